@@ -73,11 +73,11 @@ class SinkContext:
         """The path of an image from the folder that holds all of them."""
         return os.path.relpath(path, self._images) if self.source.files else os.path.basename(path)
 
-    def frame_stem(self, frame: Frame | FrameInfo) -> str:
+    def frame_stem(self, frame: FrameInfo) -> str:
         """Base name of a file for one frame: that of its image, or <stem>_<frame>."""
         return shorten(Path(frame.source_id).stem) if self.source.kind == "images" else f"{self.stem}_{frame.index}"
 
-    def image_name(self, sink: str, frame: Frame | FrameInfo) -> str:
+    def image_name(self, sink: str, frame: FrameInfo) -> str:
         """A unique file name of a frame. All names of images are stored, but only the stem of a video, which may be
         endless."""
         stems, images, name = self.taken["stem"], self.taken[sink], self.frame_stem(frame)

@@ -89,11 +89,7 @@ class CocoSink(BaseSink):
 
 
 def join(main: RecordFile, images: RecordFile, path: Path) -> None:
-    """Append the rows of the images to the annotations, and give the file its name.
-
-    Raises:
-        SinkError: it cannot be written.
-    """
+    """Append the rows of the images to the annotations, and give the file its name. SinkError: it cannot be written."""
     end = main.size
     try:
         with sink_errors(path):
@@ -124,13 +120,9 @@ def is_part(path: Path) -> bool:
 
 
 def repair(path: Path) -> int:
-    """Make <stem>.json from what a killed run left; returns the number of its images.
+    """Make <stem>.json of <stem>.json.part and <stem>.images.part, which a killed run left; the number of its images.
 
-    Args:
-        path: <stem>.json.part; <stem>.images.part lies beside it.
-
-    Raises:
-        SinkError: one of the two is missing, cannot be read or written, or ends before its first row.
+    SinkError: one of the two is missing, cannot be read or written, or ends before its first row.
     """
     target = path.with_suffix("")
     with ExitStack() as opened:

@@ -398,8 +398,7 @@ class Annotator:
         step_x, step_y = self._grid
         left = max(0, min(left, (self._size[0] - wide) // step_x * step_x))
         lowest = max(0, (self._size[1] - high) // step_y * step_y)
-        right = left + wide
-        near = [(begin, end) for start, begin, stop, end in taken if left < stop and start < right]
+        near = [(begin, end) for start, begin, stop, end in taken if left < stop and start < left + wide]
         tops = [min(y, lowest) for y in (top - high, top, bottom) if y >= 0]
 
         def is_free(y: int) -> bool:
@@ -410,7 +409,7 @@ class Annotator:
             beside = [y for begin, end in near for y in (begin - high, end) if 0 <= y <= lowest]
             beside = sorted((y for y in beside if abs(y - tops[0]) <= 2 * high), key=lambda y: abs(y - tops[0]))
             found = next((y for y in beside if is_free(y)), tops[0])
-        return left, found, right, found + high
+        return left, found, left + wide, found + high
 
     def _paste(self, parts: list[Component], corner: tuple[int, int], tile: dict[str, Plane]) -> None:
         """Copy a label to where its upper left corner goes, which lies on the chroma grid; clipped to the frame."""

@@ -94,12 +94,11 @@ class ImagesSink(StillsSink):
         self.paths.append(context.folder)
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        assert frame is not None, "the sink images needs the frame"
-        suffix = Path(frame.source_id).suffix.lower()
+        suffix = Path(result.frame.source_id).suffix.lower()
         if self._context.source.kind != "images" or suffix not in JPEG_SUFFIXES:
             suffix = ".png"
-        name = self._context.taken[self.name].take(self._context.frame_stem(frame)) + suffix
-        self._save(name, self._annotator.draw(frame, result))
+        name = self._context.taken[self.name].take(self._context.frame_stem(result.frame)) + suffix
+        self._save(name, self._annotator.draw(result.pixels_or(frame), result))
 
 
 class FramesSink(StillsSink):
@@ -119,9 +118,9 @@ class FramesSink(StillsSink):
         self._hits = hits
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        assert frame is not None, "the sink frames needs the frame"
         if len(result.detections) or not self._hits:
-            self._save(f"images/{self._context.image_name(self.name, frame)}.jpg", self._converter.rgb(frame))
+            image = self._converter.rgb(result.pixels_or(frame))
+            self._save(f"images/{self._context.image_name(self.name, result.frame)}.jpg", image)
 
 
 class CropsSink(StillsSink):
@@ -137,10 +136,9 @@ class CropsSink(StillsSink):
     folder = "crops"
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        assert frame is not None, "the sink crops needs the frame"
         if not len(result.detections):
             return
-        image, stem = self._converter.rgb(frame), self._context.frame_stem(frame)
+        image, stem = self._converter.rgb(result.pixels_or(frame)), self._context.frame_stem(result.frame)
         for number, found in enumerate(result.detections):
             folder = f"crops/{folder_of(found.name)}"
             self._folder(folder)

@@ -66,13 +66,9 @@ class LabelStudioSink(LabelsSink):
 
 
 def complete(stream: Path) -> int:
-    """Make the file of what there is of a <stem>.<name>.part, and remove that.
+    """Make the file of what there is of a <stem>.<name>.part, and remove that; the number of frames.
 
-    Returns:
-        the number of frames; 0: it has none, or is not of this sink. Without frames there is no file.
-
-    Raises:
-        SinkError: it cannot be written; the lines stay.
+    0: it has none, so there is no file, or is not of this sink. SinkError: it cannot be written; the lines stay.
     """
     with sink_errors(stream):
         about: Any = next(_lines(stream), None)

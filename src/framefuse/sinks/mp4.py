@@ -204,14 +204,9 @@ def move_index_to_front(written: Path, path: Path, movie_timescale: int) -> str 
 
 
 def finish_unfinished(path: Path) -> str:
-    """Make a plain MP4 of a fragmented one that a killed run left; what was done, "" if it is another file.
+    """Make a plain MP4 of <stem>.mp4.part, or <stem>.mp4 of a live source, which a killed run left; what was done.
 
-    Args:
-        path: <stem>.mp4.part, or <stem>.mp4 of a live source.
-
-    Raises:
-        SinkError: it cannot be rewritten.
-        OSError: it cannot be read.
+    "": it is another file. SinkError: it cannot be rewritten. OSError: it cannot be read.
     """
     if not path.stat().st_size:
         path.unlink()
@@ -337,11 +332,8 @@ class AudioCopy:
             self._give_up(error)
 
     def copy_until(self, end: Fraction, *, last: bool = False) -> None:
-        """Write the packets that begin before `end` seconds of the source's time.
-
-        Args:
-            last: no more video follows; if `end` is also the end of the source's video, all remaining audio is written.
-        """
+        """Write the packets that begin before `end` seconds of the source's time, and all that remain if it is the
+        `last` call and `end` is the end of the source's video."""
         everything = last and self._source_end is not None and end >= self._source_end
         for packet in chain(self._waiting, self._packets):
             begins = packet.dts * packet.time_base

@@ -123,13 +123,9 @@ class ParquetSink(RecordSink):
 
 
 def complete(stream: Path) -> int:
-    """Make <stem>.parquet of what there is of <stem>.arrows.part, and remove that.
+    """Make <stem>.parquet of what there is of <stem>.arrows.part, and remove that; the number of rows.
 
-    Returns:
-        the number of rows; 0: it has none, or is not of this sink, and stays.
-
-    Raises:
-        SinkError: it cannot be written; the stream stays.
+    0: it has none, or is not of this sink, and stays. SinkError: it cannot be written; the stream stays.
     """
     arrow, count = load(), 0
     with sink_errors(stream), stream.open("rb") as file:
@@ -221,8 +217,8 @@ def read_boxes(path: str | Path) -> BoxTable:
 
 
 def _boxes(table: Any, about: Mapping[str, Any]) -> BoxTable:
-    def numbers(column: Any, missing: int = -1) -> NDArray[Any]:
-        return np.asarray(column.fill_null(missing).to_numpy(zero_copy_only=False))
+    def numbers(column: Any) -> NDArray[Any]:
+        return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False))
 
     def texts(name: str) -> tuple[NDArray[np.int64], list[str]]:
         """Index of the text of each row, -1 for null, and the texts."""

@@ -101,11 +101,7 @@ class FolderLock:
 
 
 def output_path(folder: Path, name: str, inputs: Container[Path]) -> Path:
-    """The path of an output file. Until it is complete, `name`.part and `name`.index.part may be written instead.
-
-    Raises:
-        SinkError: the run reads this file.
-    """
+    """The path of an output file. SinkError: the run reads it, or `name`.part or `name`.index.part, written before."""
     path = folder / name
     for written in (path.with_name(path.name + suffix) for suffix in ("", ".part", ".index.part")):
         if written in inputs:
@@ -159,10 +155,7 @@ class Manifest:
                 self._entries[entry["key"]] = entry["stem"], list(entry["outputs"])
 
     def key(self, files: Iterable[Path]) -> str:
-        """
-        Raises:
-            OSError: a file does not exist.
-        """
+        """Of an input, for `add`. OSError: a file does not exist."""
         stats = [(os.path.abspath(path), (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
         return hashlib.sha256(json.dumps([self._run(), stats]).encode()).hexdigest()
 
@@ -175,11 +168,7 @@ class Manifest:
         return stem if all((self.folder / name).exists() for name in outputs) else None
 
     def add(self, name: str, key: str, stem: str, outputs: Iterable[Path]) -> None:
-        """Record that the outputs of an input are complete.
-
-        Raises:
-            SinkError: the manifest cannot be written.
-        """
+        """Record that the outputs of an input are complete. SinkError: the manifest cannot be written."""
         if self._file is None:
             path = self.folder / MANIFEST
             self._file = RecordFile(path, resume=self._resume and path.is_file())

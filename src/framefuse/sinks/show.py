@@ -83,8 +83,7 @@ class ShowSink(BaseSink):
 
         if not self._title:
             return
-        assert frame is not None, "the sink show needs the frame"
-        cv2.imshow(self._title, self._annotator.draw(frame, result)[..., ::-1])
+        cv2.imshow(self._title, self._annotator.draw(result.pixels_or(frame), result)[..., ::-1])
         if cv2.waitKey(1) & 0xFF in CLOSE_KEYS:
             self.close()
 

@@ -202,8 +202,7 @@ class VideoSink(BaseSink):
 
     def open(self, context: SinkContext) -> None:
         if not is_video_encoder(self._encoder):
-            found = ", ".join(filter(is_video_encoder, ENCODERS))
-            remedy = f"choose another --encoder: {found}"
+            remedy = f"choose another --encoder: {', '.join(filter(is_video_encoder, ENCODERS))}"
             raise SinkError(f"this FFmpeg has no video encoder {self._encoder!r}", remedy=remedy)
         self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
         super().open(context)

@@ -46,10 +46,9 @@ from framefuse.runtime.stages import decode, infer, sized, track, warm_up, write
 from framefuse.runtime.tracking import Tracks, events_for
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.runtime.watchdog import watched
-from framefuse.sinks.manifest import MANIFEST
-from framefuse.sinks.run_folder import FolderLock, make_run_folder
+from framefuse.sinks.run_folder import MANIFEST, FolderLock, make_run_folder
+from framefuse.sinks.show import load_opencv
 from framefuse.sinks.sink_set import SinkSet
-from framefuse.sinks.window import load_opencv
 from framefuse.sources import SourceInfo
 
 DEFAULT_MODEL = "squares"

@@ -127,38 +127,28 @@ class Detections:
         import pandas
 
         columns = dict(zip(("x1", "y1", "x2", "y2"), self.xyxy.T, strict=True))
-        columns |= {"confidence": self.confidence, "class_id": self.class_id}
-        columns |= {"name": np.array([self.name(number) for number in self.class_id], object)}
+        names = np.array(list(map(self.name, self.class_id)), object)
+        columns |= {"confidence": self.confidence, "class_id": self.class_id, "name": names}
         return pandas.DataFrame(columns if self.tracker_id is None else columns | {"tracker_id": self.tracker_id})
 
     @classmethod
     def from_supervision(cls, found: Any) -> Detections:
         """From a `supervision.Detections`. Objects without confidence get 1, those without class get class 0."""
         count = len(found.xyxy)
-        confidence = np.ones(count) if found.confidence is None else found.confidence
-        class_id = np.zeros(count) if found.class_id is None else found.class_id
-        named = zip(np.asarray(class_id, np.int64).tolist(), found.data.get("class_name", ()), strict=False)
-        return cls(
-            np.asarray(found.xyxy, np.float32).reshape(count, 4),
-            np.asarray(confidence, np.float32),
-            np.asarray(class_id, np.int64),
-            {number: str(name) for number, name in named},
-            found.mask,
-            None if found.tracker_id is None else np.asarray(found.tracker_id, np.int64),
-        )
+        confidence = np.asarray(np.ones(count) if found.confidence is None else found.confidence, np.float32)
+        class_id = np.asarray(np.zeros(count) if found.class_id is None else found.class_id, np.int64)
+        named = zip(class_id.tolist(), found.data.get("class_name", ()), strict=False)
+        names = {number: str(name) for number, name in named}
+        track = None if found.tracker_id is None else np.asarray(found.tracker_id, np.int64)
+        xyxy = np.asarray(found.xyxy, np.float32).reshape(count, 4)
+        return cls(xyxy, confidence, class_id, names, found.mask, track)
 
     def to_supervision(self) -> Any:
         """The same objects as `supervision.Detections` (requires the package supervision)."""
         import supervision
 
-        return supervision.Detections(
-            xyxy=self.xyxy,
-            confidence=self.confidence,
-            class_id=self.class_id,
-            mask=self.mask,
-            tracker_id=self.tracker_id,
-            data={"class_name": np.array([self.name(c) for c in self.class_id])},
-        )
+        facts = {name: getattr(self, name) for name in ("xyxy", "confidence", "class_id", "mask", "tracker_id")}
+        return supervision.Detections(**facts, data={"class_name": np.array(list(map(self.name, self.class_id)))})
 
     def to_coco(self, image_id: int, category_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """COCO result rows: bbox is [x, y, width, height] in pixels.
@@ -168,10 +158,9 @@ class Detections:
             category_ids: category id of each class; default: the class number, to which the files of --save-json add 1.
         """
         rows = []
-        for (x1, y1, x2, y2), score, class_id in zip(
-            self.xyxy.tolist(), self.confidence.tolist(), self.class_id.tolist(), strict=True
-        ):
-            category = class_id if category_ids is None else category_ids[class_id]
+        columns = (column.tolist() for column in (self.xyxy, self.confidence, self.class_id))
+        for (x1, y1, x2, y2), score, number in zip(*columns, strict=True):
+            category = number if category_ids is None else category_ids[number]
             box = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
             rows.append({"image_id": image_id, "category_id": category, "bbox": box, "score": round(score, 5)})
         return rows
@@ -302,9 +291,8 @@ class FrameInfo:
 
     @classmethod
     def of(cls, frame: Frame) -> FrameInfo:
-        return cls(
-            frame.index, frame.pts, frame.time_base, frame.width, frame.height, frame.source_id, frame.connection
-        )
+        when = frame.index, frame.pts, frame.time_base
+        return cls(*when, frame.width, frame.height, frame.source_id, frame.connection)
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,33 +332,23 @@ class Result:
 
     def pixels_or(self, frame: Frame | None) -> Frame:
         """This frame or, if it is None, `pixels`. UsageError: there is neither."""
-        frame = frame or self.pixels
-        if frame is None:
-            raise UsageError(
-                "a Pipeline keeps no frames",
-                remedy="use --save or save_crop, or a CallbackSink with needs_frame, and pass its frame",
-            )
-        return frame
+        if found := frame or self.pixels:
+            return found
+        remedy = "use --save or save_crop, or a CallbackSink with needs_frame, and pass its frame"
+        raise UsageError("a Pipeline keeps no frames", remedy=remedy)
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        rows = [
-            f"<tr><td>{escape(one.name)}</td><td>{one.confidence:.3f}</td>"
-            + "".join(f"<td>{side:.1f}</td>" for side in one.xyxy.tolist())
-            + "</tr>"
-            for one in self.detections
-        ]
-        if self.masks is not None:
-            rows = [
-                f"<tr><td>{escape(name)}</td><td>{share:.1%}</td></tr>" for name, share in self.masks.shares().items()
-            ]
-        heads = ("class", "share") if self.masks is not None else ("class", "confidence", "x1", "y1", "x2", "y2")
-        frame = self.frame
+        if self.masks is None:
+            heads: tuple[str, ...] = "class", "confidence", "x1", "y1", "x2", "y2"
+            rows = [(one.name, f"{one.confidence:.3f}", *map("{:.1f}".format, one.xyxy)) for one in self.detections]
+        else:
+            heads = "class", "share"
+            rows = [(name, f"{share:.1%}") for name, share in self.masks.shares().items()]
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        frame, head = self.frame, "".join(f"<th>{head}</th>" for head in heads)
         title = f"{frame.source_id}, frame {frame.index}, {frame.width}x{frame.height}"
-        return (
-            f"<table><caption>{escape(title)}</caption><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
-            f"{''.join(rows)}</table>"
-        )
+        return f"<table><caption>{escape(title)}</caption><tr>{head}</tr>{body}</table>"
 
 
 def large_enough(xyxy: Array, area: float, pixels: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -380,8 +358,7 @@ def large_enough(xyxy: Array, area: float, pixels: Any) -> np.ndarray[Any, np.dt
         pixels: those of the frame, or of the frame of each box (n,).
     """
     sides = xyxy[:, 2:].astype(np.float64) - xyxy[:, :2]
-    found: np.ndarray[Any, np.dtype[np.bool_]] = sides[:, 0] * sides[:, 1] >= area * (pixels if area <= 1 else 1)
-    return found
+    return np.asarray(sides[:, 0] * sides[:, 1] >= area * (pixels if area <= 1 else 1))
 
 
 def cut(image: np.ndarray[Any, Any], box: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -20,7 +20,7 @@ from command_line import COMMAND
 from framefuse.cli.app import main
 from framefuse.errors import SinkError
 from framefuse.sinks import open_sink
-from framefuse.sinks.csv import HEADER
+from framefuse.sinks.records import HEADER
 from framefuse.sinks.repair import repair_folder
 from framefuse.sinks.run_folder import FolderLock
 from reading import decoded

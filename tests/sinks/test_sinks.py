@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_sink_set_gives_each_source_its_own_files(tmp_path: Path) -> None:
         made.append(source.uri)
         return [open_sink("jsonl"), open_sink("null")]
 
-    with SinkSet(make, tmp_path, NAMES) as sinks:
+    with closing(SinkSet(make, tmp_path, NAMES)) as sinks:
         for i in range(3):
             for source in sources:
                 info = FrameInfo(i, i, MS, 96, 64, source.uri)

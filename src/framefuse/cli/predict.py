@@ -77,7 +77,7 @@ def predict(
 
     from framefuse.cli.run import run
     from framefuse.pipeline import Pipeline
-    from framefuse.sinks.jsonl import to_json
+    from framefuse.sinks.records import to_json
 
     pipeline = Pipeline(chosen, chosen_model, settings=effective.settings)
     pipeline.inputs += [config] if config else []

@@ -243,7 +243,7 @@ def _device_auto() -> str:
 
 def _nvenc() -> str:
     """One small image through the GPU's encoder."""
-    from framefuse.sinks.encoders import NVENC, nvenc_refuses
+    from framefuse.sinks.video import NVENC, nvenc_refuses
 
     why = nvenc_refuses(0)
     if why:

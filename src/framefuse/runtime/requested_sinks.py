@@ -25,7 +25,7 @@ def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tup
     """Settings with the encoder of the annotated video, and why; unchanged if no video is written."""
     if not settings.save or info.kind in STILLS:
         return settings, None
-    from framefuse.sinks.encoders import choose_encoder
+    from framefuse.sinks.video import choose_encoder
 
     encoder, reason = choose_encoder(settings.encoder, gpu)
     return settings.model_copy(update={"encoder": encoder}), reason

@@ -1,14 +1,4 @@
-"""Sinks write results. A run may use several kinds; each is one module, those of still images together.
-
-    video     annotated MP4, audio copied          images    one annotated image per image
-    crops     one image per object                  frames    the frames as images
-    jsonl     one line per frame                   csv       one row per detection
-    coco      COCO JSON                            yolo_txt  one label file per frame
-    mot       MOTChallenge text of the tracks      parquet   one row per detection, in columns
-    cvat, label_studio   labels that people correct
-    events    one line per event of a track
-    show      annotated frames in a window         callback  calls a function
-    null      only counts
+"""Sinks write results. A run may use several kinds; SINKS names them, their classes say what they write.
 
 `run_folder.make_run_folder` creates the folder of a run; `sink_set.SinkSet` gives each source its own sinks.
 """
@@ -35,18 +25,18 @@ SINKS: dict[str, str] = {
     "images": "framefuse.sinks.images:ImagesSink",
     "crops": "framefuse.sinks.images:CropsSink",
     "frames": "framefuse.sinks.images:FramesSink",
-    "jsonl": "framefuse.sinks.jsonl:JsonlSink",
-    "csv": "framefuse.sinks.csv:CsvSink",
+    "jsonl": "framefuse.sinks.records:JsonlSink",
+    "csv": "framefuse.sinks.records:CsvSink",
     "events": "framefuse.sinks.events:EventsSink",
     "coco": "framefuse.sinks.coco:CocoSink",
     "cvat": "framefuse.sinks.labels:CvatSink",
     "label_studio": "framefuse.sinks.labels:LabelStudioSink",
     "parquet": "framefuse.sinks.parquet:ParquetSink",
-    "mot": "framefuse.sinks.mot:MotSink",
-    "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
+    "mot": "framefuse.sinks.records:MotSink",
+    "yolo_txt": "framefuse.sinks.records:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",
-    "null": "framefuse.sinks.null:NullSink",
+    "null": "framefuse.sinks.callback:NullSink",
 }
 """Sink name -> class, imported on use. Entry points of the group `framefuse.sinks` add sinks."""
 
@@ -83,11 +73,11 @@ class SinkContext:
         """The path of an image from the folder that holds all of them."""
         return os.path.relpath(path, self._images) if self.source.files else os.path.basename(path)
 
-    def frame_stem(self, frame: Frame | FrameInfo) -> str:
+    def frame_stem(self, frame: FrameInfo) -> str:
         """Base name of a file for one frame: that of its image, or <stem>_<frame>."""
         return shorten(Path(frame.source_id).stem) if self.source.kind == "images" else f"{self.stem}_{frame.index}"
 
-    def image_name(self, sink: str, frame: Frame | FrameInfo) -> str:
+    def image_name(self, sink: str, frame: FrameInfo) -> str:
         """A unique file name of a frame. All names of images are stored, but only the stem of a video, which may be
         endless."""
         stems, images, name = self.taken["stem"], self.taken[sink], self.frame_stem(frame)

@@ -57,24 +57,38 @@ class FolderSink(BaseSink):
 
 
 class RecordSink(BaseSink):
-    """Appends records to <stem>.<suffix>; without any, it leaves no file."""
+    """Appends records to <stem>.<suffix>, or to <stem>.<stream>, of which `_complete` makes it; none leave no file."""
 
     name: str
     suffix = ""
     """Default: the name of the sink."""
+    stream = ""
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
-        self._file = RecordFile(context.output(f"{context.stem}.{self.suffix or self.name}"), part=context.ends)
-        self.paths.append(self._file.target)
+        target = context.output(f"{context.stem}.{self.suffix or self.name}")
+        written = context.output(f"{context.stem}.{self.stream}") if self.stream else target
+        self._file = RecordFile(written, part=context.ends and not self.stream)
+        self._file.append(self._header())
+        self._begin, self._closed = self._file.size, False
+        self.paths.append(target)
 
     def close(self) -> None:
-        if not self.paths:
+        if not self.paths or self._closed:
             return
-        if self._file.size:
+        self._closed = True
+        if self._file.size > self._begin:
             self._file.close()
+            self._complete(self._file.path)
         else:
             self._file.discard()
+
+    def _header(self) -> bytes:
+        """The beginning of the file, which is no record."""
+        return b""
+
+    def _complete(self, stream: Path) -> None:
+        pass
 
 
 def tracks_of(found: Detections) -> list[int | None]:
@@ -83,8 +97,8 @@ def tracks_of(found: Detections) -> list[int | None]:
     return [number if number >= 0 else None for number in numbers]
 
 
-def rounded(found: Detections) -> Iterator[tuple[list[float], float, int]]:
-    """Box (2 decimals), confidence (4 decimals) and class id of each detection."""
+def rows_of(found: Detections) -> Iterator[tuple[list[float], float, int, int | None]]:
+    """Box (2 decimals), confidence (4 decimals), class id and track of each detection."""
     boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
     scores = np.round(found.confidence.astype(np.float64), 4).tolist()
-    return zip(boxes, scores, found.class_id.tolist(), strict=True)
+    return zip(boxes, scores, found.class_id.tolist(), tracks_of(found), strict=True)

@@ -22,6 +22,15 @@ def write_error(path: Path, error: OSError) -> SinkError:
     return SinkError(f"cannot write {path}: {error.strerror or error}", remedy=f"{advice}, or choose another --project")
 
 
+@contextmanager
+def sink_errors(path: Path) -> Iterator[None]:
+    """Raise OSErrors as SinkErrors of a file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
 def encode(text: str) -> bytes:
     """UTF-8; lone surrogates (undecodable bytes of a file name) are escaped as in JSON."""
     return text.encode("utf-8", "backslashreplace")
@@ -29,11 +38,10 @@ def encode(text: str) -> bytes:
 
 def is_json(text: bytes) -> bool:
     """Whether this is a whole JSON text."""
-    try:
+    with suppress(ValueError):
         json.loads(text)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def part_of(path: Path) -> Path:
@@ -42,35 +50,21 @@ def part_of(path: Path) -> Path:
 
 
 def check_unmoved(path: Path, opened: os.stat_result) -> None:
-    """Check that a path still names the file or folder that was opened under it.
-
-    Raises:
-        SinkError: it was deleted or replaced.
-    """
+    """SinkError unless a path still names the file or folder that was opened under it."""
     with suppress(OSError):
         if os.path.samestat(path.stat(), opened):
             return
-    raise SinkError(
-        f"{path} was deleted or replaced while the run was writing it",
-        remedy="do not change the folder of a run before the run has ended",
-    )
+    remedy = "do not change the folder of a run before the run has ended"
+    raise SinkError(f"{path} was deleted or replaced while the run was writing it", remedy=remedy)
 
 
 def open_output(path: Path, flags: int = os.O_CREAT | os.O_TRUNC) -> int:
-    """A descriptor to read and write a file of the run folder. A symbolic link is not followed out of the folder.
-
-    Raises:
-        OSError: it cannot be opened; ELOOP for a link.
-    """
+    """A descriptor to read and write a file of the run folder. OSError: it cannot be opened; ELOOP: a symbolic link."""
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file of the run folder, which gets its name once it is complete.
-
-    Raises:
-        SinkError: it cannot be written.
-    """
+    """Write a file of the run folder, which gets its name once it is complete. SinkError: it cannot be written."""
     part = part_of(path)
     try:
         with os.fdopen(open_output(part), "wb") as file:
@@ -83,26 +77,16 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def open_folder(folder: Path) -> os.stat_result:
-    """Create a folder inside the run's, unless it exists; returns what `check_unmoved` takes.
-
-    Raises:
-        SinkError: it cannot be created, or is a symbolic link.
-    """
-    try:
+    """Create a folder inside the run's, for `check_unmoved`. SinkError: it cannot be created, or is a link."""
+    with sink_errors(folder):
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "Is a symbolic link")
         return folder.stat()
-    except OSError as error:
-        raise write_error(folder, error) from error
 
 
 def make_durable(path: Path) -> None:
-    """Write a complete file and its name through to the disk, so that both survive a loss of power.
-
-    Raises:
-        OSError: the disk cannot take it.
-    """
+    """Write a complete file and its name through to the disk, so that both survive a loss of power, or OSError."""
     _sync(path)
     _sync(path.parent)
 
@@ -118,22 +102,18 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def sink_errors(path: Path) -> Iterator[None]:
-    """Raise OSErrors as SinkErrors of a file."""
-    try:
-        yield
-    except OSError as error:
-        raise write_error(path, error) from error
+def make_folder_durable(folder: Path) -> None:
+    """The same for all files in a folder, at the end of a run, when the disk has most of them already, or SinkError."""
+    with sink_errors(folder):
+        for path in folder.iterdir():
+            if path.is_file() and not path.is_symlink():
+                _sync(path)
+        _sync(folder)
 
 
 @contextmanager
 def finished(stream: Path, target: Path) -> Iterator[BinaryIO]:
-    """A file to write `target` to, from `stream`, what a run has written until then, which is removed afterwards.
-
-    Raises:
-        SinkError: it cannot be written; `stream` stays.
-    """
+    """A file to write `target` to, from `stream`, which is removed afterwards. SinkError: not written; it stays."""
     part = part_of(target)
     try:
         with os.fdopen(open_output(part), "wb") as out:
@@ -146,21 +126,6 @@ def finished(stream: Path, target: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
         remedy = f"what was written is in {stream.name}: free some space, then: framefuse repair {stream.parent}"
         raise SinkError(write_error(target, error).message, remedy=remedy) from error
-
-
-def make_folder_durable(folder: Path) -> None:
-    """`make_durable` for every file in a folder, once at the end of a run, when the disk has most of them already.
-
-    Raises:
-        SinkError: the disk cannot take it.
-    """
-    try:
-        for path in folder.iterdir():
-            if path.is_file() and not path.is_symlink():
-                _sync(path)
-        _sync(folder)
-    except OSError as error:
-        raise write_error(folder, error) from error
 
 
 class RecordFile:
@@ -180,12 +145,10 @@ class RecordFile:
         self.target = path
         """The name of the complete file."""
         self.path = part_of(path) if part else path
-        try:
+        with sink_errors(self.path):
             if path.is_dir():
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             self._file = os.fdopen(open_output(self.path, 0) if resume else open_output(self.path), "r+b", buffering=0)
-        except OSError as error:
-            raise write_error(self.path, error) from error
         self.size = self._file.seek(0, os.SEEK_END)
 
     def append(self, record: bytes) -> None:
@@ -215,24 +178,18 @@ class RecordFile:
         self.size = self._file.seek(size)
 
     def close(self, *, durable: bool = True) -> None:
-        """Complete the file. May be called twice.
-
-        Args:
-            durable: wait until the disk has it.
-        """
+        """Complete the file; durable: wait until the disk has it. May be called twice."""
         if self._file.closed:
             return
         opened = os.fstat(self._file.fileno())
         self._file.close()
         check_unmoved(self.path, opened)
-        try:
+        with sink_errors(self.path):
             if durable:
                 make_durable(self.path)
             if self.path != self.target:
                 os.replace(self.path, self.target)
                 make_durable(self.target)
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
     def discard(self) -> None:
         """Close and remove the file; on a broken disk it stays."""

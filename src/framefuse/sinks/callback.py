@@ -1,4 +1,4 @@
-"""Calls a function with each result."""
+"""Sinks without files: one calls a function with each result, one only counts."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ class CallbackSink(BaseSink):
 
     def write(self, result: Result, frame: Frame | None) -> None:
         self._function(result, frame if self.needs_frame else None)
+
+
+class NullSink(BaseSink):
+    """Counts frames and detections."""
+
+    name = "null"
+    frames = detections = 0
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        self.frames += 1
+        self.detections += len(result.detections)

@@ -102,12 +102,8 @@ class FrameConverter:
     def _reformat(
         self, source: av.VideoFrame, format: str, meaning: Meaning, wanted: Meaning, **size: int
     ) -> av.VideoFrame:
-        return self._scaler.reformat(
-            source,
-            format=format,
-            src_colorspace=SWS_MATRIX[meaning.matrix],
-            dst_colorspace=SWS_MATRIX[wanted.matrix],
-            src_color_range=ColorRange.JPEG if meaning.full_range else ColorRange.MPEG,
-            dst_color_range=ColorRange.JPEG if wanted.full_range else ColorRange.MPEG,
-            **size,
-        )
+        options: dict[str, Any] = {"format": format, **size}
+        for end, (matrix, full_range) in (("src", meaning), ("dst", wanted)):
+            options[f"{end}_colorspace"] = SWS_MATRIX[matrix]
+            options[f"{end}_color_range"] = ColorRange.JPEG if full_range else ColorRange.MPEG
+        return self._scaler.reformat(source, **options)

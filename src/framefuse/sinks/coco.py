@@ -16,7 +16,7 @@ from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Masks, Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import BaseSink, tracks_of
-from framefuse.sinks._lines import RecordFile, encode, is_json, make_durable, part_of, write_error
+from framefuse.sinks._lines import RecordFile, encode, is_json, make_durable, part_of, sink_errors
 from framefuse.sinks.draw import UNTINTED
 
 CHUNK = 1 << 20
@@ -43,11 +43,8 @@ class CocoSink(BaseSink):
 
     name = "coco"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._image_count = 0
-        self._annotation_count = 0
-        self._open = False
+    _image_count = _annotation_count = 0
+    _open = False
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
@@ -68,72 +65,52 @@ class CocoSink(BaseSink):
         info, found = result.frame, result.detections
         image_id = self._image_count + 1
         still = self._context.source.kind == "images"
-        image = {
-            "id": image_id,
-            "file_name": self._context.relative(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg",
-            "width": info.width,
-            "height": info.height,
-            "frame": info.index,
-            "seconds": info.seconds,
-        }
+        name = self._context.relative(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg"
+        image = {"id": image_id, "file_name": name, "width": info.width, "height": info.height}
+        image |= {"frame": info.index, "seconds": info.seconds}
         # The image first: an image without its annotations is valid COCO, an annotation without its image is not.
         self._images.append((b",\n" if self._image_count else b"") + _rows([image]))
         self._image_count += 1
-        annotations = []
-        tracked = zip(found.to_coco(image_id), tracks_of(found), strict=True)
-        for number, (row, track) in enumerate(tracked, self._annotation_count + 1):
+        rows = [] if result.masks is None else _outlines(result.masks, image_id)
+        for row, track in zip(found.to_coco(image_id), tracks_of(found), strict=True):
             _, _, width, height = row["bbox"]
             row["category_id"] += FIRST
-            area = round(width * height, 3)
-            annotations.append({"id": number, **row, "area": area, "segmentation": [], "iscrowd": 0})
-            if track is not None:
-                annotations[-1]["track_id"] = track
-        if result.masks is not None:
-            rows = _outlines(result.masks, image_id)
-            annotations = [{"id": number, **row} for number, row in enumerate(rows, self._annotation_count + 1)]
-        if annotations:
-            self._main.append((b",\n" if self._annotation_count else b"") + _rows(annotations))
-            self._annotation_count += len(annotations)
+            row |= {"area": round(width * height, 3), "segmentation": [], "iscrowd": 0}
+            rows.append(row if track is None else {**row, "track_id": track})
+        if rows:
+            numbered = [{"id": number, **row} for number, row in enumerate(rows, self._annotation_count + 1)]
+            self._main.append((b",\n" if self._annotation_count else b"") + _rows(numbered))
+            self._annotation_count += len(rows)
 
     def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        join(self._main, self._images, self.paths[0])
+        was_open, self._open = self._open, False
+        if was_open:
+            join(self._main, self._images, self.paths[0])
 
 
 def join(main: RecordFile, images: RecordFile, path: Path) -> None:
-    """Append the rows of the images to the annotations, and give the file its name.
-
-    Raises:
-        SinkError: it cannot be written.
-    """
+    """Append the rows of the images to the annotations, and give the file its name. SinkError: it cannot be written."""
+    end = main.size
     try:
-        _append_images(main, images)
-        main.close()
-        main.path.replace(path)
-        make_durable(path)
-        images.discard()
-    except OSError as error:
-        raise write_error(path, error) from error
+        with sink_errors(path):
+            try:
+                main.append(IMAGES)
+                for start in range(RESERVE, images.size, CHUNK):
+                    main.append(images.read(start, CHUNK))
+                main.append(b"]}\n")
+            except SinkError:
+                # The disk is full: empty the second file first, to make room for its rows here.
+                rows = images.read(RESERVE)
+                images.truncate(0)
+                main.truncate(end)
+                main.append(IMAGES + rows + b"]}\n")
+            main.close()
+            main.path.replace(path)
+            make_durable(path)
+            images.discard()
     finally:
         main.close()
         images.close()
-
-
-def _append_images(main: RecordFile, images: RecordFile) -> None:
-    end = main.size
-    try:
-        main.append(IMAGES)
-        for start in range(RESERVE, images.size, CHUNK):
-            main.append(images.read(start, CHUNK))
-        main.append(b"]}\n")
-    except SinkError:
-        # The disk is full: empty the second file first, to make room for its rows here.
-        rows = images.read(RESERVE)
-        images.truncate(0)
-        main.truncate(end)
-        main.append(IMAGES + rows + b"]}\n")
 
 
 def is_part(path: Path) -> bool:
@@ -143,13 +120,9 @@ def is_part(path: Path) -> bool:
 
 
 def repair(path: Path) -> int:
-    """Make <stem>.json from what a killed run left; returns the number of its images.
+    """Make <stem>.json of <stem>.json.part and <stem>.images.part, which a killed run left; the number of its images.
 
-    Args:
-        path: <stem>.json.part; <stem>.images.part lies beside it.
-
-    Raises:
-        SinkError: one of the two is missing, cannot be read or written, or ends before its first row.
+    SinkError: one of the two is missing, cannot be read or written, or ends before its first row.
     """
     target = path.with_suffix("")
     with ExitStack() as opened:

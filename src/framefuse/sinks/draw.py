@@ -1,4 +1,4 @@
-"""Draw boxes, labels and masks directly into the planes of a frame: no conversion, a few slice assignments per box.
+"""Draw boxes, labels, trails and masks into the planes of a frame: no conversion, a few slice assignments per box.
 
 Each plane is split into components (Y, U, V, or R, G, B), which are 2-D views with their own subsampling. A line is one
 assignment per component, a label one copy of a cached tile per component.
@@ -10,9 +10,10 @@ import colorsys
 import functools
 import math
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,8 @@ from framefuse.frame import Matrix, PixelFormat, View
 from framefuse.kernels.drawing import call as drawing
 from framefuse.kernels.masks.call import composite
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS
-from framefuse.prediction import Detections, Masks
+from framefuse.prediction import Detections, Masks, Result
 from framefuse.sinks._base import tracks_of
-from framefuse.sinks.trails import Trail
 
 Plane = NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -38,20 +38,21 @@ UNTINTED = "background"
 
 KEPT_CLEAR = 64
 """Number of labels, of the most confident detections, that others must not cover if there is space beside them."""
-
 COLOURS = 1 << 10
 """Number of colours of tracks."""
 OUTLINE = -1
 """Stands for the class of views: white, with tags in black."""
 DASH = 6
 """Lengths of a dash, and of the gap after it, in line widths."""
-
 TILES_KEPT = 512
 """Maximum number of cached labels: about 3 MB for 1080p. A label is one class or track at a two-digit confidence."""
-
+FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "NotoSans-Regular.ttf")
+"""System fonts for labels with more than ASCII, which is all that Pillow's own font has."""
 
 Place = tuple[int, int, int, int]
 """Left, top, right and bottom of a label in pixels; the last two are exclusive."""
+Trail = tuple[int, NDArray[np.float64]]
+"""Id of a track, and the centres of its boxes (n, 2) in pixels, oldest first."""
 
 
 class Inks(NamedTuple):
@@ -119,10 +120,6 @@ def text_colour(background: Colour) -> Colour:
     return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else (255, 255, 255)
 
 
-FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "NotoSans-Regular.ttf")
-"""System fonts for labels with more than ASCII, which is all that Pillow's own font has."""
-
-
 @functools.lru_cache(maxsize=16)
 def _font(size: int, ascii_only: bool) -> Any:
     """A font; None if the system has none of FONTS."""
@@ -139,8 +136,7 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
     """Text of `size` pixels as coverage 0..255: per pixel, and per cell of the chroma grid.
 
     Args:
-        left, right: margins in pixels. The height depends on the grid and on the font, which depends on the size and on
-            whether the text is ASCII.
+        left, right: margins in pixels. The height depends on the grid, the size, and on whether the text is ASCII.
         grid: pixels per cell in x and y; the text's area is rounded up to whole cells.
     """
     font = _font(size, text.isascii())
@@ -149,11 +145,11 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
         text, font = plain.encode("ascii", "ignore").decode().strip(), _font(size, True)
     ascent, descent = font.getmetrics()
     wanted = math.ceil(font.getlength(text)) + left + right, ascent + descent + size // 8
+    step_x, step_y = grid
     width, height = (-(-side // step) * step for side, step in zip(wanted, grid, strict=True))
     image = Image.new("L", (width, height))
     ImageDraw.Draw(image).text((left, ascent + size // 16), text, fill=255, font=font, anchor="ls")
     fine = np.asarray(image)
-    step_x, step_y = grid
     cells = fine.reshape(height // step_y, step_y, width // step_x, step_x)
     return fine, cells.mean((1, 3)).astype(np.uint8)
 
@@ -172,13 +168,10 @@ def label_tile(
     """The label's samples per component; the first component is never subsampled."""
     # Two parts, because names and scores are few but their pairs many; one part if their fonts would differ.
     margin, words = size // 4, name.split()
+    texts = [(" ".join([*words, score]), margin, margin)]
     if name.isascii():
-        parts = [
-            text_coverage(" ".join([*words, ""]), size, margin, 0, grid),
-            text_coverage(score, size, 0, margin, grid),
-        ]
-    else:
-        parts = [text_coverage(" ".join([*words, score]), size, margin, margin, grid)]
+        texts = [(" ".join([*words, ""]), margin, 0), (score, 0, margin)]
+    parts = (text_coverage(text, size, *margins, grid) for text, *margins in texts)
     fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
     return {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in inks(class_id).ramps.items()}
 
@@ -210,6 +203,38 @@ def dashes(view: View, size: tuple[int, int], line: int) -> NDArray[np.float64]:
     return boxes[seen]
 
 
+class Trails:
+    """Remembers the centres of all tracks for some seconds of presentation time; 0: nothing.
+
+    Args:
+        rate: frames per second, for frames without a time.
+    """
+
+    def __init__(self, seconds: float, rate: float = 30.0) -> None:
+        self._seconds, self._rate = seconds, rate
+        self._paths: dict[int, deque[tuple[float, float, float]]] = {}
+        self._last = 0.0
+
+    def after(self, result: Result) -> list[Trail]:
+        """The trails once this frame is shown. A time that goes back starts them anew."""
+        found, frame = result.detections, result.frame
+        if not self._seconds or found.tracker_id is None:
+            return []
+        now = frame.index / self._rate if frame.seconds is None else frame.seconds
+        if now < self._last:
+            self._paths.clear()
+        self._last = now
+        centres = ((found.xyxy[:, :2] + found.xyxy[:, 2:]) / 2).tolist()
+        for number, (x, y) in zip(found.tracker_id.tolist(), centres, strict=True):
+            if number >= 0:
+                self._paths.setdefault(number, deque()).append((now, x, y))
+        for path in self._paths.values():
+            while path and now - path[0][0] > self._seconds:
+                path.popleft()
+        self._paths = {number: path for number, path in self._paths.items() if path}
+        return [(number, np.array(path)[:, 1:]) for number, path in self._paths.items()]
+
+
 class Annotator:
     """Draws results into frames of one size and pixel format (8 bits per sample).
 
@@ -226,28 +251,22 @@ class Annotator:
         self, width: int, height: int, format: PixelFormat, *, matrix: Matrix = "bt601", full_range: bool = False
     ) -> None:
         if format.bits != 8:
-            raise UsageError(
-                f"cannot draw into {format.name}: {format.bits} bits per sample",
-                remedy="convert the frame to an 8-bit format first, such as yuv420p",
-            )
-        self.format = format
-        self._grid = format.subsample
+            remedy = "convert the frame to an 8-bit format first, such as yuv420p"
+            raise UsageError(f"cannot draw into {format.name}: {format.bits} bits per sample", remedy=remedy)
+        self.format, self._grid, self._size = format, format.subsample, (width, height)
         rgb = format.layout == "packed" or format.name.startswith("gbr")
         roles = "y" if format.layout == "gray" else "rgb" if rgb else "yuv"
         self._is_yuv = roles == "yuv"
-        self._size = width, height
         mean_side = (width + height) / 2
         self.text_size = max(12, round(mean_side * 0.015))
         # Lines cover whole chroma samples, otherwise their colour is diluted.
         unit = max(self._grid)
         self.line_width = max(2, unit, round(mean_side * 0.0025 / unit) * unit)
-        inks = functools.partial(class_inks, roles=roles, matrix=matrix, full_range=full_range)
-        self._inks = functools.cache(inks)
-        tile = functools.partial(label_tile, self._inks, self.text_size, self._grid)
-        self._tile = functools.lru_cache(TILES_KEPT)(tile)
         self._thin = max(2, unit)
-        tag = functools.partial(label_tile, self._inks, max(10, round(self.text_size * 0.75)), self._grid)
-        self._tag = functools.lru_cache(TILES_KEPT)(tag)
+        partial, cache = functools.partial, functools.lru_cache(TILES_KEPT)
+        self._inks = functools.cache(partial(class_inks, roles=roles, matrix=matrix, full_range=full_range))
+        self._tile = cache(partial(label_tile, self._inks, self.text_size, self._grid))
+        self._tag = cache(partial(label_tile, self._inks, max(10, round(self.text_size * 0.75)), self._grid))
 
     def draw(
         self,
@@ -279,11 +298,10 @@ class Annotator:
         if not len(detections):
             return
         boxes = self._snap(detections.xyxy, self.line_width)
-        class_ids = detections.class_id.tolist()
+        class_ids, scores = detections.class_id.tolist(), detections.confidence.tolist()
         tracks = tracks_of(detections)
         colours = [own if track is None else track % COLOURS for own, track in zip(class_ids, tracks, strict=True)]
         self._rectangles(planes, parts, boxes, colours, self.line_width)
-        scores = detections.confidence.tolist()
         labels: list[dict[str, Plane]] = []
         places: list[Place] = []
         for i, box in enumerate(boxes):
@@ -291,7 +309,7 @@ class Annotator:
             labels.append(self._tile(colours[i], name, f"{scores[i]:.2f}"))
             places.append(self._place(box, labels[-1], places[:KEPT_CLEAR]))
         for place, tile in zip(reversed(places), reversed(labels), strict=True):
-            self._paste(parts, place, tile)
+            self._paste(parts, place[:2], tile)
 
     def _tint(self, planes: Sequence[Plane], masks: Masks) -> None:
         width, height = self._size
@@ -318,13 +336,10 @@ class Annotator:
         seen = masks.class_id[::4, ::4]  # classes that this misses are too small to be visible
         top = 0
         for class_id, count in enumerate(np.bincount(seen.ravel()).tolist()):
-            if count and masks.name(class_id).lower() != UNTINTED:
+            if count and masks.name(class_id).lower() != UNTINTED and top < self._size[1] // 2:
                 tile = self._tile(class_id, masks.name(class_id), f"{count / seen.size:.0%}")
-                high, wide = next(iter(tile.values())).shape
-                self._paste(parts, (0, top, wide, top + high), tile)
-                top += high
-                if top >= self._size[1] // 2:
-                    return
+                self._paste(parts, (0, top), tile)
+                top += len(next(iter(tile.values())))
 
     def _outline(self, planes: Sequence[Plane], parts: list[Component], views: Sequence[View]) -> None:
         """The dashed outline of each view that is not the whole frame, and its tag in the corner."""
@@ -334,26 +349,18 @@ class Annotator:
         for view in views:
             if view.region is not None:
                 left, top = (side // step * step for side, step in zip(view.region, self._grid, strict=False))
-                self._paste(parts, (left, top, 0, 0), self._tag(OUTLINE, view.tag, ""))
+                self._paste(parts, (left, top), self._tag(OUTLINE, view.tag, ""))
 
     def _snap(self, xyxy: NDArray[Any], line_width: int) -> list[list[int]]:
         """Boxes in whole pixels, on the chroma grid, inside the frame and at least one line wide."""
-        width, height = self._size
-        step = np.array(self._grid * 2)
-        corner = np.array((width, height) * 2)
+        step, corner = np.array(self._grid * 2), np.array(self._size * 2)
         boxes = np.rint(np.clip(xyxy, 0, corner) / step).astype(np.int64) * step
         boxes[:, :2] = np.maximum(0, np.minimum(boxes[:, :2], corner[:2] - line_width) // step[:2] * step[:2])
         boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + line_width)
-        snapped: list[list[int]] = boxes.tolist()
-        return snapped
+        return cast(list[list[int]], boxes.tolist())
 
     def _rectangles(
-        self,
-        planes: Sequence[Plane],
-        parts: list[Component],
-        boxes: list[list[int]],
-        class_ids: list[int],
-        width: int,
+        self, planes: Sequence[Plane], parts: list[Component], boxes: list[list[int]], class_ids: list[int], width: int
     ) -> None:
         """Draw the outlines of all boxes, the first on top, with lines of that width."""
         if self._is_yuv:
@@ -391,8 +398,7 @@ class Annotator:
         step_x, step_y = self._grid
         left = max(0, min(left, (self._size[0] - wide) // step_x * step_x))
         lowest = max(0, (self._size[1] - high) // step_y * step_y)
-        right = left + wide
-        near = [(begin, end) for start, begin, stop, end in taken if left < stop and start < right]
+        near = [(begin, end) for start, begin, stop, end in taken if left < stop and start < left + wide]
         tops = [min(y, lowest) for y in (top - high, top, bottom) if y >= 0]
 
         def is_free(y: int) -> bool:
@@ -403,11 +409,11 @@ class Annotator:
             beside = [y for begin, end in near for y in (begin - high, end) if 0 <= y <= lowest]
             beside = sorted((y for y in beside if abs(y - tops[0]) <= 2 * high), key=lambda y: abs(y - tops[0]))
             found = next((y for y in beside if is_free(y)), tops[0])
-        return left, found, right, found + high
+        return left, found, left + wide, found + high
 
-    def _paste(self, parts: list[Component], place: Place, tile: dict[str, Plane]) -> None:
-        """Copy a label to its place, which lies on the chroma grid; clipped to the frame."""
-        left, top, _, _ = place
+    def _paste(self, parts: list[Component], corner: tuple[int, int], tile: dict[str, Plane]) -> None:
+        """Copy a label to where its upper left corner goes, which lies on the chroma grid; clipped to the frame."""
+        left, top = corner
         for role, samples, sx, sy in parts:
             target = samples[top // sy :, left // sx :]
             patch = tile[role][: target.shape[0], : target.shape[1]]

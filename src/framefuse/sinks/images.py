@@ -15,11 +15,10 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result, cut
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import FolderSink
-from framefuse.sinks._lines import write_error, write_whole
+from framefuse.sinks._lines import sink_errors, write_whole
 from framefuse.sinks.canvas import FrameConverter
-from framefuse.sinks.draw import Annotator
+from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.run_folder import shorten
-from framefuse.sinks.trails import Trails
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
@@ -31,16 +30,13 @@ class RgbAnnotator:
     def __init__(self, trail: float = 0.0, *, views: bool = False) -> None:
         self._trails, self._views = Trails(trail), views
         self._converter = FrameConverter()
-        annotator = partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
-        self._annotator_of = lru_cache(1)(annotator)
+        self._annotator_of = lru_cache(1)(partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb"))
 
     def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
         """The annotated frame, (height, width, 3) RGB."""
         image = self._converter.rgb(frame)
-        views = result.views if self._views else ()
-        self._annotator_of(frame.width, frame.height).draw(
-            (image,), result.detections, result.masks, self._trails.after(result), views
-        )
+        drawn = result.detections, result.masks, self._trails.after(result), result.views if self._views else ()
+        self._annotator_of(frame.width, frame.height).draw((image,), *drawn)
         return image
 
 
@@ -58,11 +54,7 @@ def draw(result: Result, frame: Frame | None = None, *, views: bool = False) -> 
 
 
 class StillsSink(FolderSink):
-    """Writes images.
-
-    Args:
-        quality: of JPEG, 1..95.
-    """
+    """Writes images; `quality` is that of JPEG, 1..95."""
 
     needs_frame = True
 
@@ -97,19 +89,16 @@ class ImagesSink(StillsSink):
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        try:
+        with sink_errors(context.folder):
             self._folders[context.folder] = context.folder.stat()
-        except OSError as error:
-            raise write_error(context.folder, error) from error
         self.paths.append(context.folder)
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        assert frame is not None, "the sink images needs the frame"
-        image = self._annotator.draw(frame, result)
-        suffix = Path(frame.source_id).suffix.lower()
+        suffix = Path(result.frame.source_id).suffix.lower()
         if self._context.source.kind != "images" or suffix not in JPEG_SUFFIXES:
             suffix = ".png"
-        self._save(self._context.taken[self.name].take(self._context.frame_stem(frame)) + suffix, image)
+        name = self._context.taken[self.name].take(self._context.frame_stem(result.frame)) + suffix
+        self._save(name, self._annotator.draw(result.pixels_or(frame), result))
 
 
 class FramesSink(StillsSink):
@@ -129,11 +118,9 @@ class FramesSink(StillsSink):
         self._hits = hits
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        assert frame is not None, "the sink frames needs the frame"
-        if self._hits and not len(result.detections):
-            return
-        name = self._context.image_name(self.name, frame)
-        self._save(f"images/{name}.jpg", self._converter.rgb(frame))
+        if len(result.detections) or not self._hits:
+            image = self._converter.rgb(result.pixels_or(frame))
+            self._save(f"images/{self._context.image_name(self.name, result.frame)}.jpg", image)
 
 
 class CropsSink(StillsSink):
@@ -149,10 +136,9 @@ class CropsSink(StillsSink):
     folder = "crops"
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        assert frame is not None, "the sink crops needs the frame"
         if not len(result.detections):
             return
-        image, stem = self._converter.rgb(frame), self._context.frame_stem(frame)
+        image, stem = self._converter.rgb(result.pixels_or(frame)), self._context.frame_stem(result.frame)
         for number, found in enumerate(result.detections):
             folder = f"crops/{folder_of(found.name)}"
             self._folder(folder)

@@ -1,8 +1,7 @@
 """Labels that people correct: XML of CVAT (save_cvat) and JSON of Label Studio (save_label_studio).
 
-Both list one track after the other, so they can be written at the end only. Until then <stem>.<name>.part has a line of
-JSON for each frame, of which `close` makes the file, or `framefuse repair` after a kill. Boxes without tracks become
-shapes of single frames.
+Both list one track after the other, so they are written at the end only, from a line of JSON for each frame in
+<stem>.<name>.part, by `close`, or by `framefuse repair` after a kill. Boxes without tracks become shapes of frames.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,79 +21,54 @@ from xml.sax.saxutils import escape, quoteattr
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink, rounded, tracks_of
-from framefuse.sinks._lines import RecordFile, finished, sink_errors
+from framefuse.sinks._base import RecordSink, rows_of
+from framefuse.sinks._lines import finished, sink_errors
 
 Record = Mapping[str, Any]
-Row = Callable[[Record, list[Any], int | None], str]
-"""(frame, box, number of the next frame if the track pauses or ends there) -> the text of a box in a track."""
+Row = Callable[[Record, list[Any], int | None], Any]
+"""(frame, box, number of the next frame if the track pauses or ends there) -> a box in a track."""
 LAST = -1
 """In place of the number of the next frame: there is none."""
-SUFFIX = {"cvat": ".cvat.xml", "label_studio": ".label_studio.json"}
+SUFFIX = {"cvat": "cvat.xml", "label_studio": "label_studio.json"}
 NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-class LabelsSink(BaseSink):
+class LabelsSink(RecordSink):
     """Writes <stem> with the SUFFIX of its name."""
 
-    name: str
+    _tracked = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._file: RecordFile | None = None
-        self._tracked = False
-
-    def open(self, context: SinkContext) -> None:
-        super().open(context)
-        source = context.source
+    def _header(self) -> bytes:
+        context, source = self._context, self._context.source
         about = {"labels": self.name, "stem": context.stem, "names": context.names, "still": source.kind == "images"}
         video = source.path.name if source.path else f"{context.stem}.mp4"
-        about |= {"video": video, "model": context.run.get("model")}
-        path = context.output(f"{context.stem}{SUFFIX[self.name]}")
-        file = RecordFile(context.output(f"{context.stem}.{self.name}.part"))
-        file.append(_line(about))
-        self._file = file
-        self.paths.append(path)
+        return _line({**about, "video": video, "model": context.run.get("model")})
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        info, found = result.frame, result.detections
-        tracks = tracks_of(found)
-        self._tracked = self._tracked or any(track is not None for track in tracks)
-        boxes = [
-            [box, score, number, track] for (box, score, number), track in zip(rounded(found), tracks, strict=True)
-        ]
-        line = {key: getattr(info, key) for key in ("seconds", "width", "height")}
+        info, boxes = result.frame, list(rows_of(result.detections))
+        self._tracked = self._tracked or any(track is not None for *_, track in boxes)
+        line: Record = {"frame": info.index, "seconds": info.seconds, "width": info.width, "height": info.height}
         if self._context.source.kind == "images":
-            line["name"] = self._context.relative(info.source_id)
-        assert self._file is not None
-        self._file.append(_line({"frame": info.index, **line, "boxes": boxes}))
+            line = {**line, "name": self._context.relative(info.source_id)}
+        self._file.append(_line({**line, "boxes": boxes}))
 
-    def close(self) -> None:
-        if self._file is None:
-            return
-        file, self._file = self._file, None
-        file.close()
-        if complete(file.path) and not self._tracked and self._context.source.kind != "images":
+    def _complete(self, stream: Path) -> None:
+        if complete(stream) and not self._tracked and self._context.source.kind != "images":
             self.notes.append(f"{self.paths[0].name} has boxes of single frames, since nothing was tracked")
 
 
 class CvatSink(LabelsSink):
-    name = "cvat"
+    name, suffix, stream = "cvat", SUFFIX["cvat"], "cvat.part"
 
 
 class LabelStudioSink(LabelsSink):
-    name = "label_studio"
+    name, suffix, stream = "label_studio", SUFFIX["label_studio"], "label_studio.part"
 
 
 def complete(stream: Path) -> int:
-    """Make the file of what there is of a <stem>.<name>.part, and remove that.
+    """Make the file of what there is of a <stem>.<name>.part, and remove that; the number of frames.
 
-    Returns:
-        the number of frames; 0: it has none, or is not of this sink. Without frames there is no file.
-
-    Raises:
-        SinkError: it cannot be written; the lines stay.
+    0: it has none, so there is no file, or is not of this sink. SinkError: it cannot be written; the lines stay.
     """
     with sink_errors(stream):
         about: Any = next(_lines(stream), None)
@@ -107,7 +80,7 @@ def complete(stream: Path) -> int:
         if not tracked:
             stream.unlink()
             return 0
-        with finished(stream, stream.with_name(stream.name.removesuffix(f".{name}.part") + SUFFIX[name])) as out:
+        with finished(stream, stream.with_name(stream.name.removesuffix(f"{name}.part") + SUFFIX[name])) as out:
             for text in (_cvat if name == "cvat" else _label_studio)(about, frames, any(tracked)):
                 out.write(text.encode())
         return len(tracked)
@@ -124,41 +97,33 @@ def _lines(path: Path, start: int = 0) -> Iterator[Record]:
             yield json.loads(line)
 
 
-@dataclass
-class _Track:
-    labels: Counter[str] = field(default_factory=Counter)
-    scores: list[float] = field(default_factory=list)
-    rows: list[str] = field(default_factory=list)
-
-
-def _tracks(about: Record, frames: Iterator[Record], row: Row) -> dict[int, _Track]:
-    """The tracks, in the order of their beginnings; a box without one is a track of its own, with a negative number."""
-    found: dict[int, _Track] = {}
-    open_: dict[int, tuple[Record, list[Any]]] = {}
-    lone = 0
-    for frame in frames:
+def _tracks(about: Record, frames: Iterator[Record], row: Row) -> Iterator[tuple[int, str, float, list[Any]]]:
+    """Number, most frequent class, mean confidence and rows of each track, in the order of their beginnings; a box
+    without one is a track of its own, with a negative number."""
+    labels: dict[int, Counter[str]] = defaultdict(Counter)
+    scores, rows = defaultdict[int, list[float]](list), defaultdict[int, list[Any]](list)
+    seen: dict[int, tuple[Record, list[Any]]] = {}
+    lone = count(-1, -1)
+    for frame in chain(frames, [{"frame": LAST, "boxes": ()}]):
         now = {}
         for box, score, number, track in frame["boxes"]:
-            if track is None:
-                track = lone = lone - 1
-            now[track] = box
-            one = found.setdefault(track, _Track())
-            one.labels[_name(about, number)] += 1
-            one.scores.append(score)
-        for track, (before, box) in open_.items():
-            found[track].rows.append(row(before, box, None if track in now else frame["frame"]))
-        open_ = {track: (frame, box) for track, box in now.items()}
-    for track, (before, box) in open_.items():
-        found[track].rows.append(row(before, box, LAST))
-    return found
+            track = next(lone) if track is None else track
+            now[track] = frame, box
+            labels[track][_name(about, number)] += 1
+            scores[track].append(score)
+        for track, before in seen.items():
+            rows[track].append(row(*before, None if track in now else frame["frame"]))
+        seen = now
+    for track, names in labels.items():
+        yield track, names.most_common(1)[0][0], sum(scores[track]) / len(scores[track]), rows[track]
 
 
 def _name(about: Record, number: int) -> str:
     return str(about["names"].get(str(number), number))
 
 
-def _xml(text: str) -> str:
-    return quoteattr(NOT_XML.sub("?", text))
+def _xml(text: str, put: Callable[[str], str] = quoteattr) -> str:
+    return put(NOT_XML.sub("?", text))
 
 
 def _cvat(about: Record, frames: Callable[[], Iterator[Record]], tracked: bool) -> Iterator[str]:
@@ -169,19 +134,18 @@ def _cvat(about: Record, frames: Callable[[], Iterator[Record]], tracked: bool) 
         shown = f'<box frame="{frame["frame"]}" outside="0" {sides}'
         return shown if ends in (None, LAST) else f'{shown}<box frame="{ends}" outside="1" {sides}'
 
-    names = [escape(NOT_XML.sub("?", name)) for name in about["names"].values()]
+    names = [_xml(name, escape) for name in about["names"].values()]
     labels = "".join(f"<label><name>{name}</name><type>rectangle</type></label>" for name in names)
     size = next(frames())
     yield (
         f'<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n<meta><task>'
-        f"<name>{escape(NOT_XML.sub('?', about['stem']))}</name><size>{sum(1 for _ in frames())}</size>"
+        f"<name>{_xml(about['stem'], escape)}</name><size>{sum(1 for _ in frames())}</size>"
         f"<mode>{'interpolation' if tracked else 'annotation'}</mode><labels>{labels}</labels>"
         f"<original_size><width>{size['width']}</width><height>{size['height']}</height></original_size></task></meta>\n"
     )
     if tracked:
-        for number, track in enumerate(_tracks(about, frames(), row).values()):
-            ((label, _),) = track.labels.most_common(1)
-            yield f'<track id="{number}" label={_xml(label)} source="auto">\n{"".join(track.rows)}</track>\n'
+        for number, (_, label, _, rows) in enumerate(_tracks(about, frames(), row)):
+            yield f'<track id="{number}" label={_xml(label)} source="auto">\n{"".join(rows)}</track>\n'
     for number, frame in enumerate(() if tracked else frames()):
         place = number if about["still"] else frame["frame"]
         name = _xml(frame.get("name", f"frame_{place:06d}"))
@@ -198,39 +162,34 @@ def _label_studio(about: Record, frames: Callable[[], Iterator[Record]], tracked
     tracks a task for each frame."""
 
     def task(kind: str, file: str, regions: list[Any]) -> str:
-        data = {kind: f"/data/local-files/?d={quote(os.fsencode(file))}"}
         predictions = [{"model_version": about["model"] or "framefuse", "result": regions}]
+        data = {kind: f"/data/local-files/?d={quote(os.fsencode(file))}"}
         return json.dumps({"data": data, "predictions": predictions})
 
-    def place(frame: Record, box: list[float]) -> dict[str, float]:
-        width, height = frame["width"], frame["height"]
-        shares = box[0] / width, box[1] / height, (box[2] - box[0]) / width, (box[3] - box[1]) / height
-        return dict(zip(("x", "y", "width", "height"), (round(100 * share, 4) for share in shares), strict=True))
+    def place(frame: Record, box: list[float]) -> Record:
+        (x1, y1, x2, y2), width, height = box, frame["width"], frame["height"]
+        shares = {"x": x1 / width, "y": y1 / height, "width": (x2 - x1) / width, "height": (y2 - y1) / height}
+        return {**{name: round(100 * share, 4) for name, share in shares.items()}, "rotation": 0}
 
-    def row(frame: Record, box: list[Any], ends: int | None) -> str:
+    def row(frame: Record, box: list[Any], ends: int | None) -> Record:
         key = {"frame": frame["frame"] + 1, "enabled": ends is None, "time": frame["seconds"] or 0.0}
-        return json.dumps(key | place(frame, box) | {"rotation": 0})
+        return {**key, **place(frame, box)}
 
     if tracked:
         *_, last = frames()
         length = {"framesCount": last["frame"] + 1, "duration": last["seconds"] or 0.0}
         regions = []
-        for number, track in _tracks(about, frames(), row).items():
-            ((label, _),) = track.labels.most_common(1)
-            value = {**length, "sequence": [json.loads(one) for one in track.rows], "labels": [label]}
+        for number, label, score, rows in _tracks(about, frames(), row):
+            value = {**length, "sequence": rows, "labels": [label]}
             shared = {"id": f"track{number}", "type": "videorectangle", "from_name": "box", "to_name": "video"}
-            regions.append({**shared, "value": value, "score": round(sum(track.scores) / len(track.scores), 4)})
+            regions.append({**shared, "value": value, "score": round(score, 4)})
         yield f"[{task('video', about['video'], regions)}]\n"
         return
     for number, frame in enumerate(frames()):
         size = {"original_width": frame["width"], "original_height": frame["height"], "image_rotation": 0}
         shared = {"type": "rectanglelabels", "from_name": "label", "to_name": "image", **size}
         found = [
-            {
-                **shared,
-                "value": {**place(frame, box), "rotation": 0, "rectanglelabels": [_name(about, kind)]},
-                "score": score,
-            }
+            {**shared, "value": {**place(frame, box), "rectanglelabels": [_name(about, kind)]}, "score": score}
             for box, score, kind, _ in frame["boxes"]
         ]
         name = frame.get("name", f"images/{about['stem']}_{frame['frame']}.jpg")

@@ -1,4 +1,4 @@
-"""Encoding of one MP4 file.
+"""Encoding of one MP4 file, and the audio of the source, copied into it packet by packet.
 
 While it is written, the file is a fragmented MP4 called <name>.part, which stays playable after an error, on a full
 disk, or if the process is killed; only the last second is lost: a fragment, and the frames still in the encoder.
@@ -9,26 +9,29 @@ on a full disk, the fragmented file gets the name.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+from av.bitstream import BitStreamFilterContext
+from av.container import InputContainer, OutputContainer
+from av.stream import Discard
 from av.video.frame import PictureType
 from av.video.reformatter import ColorRange
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import Matrix
 from framefuse.sinks._lines import check_unmoved, make_durable, open_output, part_of, write_error
-from framefuse.sinks.audio import AudioCopy
 from framefuse.sinks.canvas import planes_of
+from framefuse.sources.container import TAGS, demuxed
 
 UNFINISHED = "being written by framefuse"
 """Comment in a file that is not complete, by which `repair` knows it."""
@@ -38,6 +41,8 @@ ENCODER_SECONDS = 0.7
 """Seconds of video that x264 may hold back; with a fragment, less than a second."""
 MATRIX_CODE = {"bt601": 6, "bt709": 1, "bt2020": 9, "rgb": 1}
 """ITU-T H.273, MatrixCoefficients; RGB is converted to BT.709 before it is encoded."""
+MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus"})
+"""Codecs that players expect in an MP4. FFmpeg accepts more (PCM), but few programs can play them."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,14 @@ class Encoding:
 
     encoder: str
     options: Mapping[str, str]
-    width: int
-    height: int
-    """Even numbers."""
     threads: int
     """0: the encoder's default."""
     time_base: Fraction
     rate: Fraction
     """Average frames per second, a hint for players and rate control; each frame has its own pts."""
+    width: int
+    height: int
+    """Even numbers."""
     matrix: Matrix
     full_range: bool
     sample_aspect_ratio: Fraction
@@ -73,54 +78,37 @@ class Mp4File:
     """
 
     def __init__(self, path: Path, encoding: Encoding, title: str | None = None, *, part: bool = True) -> None:
-        self.path = path
-        self._written = part_of(path) if part else path
-        self._encoding = encoding
-        self._failed = False
+        self.path, self._written, self._encoding = path, part_of(path) if part else path, encoding
+        self._failed = self._closed = False
         self._opened: os.stat_result | None = None
         self._audio: AudioCopy | None = None
-        self._container = av.open(
-            f"file:{self._written}",
-            "w",
-            format="mp4",
-            options={
-                # Without skip_trailer, FFmpeg does not report a full disk while it writes the end of the file.
-                "movflags": "+empty_moov+delay_moov+default_base_moof+skip_trailer",
-                "frag_duration": str(round(FRAGMENT_SECONDS * 1e6)),
-                "flush_packets": "1",
-                "movie_timescale": str(encoding.time_base.denominator),
-            },
-        )
+        # Without skip_trailer, FFmpeg does not report a full disk while it writes the end of the file.
+        flags = {"movflags": "+empty_moov+delay_moov+default_base_moof+skip_trailer", "flush_packets": "1"}
+        scale = {"movie_timescale": str(encoding.time_base.denominator)}
+        options = {**flags, **scale, "frag_duration": str(round(FRAGMENT_SECONDS * 1e6))}
+        self._container = av.open(f"file:{self._written}", "w", format="mp4", options=options)
         self._container.metadata["comment"] = UNFINISHED
         if title is not None:
             self._container.metadata["title"] = title
-        self._stream = self._open_encoder()
         self._av_frame = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
-        self._closed = False
-
-    def _open_encoder(self) -> VideoStream:
-        wanted = self._encoding
+        encoder, width, height = encoding.encoder, encoding.width, encoding.height
         try:
-            stream: Any = self._container.add_stream(wanted.encoder, rate=wanted.rate, options=dict(wanted.options))
-            stream.width, stream.height, stream.pix_fmt = wanted.width, wanted.height, "yuv420p"
-            context = stream.codec_context
-            context.time_base = wanted.time_base
-            context.color_range = ColorRange.JPEG if wanted.full_range else ColorRange.MPEG
-            context.colorspace = MATRIX_CODE[wanted.matrix]
-            context.sample_aspect_ratio = wanted.sample_aspect_ratio
-            # PyAV's default, slices, makes x264 slower.
-            context.thread_type = "AUTO"
-            context.thread_count = wanted.threads
+            stream: Any = self._container.add_stream(encoder, rate=encoding.rate, options=dict(encoding.options))
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            self._stream, context = stream, stream.codec_context
+            context.time_base = encoding.time_base
+            context.color_range = ColorRange.JPEG if encoding.full_range else ColorRange.MPEG
+            context.colorspace = MATRIX_CODE[encoding.matrix]
+            context.sample_aspect_ratio = encoding.sample_aspect_ratio
+            context.thread_type = "AUTO"  # PyAV's default, slices, makes x264 slower
+            context.thread_count = encoding.threads
             context.open()
         except (av.FFmpegError, ValueError) as error:
             reason = error.strerror if isinstance(error, av.FFmpegError) else error
-            options = " ".join(f"{name}={value}" for name, value in wanted.options.items())
-            raise SinkError(
-                f"the encoder {wanted.encoder} rejects {wanted.width}x{wanted.height} with {options}: {reason}",
-                remedy="choose other options or another encoder with --encoder, such as libx264 or mpeg4",
-            ) from error
-        found: VideoStream = stream
-        return found
+            wanted = " ".join(f"{name}={value}" for name, value in encoding.options.items())
+            remedy = "choose other options or another encoder with --encoder, such as libx264 or mpeg4"
+            problem = f"the encoder {encoder} rejects {width}x{height} with {wanted}: {reason}"
+            raise SinkError(problem, remedy=remedy) from error
 
     def add_audio(self, path: Path, *, start: Fraction, offset: Fraction, notes: list[str]) -> None:
         """Also copy the audio of a file, see AudioCopy; to be called before the first `encode`."""
@@ -205,11 +193,10 @@ def move_index_to_front(written: Path, path: Path, movie_timescale: int) -> str 
             written.unlink()
         make_durable(path)
     except (av.FFmpegError, OSError) as error:
-        kept = written
         with suppress(OSError):
             os.replace(written, path)
-            kept = path
-        return f"{kept.name} remains a fragmented MP4: {error.strerror}"
+            written = path
+        return f"{written.name} remains a fragmented MP4: {error.strerror}"
     finally:
         with suppress(OSError):
             plain.unlink()
@@ -217,14 +204,9 @@ def move_index_to_front(written: Path, path: Path, movie_timescale: int) -> str 
 
 
 def finish_unfinished(path: Path) -> str:
-    """Make a plain MP4 of a fragmented one that a killed run left; what was done, "" if it is another file.
+    """Make a plain MP4 of <stem>.mp4.part, or <stem>.mp4 of a live source, which a killed run left; what was done.
 
-    Args:
-        path: <stem>.mp4.part, or <stem>.mp4 of a live source.
-
-    Raises:
-        SinkError: it cannot be rewritten.
-        OSError: it cannot be read.
+    "": it is another file. SinkError: it cannot be rewritten. OSError: it cannot be read.
     """
     if not path.stat().st_size:
         path.unlink()
@@ -250,9 +232,8 @@ def remux(source: Path, target: Path, movie_timescale: int) -> None:
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
     with av.open(f"file:{source}") as reader, av.open(f"file:{target}", "w", format="mp4", options=options) as writer:
         writer.metadata.update({key: text for key, text in reader.metadata.items() if key == "title"})
-        streams: dict[int, Any] = {}
+        streams: dict[int, Any] = {one.index: writer.add_stream_from_template(one) for one in reader.streams}
         for stream in reader.streams:
-            streams[stream.index] = writer.add_stream_from_template(stream)
             streams[stream.index].time_base = stream.time_base
         for packet in reader.demux():
             if packet.dts is not None:
@@ -278,3 +259,119 @@ def cut_to_whole_boxes(path: Path) -> None:
     os.truncate(path, whole)
     if not fragments:
         path.unlink()
+
+
+class AudioCopy:
+    """Copies the audio packets of `path` that belong to the time range of the video, without re-encoding.
+
+    All of this is best effort: audio that cannot be read or stored is omitted with a note, never an error.
+
+    Args:
+        start: time of the first video frame in seconds of the source. Audio is copied from there on, or from its own
+            beginning if this is where the source's video begins.
+        offset: seconds added to every timestamp.
+        notes: omissions are appended here.
+    """
+
+    def __init__(
+        self, path: Path, output: OutputContainer, *, start: Fraction, offset: Fraction, notes: list[str]
+    ) -> None:
+        self._output, self._offset, self._notes = output, offset, notes
+        self._start: Fraction | None = None
+        self._source_end: Fraction | None = None
+        self._input: InputContainer | None = None
+        self._targets: dict[int, Any] = {}
+        self._last: dict[int, int] = {}
+        self._packets: Iterator[Any] = iter(())
+        self._waiting: tuple[Any, ...] = ()
+        """The next packet, if it has been read."""
+        self._disorder = 0
+        try:
+            self._open(path, start)
+        except (av.FFmpegError, OSError, ValueError) as error:
+            self._give_up(error)
+
+    def _open(self, path: Path, start: Fraction) -> None:
+        # As in sources/files.py: no other protocols, and no playlist reaches the network.
+        self._input = av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"}, **TAGS)
+        for stream in self._input.streams:
+            reason = _unfit(stream) if stream.type == "audio" else ""
+            if reason is None:
+                self._targets[stream.index] = self._output.add_stream_from_template(stream)
+                continue
+            stream.discard = Discard.all
+            self._notes += [f"audio stream {stream.index} omitted: {reason}"] if reason else []
+        begins = Fraction(0)
+        for video in self._input.streams.video[:1]:
+            tick: Any = video.time_base
+            begins = (video.start_time or 0) * tick
+            if video.duration:
+                self._source_end = begins + video.duration * tick
+        if not self._targets:
+            return self.close()
+        if start > begins:
+            self._start = start
+            self._input.seek(int(start * av.time_base))
+        self._packets = self._demux(self._input)
+
+    def _demux(self, reader: InputContainer) -> Iterator[Any]:
+        streams = [reader.streams[index] for index in self._targets]
+        # MPEG-TS has an ADTS header before each AAC packet, which MP4 must not have. FFmpeg removes it for plain MP4,
+        # but not for fragmented MP4.
+        filters = {
+            stream.index: BitStreamFilterContext("aac_adtstoasc", stream)
+            for stream in streams
+            if stream.codec_context.name == "aac" and not stream.codec_context.extradata
+        }
+        try:
+            for packet in demuxed(reader, streams):
+                if packet.dts is not None:
+                    adts = filters.get(packet.stream_index)
+                    yield from [packet] if adts is None else adts.filter(packet)
+        except (av.FFmpegError, OSError) as error:
+            self._give_up(error)
+
+    def copy_until(self, end: Fraction, *, last: bool = False) -> None:
+        """Write the packets that begin before `end` seconds of the source's time, and all that remain if it is the
+        `last` call and `end` is the end of the source's video."""
+        everything = last and self._source_end is not None and end >= self._source_end
+        for packet in chain(self._waiting, self._packets):
+            begins = packet.dts * packet.time_base
+            self._waiting = (packet,) if begins >= end and not everything else ()
+            if self._waiting:
+                return
+            if self._start is None or begins + (packet.duration or 0) * packet.time_base > self._start:
+                self._write(packet)
+
+    def close(self) -> None:
+        if self._disorder:
+            self._notes.append(f"audio packets out of order, omitted: {self._disorder}")
+            self._disorder = 0
+        self._packets, self._waiting = iter(()), ()
+        if self._input is not None:
+            self._input.close()
+            self._input = None
+
+    def _write(self, packet: Any) -> None:
+        shift = round(self._offset / packet.time_base)
+        dts, index = packet.dts + shift, packet.stream_index
+        if dts <= self._last.get(index, dts - 1):
+            self._disorder += 1
+            return
+        packet.pts = dts if packet.pts is None else max(dts, packet.pts + shift)
+        packet.dts = self._last[index] = dts
+        packet.stream = self._targets[index]
+        self._output.mux(packet)
+
+    def _give_up(self, error: Exception) -> None:
+        self._notes.append(f"audio omitted from here on: {getattr(error, 'strerror', None) or error}")
+        self.close()
+
+
+def _unfit(stream: Any) -> str | None:
+    """Why an audio stream cannot be copied into an MP4; None if it can."""
+    context = stream.codec_context
+    if context is None or not context.sample_rate:
+        return "its description is missing or damaged"  # as in a truncated file
+    codec = context.codec.canonical_name
+    return None if codec in MP4_AUDIO else f"MP4 players do not support {codec}"

@@ -22,9 +22,8 @@ from framefuse.common.version import __version__
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink, tracks_of
-from framefuse.sinks._lines import RecordFile, encode, finished, sink_errors
+from framefuse.sinks._base import RecordSink, tracks_of
+from framefuse.sinks._lines import encode, finished, sink_errors
 
 SCHEMA = 1
 """Version of the columns; incremented when one changes its meaning or is removed."""
@@ -38,7 +37,7 @@ COLUMNS = {
 }  # fmt: skip
 """From class_id on null in the one row of a frame without detections. Also null: an unknown time, no track, no view."""
 READ = [name for name in COLUMNS if name not in ("seconds", "class")]
-STREAM = ".arrows.part"
+STREAM = "arrows.part"
 FRAMES, ROWS = 30, 8192
 """What waits in memory before it is written: so many frames, or so many rows."""
 GROUP = 1 << 16
@@ -59,7 +58,7 @@ def load() -> Any:
     return pyarrow
 
 
-class ParquetSink(BaseSink):
+class ParquetSink(RecordSink):
     """Writes <stem>.parquet with COLUMNS: a row for each detection, and one for each frame without any, so that the
     file has every frame. Boxes are in source pixels, unrounded.
 
@@ -69,27 +68,22 @@ class ParquetSink(BaseSink):
         CapabilityError: the extra `parquet` is not installed.
     """
 
-    name = "parquet"
+    name, stream = "parquet", STREAM
 
     def __init__(self) -> None:
         super().__init__()
         self._arrow = load()
         self._waiting: list[Any] = []
-        self._file: RecordFile | None = None
 
-    def open(self, context: SinkContext) -> None:
-        super().open(context)
+    def _header(self) -> bytes:
+        context = self._context
         about = {"schema": SCHEMA, "version": __version__, "source": context.source.uri, "names": context.names}
         self._schema = self._arrow.schema(
             {name: getattr(self._arrow, kind)() for name, kind in COLUMNS.items()},
             metadata={ABOUT: encode(json.dumps({**about, **context.run}, ensure_ascii=False))},
         )
-        self._start = self._schema.serialize().to_pybytes()
-        path = context.output(f"{context.stem}.parquet")
-        file = RecordFile(context.output(f"{context.stem}{STREAM}"))
-        file.append(self._start)
-        self._file = file
-        self.paths.append(path)
+        header: bytes = self._schema.serialize().to_pybytes()
+        return header
 
     def write(self, result: Result, frame: Frame | None) -> None:
         info, found = result.frame, result.detections
@@ -107,7 +101,7 @@ class ParquetSink(BaseSink):
             self._flush()
 
     def _flush(self) -> None:
-        if not self._waiting or self._file is None:
+        if not self._waiting:
             return
         (batch,) = self._arrow.Table.from_batches(self._waiting).combine_chunks().to_batches()
         self._waiting = []
@@ -116,30 +110,22 @@ class ParquetSink(BaseSink):
         with self._arrow.ipc.new_stream(stream, self._schema, options=options) as writer:
             writer.write_batch(batch)
             end = stream.tell()
-        self._file.append(stream.getvalue()[len(self._start) : end].to_pybytes())
+        self._file.append(stream.getvalue()[self._begin : end].to_pybytes())
 
     def close(self) -> None:
-        if self._file is None:
-            return
         try:
             self._flush()
         finally:
-            file, self._file = self._file, None
-            if file.size == len(self._start):
-                file.discard()
-            else:
-                file.close()
-                complete(file.path)
+            super().close()
+
+    def _complete(self, stream: Path) -> None:
+        complete(stream)
 
 
 def complete(stream: Path) -> int:
-    """Make <stem>.parquet of what there is of <stem>.arrows.part, and remove that.
+    """Make <stem>.parquet of what there is of <stem>.arrows.part, and remove that; the number of rows.
 
-    Returns:
-        the number of rows; 0: it has none, or is not of this sink, and stays.
-
-    Raises:
-        SinkError: it cannot be written; the stream stays.
+    0: it has none, or is not of this sink, and stays. SinkError: it cannot be written; the stream stays.
     """
     arrow, count = load(), 0
     with sink_errors(stream), stream.open("rb") as file:
@@ -148,7 +134,7 @@ def complete(stream: Path) -> int:
         if first is None or ABOUT not in (first.schema.metadata or {}):
             return 0
         with (
-            finished(stream, stream.with_name(stream.name.removesuffix(STREAM) + ".parquet")) as out,
+            finished(stream, stream.with_name(stream.name.removesuffix(STREAM) + "parquet")) as out,
             arrow.parquet.ParquetWriter(out, first.schema, compression="zstd") as writer,
         ):
             group: list[Any] = []
@@ -231,28 +217,23 @@ def read_boxes(path: str | Path) -> BoxTable:
 
 
 def _boxes(table: Any, about: Mapping[str, Any]) -> BoxTable:
-    def numbers(column: Any, missing: int = -1) -> NDArray[Any]:
-        return np.asarray(column.fill_null(missing).to_numpy(zero_copy_only=False))
+    def numbers(column: Any) -> NDArray[Any]:
+        return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False))
 
     def texts(name: str) -> tuple[NDArray[np.int64], list[str]]:
         """Index of the text of each row, -1 for null, and the texts."""
         column = table[name].dictionary_encode().unify_dictionaries().combine_chunks()
         return numbers(column.indices).astype(np.int64), column.dictionary.to_pylist()
 
-    columns = {
-        name: numbers(table[name].combine_chunks())
-        for name, kind in COLUMNS.items()
-        if name in READ and kind != "string"
-    }
+    numeric = [name for name in READ if COLUMNS[name] != "string"]
+    columns = {name: numbers(table[name].combine_chunks()) for name in numeric}
     index, (source, _), (view, tags) = columns["frame"], texts("source"), texts("view")
     new = np.ones(len(index), bool)
     new[1:] = (index[1:] != index[:-1]) | (source[1:] != source[:-1])
     first = table.take(np.flatnonzero(new)).select(["frame", "pts", "time_base", "width", "height", "source"])
     base = cache(Fraction)
-    frames = [
-        FrameInfo(i, pts, base(ticks), *rest)
-        for i, pts, ticks, *rest in zip(*map(list, first.to_pydict().values()), strict=True)
-    ]
+    rows = zip(*first.to_pydict().values(), strict=True)
+    frames = [FrameInfo(i, pts, base(ticks), *rest) for i, pts, ticks, *rest in rows]
     boxed = columns["class_id"] >= 0
     counts = np.bincount(np.cumsum(new) - 1, boxed, len(frames)).astype(np.int64)
     ids = columns["tracker_id"][boxed]

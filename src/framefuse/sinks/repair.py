@@ -15,8 +15,8 @@ from framefuse.common.text import counted
 from framefuse.errors import FramefuseError, SinkError
 from framefuse.sinks import coco, labels, parquet
 from framefuse.sinks._lines import is_json, make_durable, part_of, write_error
-from framefuse.sinks.csv import HEADER
 from framefuse.sinks.mp4 import finish_unfinished
+from framefuse.sinks.records import HEADER
 from framefuse.sinks.run_folder import FolderLock
 
 
@@ -68,9 +68,9 @@ def _repair(path: Path) -> str:
     if path.name.endswith(".json.part"):
         images = counted(coco.repair(path), "image") if coco.is_part(path) else ""
         return images and f"completed as {path.with_suffix('').name}, {images}"
-    if path.name.endswith(parquet.STREAM):
+    if path.name.endswith(f".{parquet.STREAM}"):
         rows = parquet.complete(path)
-        return f"completed as {path.name.removesuffix(parquet.STREAM)}.parquet, {counted(rows, 'row')}" if rows else ""
+        return f"completed as {path.name.removesuffix(parquet.STREAM)}parquet, {counted(rows, 'row')}" if rows else ""
     if path.name.endswith(tuple(f".{name}.part" for name in labels.SUFFIX)):
         frames = labels.complete(path)
         return f"completed, {counted(frames, 'frame')}" if frames else ""
@@ -80,21 +80,20 @@ def _repair(path: Path) -> str:
             return ""
         path.unlink()
         return f"removed: {video.name} has all of it"
-    part = path.suffix == ".part"
-    suffix = path.with_suffix("").suffix if part else path.suffix
-    if suffix == ".mp4":
+    target = path.with_suffix("") if path.suffix == ".part" else path
+    if target.suffix == ".mp4":
         return finish_unfinished(path)
-    if suffix not in LINES:
+    if target.suffix not in LINES:
         return ""
-    begins, is_whole = LINES[suffix]
+    begins, is_whole = LINES[target.suffix]
     with path.open("rb") as file:
         if file.read(len(begins)) != begins:
             return ""
     done = _cut_line(path, is_whole)
-    if part:
-        path.replace(path.with_suffix(""))
-        make_durable(path.with_suffix(""))
-        done = "; ".join(filter(None, (f"completed as {path.with_suffix('').name}", done)))
+    if path != target:
+        path.replace(target)
+        make_durable(target)
+        done = "; ".join(filter(None, (f"completed as {target.name}", done)))
     return done
 
 

@@ -1,17 +1,23 @@
-"""The folder of a run, its lock, and the names of the files in it: unique, and none of an input."""
+"""The folder of a run, its lock, the names of the files in it (unique, and none of an input), and its manifest: which
+inputs have complete outputs, so that another run can go on after a kill."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import itertools
+import json
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from framefuse.errors import SinkError
+from framefuse.sinks._lines import RecordFile, encode
 
+MANIFEST = "manifest.jsonl"
 STEM_BYTES = 200
 """Maximum length of an output's stem. File systems allow 255 bytes, and a frame number, suffixes and ".part" follow."""
 
@@ -28,24 +34,22 @@ def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = Fal
     Raises:
         SinkError: the folder cannot be created.
     """
-    wanted = Path(project) / (name or "predict")
-    folder = wanted
+    folder = wanted = Path(project) / (name or "predict")
+    numbers = itertools.count(2)
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(2):
+        while True:
             try:
                 folder.mkdir(exist_ok=exist_ok)
                 return folder
             except FileExistsError:
                 if exist_ok:
                     raise
-                folder = wanted.with_name(f"{wanted.name}{number}")
+                folder = wanted.with_name(f"{wanted.name}{next(numbers)}")
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise SinkError(
-            f"cannot create the run folder {folder}: {getattr(error, 'strerror', None) or error}",
-            remedy="choose a writable folder with --project",
-        ) from error
-    raise AssertionError("unreachable")
+        why = getattr(error, "strerror", None) or error
+        remedy = "choose a writable folder with --project"
+        raise SinkError(f"cannot create the run folder {folder}: {why}", remedy=remedy) from error
 
 
 @contextmanager
@@ -97,11 +101,7 @@ class FolderLock:
 
 
 def output_path(folder: Path, name: str, inputs: Container[Path]) -> Path:
-    """The path of an output file. Until it is complete, `name`.part and `name`.index.part may be written instead.
-
-    Raises:
-        SinkError: the run reads this file.
-    """
+    """The path of an output file. SinkError: the run reads it, or `name`.part or `name`.index.part, written before."""
     path = folder / name
     for written in (path.with_name(path.name + suffix) for suffix in ("", ".part", ".index.part")):
         if written in inputs:
@@ -129,3 +129,56 @@ class UniqueNames:
         name = next(name for name in itertools.chain([wanted], numbered) if name not in self)
         self._used.add(name.lower())
         return name
+
+
+class Manifest:
+    """manifest.jsonl has a line for each input with complete outputs: {"input", "key", "stem", "outputs"}.
+
+    The key is a hash of the files of the input (path, size and time of change) and of the run (model and options), so
+    that whatever differs later is done again.
+
+    Args:
+        folder: of the run; it may change before the first `add`, and need not exist until then.
+        run: makes a hash of the model and of the options that change results; called once, when it is needed.
+        resume: continue the manifest of an earlier run.
+    """
+
+    def __init__(self, folder: Path, run: Callable[[], str], *, resume: bool = False) -> None:
+        self.folder, self._run, self._resume = folder, cache(run), resume
+        self._file: RecordFile | None = None
+        self._entries: dict[str, tuple[str, list[str]]] = {}
+        """Key -> (stem, names of the outputs)."""
+        path = folder / MANIFEST
+        for line in path.read_bytes().splitlines() if resume and path.is_file() else ():
+            with suppress(ValueError, KeyError, TypeError):  # the last line of a killed run, or not ours
+                entry = json.loads(line)
+                self._entries[entry["key"]] = entry["stem"], list(entry["outputs"])
+
+    def key(self, files: Iterable[Path]) -> str:
+        """Of an input, for `add`. OSError: a file does not exist."""
+        stats = [(os.path.abspath(path), (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
+        return hashlib.sha256(json.dumps([self._run(), stats]).encode()).hexdigest()
+
+    def stem(self, files: Sequence[Path]) -> str | None:
+        """The base name of the outputs of an input that is complete; None: it is not, or an output is gone."""
+        try:
+            stem, outputs = self._entries[self.key(files)]
+        except (KeyError, OSError):
+            return None
+        return stem if all((self.folder / name).exists() for name in outputs) else None
+
+    def add(self, name: str, key: str, stem: str, outputs: Iterable[Path]) -> None:
+        """Record that the outputs of an input are complete. SinkError: the manifest cannot be written."""
+        if self._file is None:
+            path = self.folder / MANIFEST
+            self._file = RecordFile(path, resume=self._resume and path.is_file())
+            if self._file.size and self._file.read(self._file.size - 1) != b"\n":
+                self._file.append(b"\n")
+        names = [os.path.relpath(path, self.folder) for path in outputs]
+        entry = {"input": name, "key": key, "stem": stem, "outputs": names}
+        self._file.append(encode(json.dumps(entry, ensure_ascii=False) + "\n"))
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._file is not None:
+            self._file.close()

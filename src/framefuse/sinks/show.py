@@ -1,19 +1,47 @@
-"""Annotated frames in a window."""
+"""Annotated frames in a window of OpenCV, which must be imported before PyAV."""
 
 from __future__ import annotations
+
+import os
+import sys
 
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import BaseSink
-from framefuse.sinks.images import RgbAnnotator
-from framefuse.sinks.window import REMEDY
 
+REMEDY = "pip install opencv-python (not -headless) and run with a display, or do not use show"
 LARGEST = (1280, 720)
 """Maximum initial size of the window, which can be resized."""
 CLOSE_KEYS = (ord("q"), 27)
 """q and Escape."""
+
+
+def load_opencv() -> None:
+    """Import OpenCV before PyAV.
+
+    PyAV's wheel bundles X window system libraries; if they are loaded first, OpenCV's windows hang (PyAV issues 978 and
+    1050).
+
+    Raises:
+        CapabilityError: there is no display, OpenCV is not installed, or PyAV was imported first.
+    """
+    # Qt, which most builds of OpenCV use, aborts the process without one.
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise CapabilityError(
+            "cannot open a window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set)",
+            remedy="use --save and play the video afterwards, or log in with ssh -X",
+        )
+    if "av" in sys.modules and "cv2" not in sys.modules and sys.platform == "linux":
+        raise CapabilityError(
+            "cannot open a window: PyAV was imported before OpenCV, whose windows would then hang",
+            remedy="import cv2 at the top of the program",
+        )
+    try:
+        import cv2  # noqa: F401
+    except ImportError as error:
+        raise CapabilityError("cannot open a window: OpenCV is not installed", remedy=REMEDY) from error
 
 
 class ShowSink(BaseSink):
@@ -32,6 +60,8 @@ class ShowSink(BaseSink):
     needs_frame = True
 
     def __init__(self, *, trail: float = 0.0, views: bool = False) -> None:
+        from framefuse.sinks.images import RgbAnnotator  # imports PyAV
+
         super().__init__()
         self._annotator = RgbAnnotator(trail, views=views)
         self._title = ""
@@ -53,8 +83,7 @@ class ShowSink(BaseSink):
 
         if not self._title:
             return
-        assert frame is not None, "the sink show needs the frame"
-        cv2.imshow(self._title, self._annotator.draw(frame, result)[..., ::-1])
+        cv2.imshow(self._title, self._annotator.draw(result.pixels_or(frame), result)[..., ::-1])
         if cv2.waitKey(1) & 0xFF in CLOSE_KEYS:
             self.close()
 

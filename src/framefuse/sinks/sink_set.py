@@ -13,8 +13,7 @@ from framefuse.common.files import Files
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import Sink, SinkContext
-from framefuse.sinks.manifest import Manifest
-from framefuse.sinks.run_folder import UniqueNames, output_path, shorten
+from framefuse.sinks.run_folder import Manifest, UniqueNames, output_path, shorten
 from framefuse.sources import SourceInfo
 
 
@@ -62,22 +61,15 @@ class SinkSet:
         run: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._make, self._folder, self._names, self._inputs = make, folder, names or {}, tuple(inputs)
-        self._run = run
+        self._run, self._manifest = run, manifest
         self._taken: Mapping[str, UniqueNames] = defaultdict(UniqueNames)
         self._working: dict[str, list[Sink]] = {}
         self._all: list[Sink] = []
-        self._manifest = manifest
         self._inputs_of: dict[str, tuple[SourceInfo, str, str]] = {}
         """Source, key and stem of what the manifest will list."""
         paths = [output_path(folder, name, Files(self._inputs)) for name in beside]
         for stem in (*{path.stem for path in paths}, *stems):
             self._taken["stem"].take(stem)
-
-    def __enter__(self) -> SinkSet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def paths(self) -> list[Path]:
@@ -122,9 +114,8 @@ class SinkSet:
 
     def close(self) -> None:
         """Complete every output, then raise the first error, if any. May be called twice."""
-        sinks = [sink for group in self._working.values() for sink in group]
+        errors = _close([sink for group in self._working.values() for sink in group])
         self._working.clear()
-        errors = _close(sinks)
         if self._manifest is not None:
             self._manifest.close()
         _raise_first(errors)
@@ -140,10 +131,9 @@ class SinkSet:
         errors: list[Exception] = []
         for sink in self._make(source):
             self._all.append(sink)
-            if failed := _errors_of(sink.open, context):
-                errors += failed
-            else:
-                self._working[key].append(sink)
+            failed = _errors_of(sink.open, context)
+            self._working[key] += [] if failed else [sink]
+            errors += failed
         _raise_first(errors)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
+from time import monotonic
+from typing import NamedTuple, cast
 
 import av
 import numpy as np
+from av.codec import Codec
+from av.video.codeccontext import VideoCodecContext
 
+from framefuse.common.machine import available_cores
 from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame
@@ -16,11 +21,10 @@ from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import BaseSink
 from framefuse.sinks.canvas import FrameConverter, Meaning, Plane, planes_of, upright
-from framefuse.sinks.draw import Annotator
-from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
-from framefuse.sinks.mp4 import Encoding, Mp4File
-from framefuse.sinks.trails import Trails
+from framefuse.sinks.draw import Annotator, Trails
+from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
 
+NVENC, SOFTWARE = "h264_nvenc", "libx264"
 ENCODERS = (
     "libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_vaapi", "h264_v4l2m2m", "h264_videotoolbox",
     "mpeg4", "libx265", "libsvtav1", "libvpx-vp9",
@@ -43,6 +47,20 @@ FILES = 8
 """Maximum number of files that one source makes by changing its size; the last holds all frames that follow."""
 MPEG4_TICKS = 65535
 """MPEG-4 part 2 divides a second into at most 2**16 - 1 ticks (ISO/IEC 14496-2, vop_time_increment_resolution)."""
+
+PRESETS = {
+    "ultrafast": ("p1", 0), "superfast": ("p1", 0), "veryfast": ("p2", 10), "faster": ("p3", 20), "fast": ("p4", 30),
+    "medium": ("p4", 40), "slow": ("p5", 50), "slower": ("p6", 60), "veryslow": ("p7", 60), "placebo": ("p7", 60),
+}  # fmt: skip
+"""Presets of x264 -> those of NVENC, p1 to p7, and the frames that x264 looks ahead by default."""
+B_FRAMES = 4
+"""Frames by which x264's reordering delays the output at most."""
+FEWEST_AHEAD = 12
+"""Frames of delay below which x264 has to work without frame threads, reordering and lookahead."""
+PROBE_SIZE = 256, 144
+"""Width and height of a frame that every NVENC supports."""
+RETRY_SECONDS = 60
+"""Seconds after which a GPU that refused to encode is probed again."""
 
 
 class VideoFormat(NamedTuple):
@@ -151,8 +169,8 @@ class VideoSink(BaseSink):
     remains after an error, and Timeline for timestamps that are missing or out of order.
 
     Args:
-        encoder: FFmpeg's name; there is no fallback (`encoders.choose_encoder` checks in advance).
-        crf, preset, gpu: see `encoders.encoder_options`.
+        encoder: FFmpeg's name; there is no fallback (`choose_encoder` checks in advance).
+        crf, preset, gpu: see `encoder_options`.
         threads: of the encoder; 0: its default.
         audio: copy the audio of a source that is a file.
         trail: seconds of its path that are drawn of each track.
@@ -184,10 +202,8 @@ class VideoSink(BaseSink):
 
     def open(self, context: SinkContext) -> None:
         if not is_video_encoder(self._encoder):
-            found = ", ".join(filter(is_video_encoder, ENCODERS))
-            raise SinkError(
-                f"this FFmpeg has no video encoder {self._encoder!r}", remedy=f"choose another --encoder: {found}"
-            )
+            remedy = f"choose another --encoder: {', '.join(filter(is_video_encoder, ENCODERS))}"
+            raise SinkError(f"this FFmpeg has no video encoder {self._encoder!r}", remedy=remedy)
         self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
         super().open(context)
         self._trails = Trails(self._trail, float(context.source.fps or DEFAULT_FPS))
@@ -216,45 +232,25 @@ class VideoSink(BaseSink):
         self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
-        number = len(self.paths) + 1
-        path = self._first
+        number, path, source = len(self.paths) + 1, self._first, self._context.source
         if number > 1:
             stem = self._context.taken["stem"].take(f"{self._context.stem}_{number}")
             path = self._context.output(f"{stem}.mp4")
-        size = f"{format.width}x{format.height}"
-        width, height = format.even
+        size, (width, height) = f"{format.width}x{format.height}", format.even
         if number == FILES:
             self.notes.append(f"{path.name}: the frames keep changing; all from here on are scaled to {size}")
         elif number > 1:
             self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.meaning.matrix}")
         if (width, height) != (format.width, format.height):
             self.notes.append(f"{path.name}: {size} padded to {width}x{height}, as 4:2:0 requires")
-        source = self._context.source
         rate = source.fps or DEFAULT_FPS
         if frame.pts is None and source.fps is None:
             self.notes.append(f"{path.name}: the source has neither timestamps nor a frame rate: {rate} fps assumed")
         self._times = Timeline(frame, rate, self._encoder)
-        transposed = frame.rotation in (90, 270)
-        aspect = 1 / frame.sample_aspect_ratio if transposed else frame.sample_aspect_ratio
-        self._format = format
-        self._annotator = annotator_of(format)
-        options, threads = self._options(rate=rate)
-        file = Mp4File(
-            path,
-            Encoding(
-                encoder=self._encoder,
-                options=options,
-                width=width,
-                height=height,
-                threads=threads,
-                time_base=self._times.time_base,
-                rate=rate,
-                matrix=format.meaning.matrix,
-                full_range=format.meaning.full_range,
-                sample_aspect_ratio=aspect,
-            ),
-            part=self._context.ends,
-        )
+        aspect = frame.sample_aspect_ratio ** (-1 if frame.rotation in (90, 270) else 1)
+        self._format, self._annotator = format, annotator_of(format)
+        codec = self._encoder, *self._options(rate=rate), self._times.time_base, rate
+        file = Mp4File(path, Encoding(*codec, width, height, *format.meaning, aspect), part=self._context.ends)
         self.paths.append(path)
         if self._audio and source.path is not None and source.kind == "file":
             start = Fraction(0) if frame.pts is None else frame.pts * frame.time_base
@@ -285,3 +281,92 @@ def fill(targets: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -
             target[:height, width] = target[:height, width - 1]
         if height < target.shape[0]:
             target[height] = target[height - 1]
+
+
+def choose_encoder(requested: str, gpu: int | None) -> tuple[str, str]:
+    """FFmpeg's name of the encoder, and the reason for the choice.
+
+    Args:
+        requested: FFmpeg's name, or auto.
+        gpu: number of the GPU on which the run is; None: the run is on the CPU.
+    """
+    if requested != "auto":
+        return requested, f"encoder {requested}: as requested"
+    if gpu is None:
+        return SOFTWARE, f"encoder {SOFTWARE}: the run is on the CPU"
+    if why := nvenc_refuses(gpu):
+        return SOFTWARE, f"encoder {SOFTWARE}: on the CPU, because {why}"
+    return NVENC, f"encoder {NVENC}: supported by the GPU"
+
+
+_probes: dict[int, tuple[float, str | None]] = {}
+"""GPU -> time of its latest probe, and why it cannot encode."""
+
+
+def nvenc_refuses(gpu: int) -> str | None:
+    """Why this GPU cannot encode a small frame; None: it can.
+
+    A probe takes up to a second, so the answer is cached; a refusal only for RETRY_SECONDS, because an encoder session
+    or memory may become free.
+    """
+    if not is_video_encoder(NVENC):
+        return "this build of FFmpeg has no NVENC"
+    if gpu in _probes and (_probes[gpu][1] is None or monotonic() - _probes[gpu][0] < RETRY_SECONDS):
+        return _probes[gpu][1]
+    why: str | None = None
+    try:
+        context = cast(VideoCodecContext, av.CodecContext.create(NVENC, "w"))
+        (context.width, context.height), context.pix_fmt = PROBE_SIZE, "yuv420p"
+        context.options = {"gpu": str(gpu)}
+        context.encode(av.VideoFrame(*PROBE_SIZE, "yuv420p"))
+        context.encode(None)
+    except (av.FFmpegError, ValueError) as error:
+        why = f"NVENC cannot be opened on this GPU ({getattr(error, 'strerror', None) or error})"
+    _probes[gpu] = monotonic(), why
+    return why
+
+
+def encoder_options(
+    encoder: str, *, crf: int, preset: str, rate: Fraction, threads: int = 0, gpu: int | None = None
+) -> tuple[dict[str, str], int]:
+    """The encoder's own options, and its threads.
+
+    Args:
+        crf: quality as x264's crf, lower is better; mapped to a fixed quantiser of mpeg4 and to NVENC's cq.
+        preset: the encoder's speed preset; for NVENC also those of x264.
+        rate: frames per second.
+        threads: 0: as many as keep the delay short, or the encoder's default.
+        gpu: GPU of NVENC; None: FFmpeg's default.
+    """
+    if encoder == "mpeg4":
+        quantiser = min(31, max(2, round(crf / 6)))
+        return {"flags": "+qscale", "global_quality": str(quantiser * 118)}, threads  # FF_QP2LAMBDA
+    if encoder.endswith("_nvenc"):
+        where = {} if gpu is None else {"gpu": str(gpu)}
+        speed, _ = PRESETS.get(preset, (preset, 0))
+        return {"rc": "vbr", "cq": str(crf), "b": "0", "preset": speed, **where}, threads
+    limits, most = _limit_delay(preset, rate) if encoder == SOFTWARE else ({}, 0)
+    return {"crf": str(crf), "preset": preset, **limits}, threads or most
+
+
+def _limit_delay(preset: str, rate: Fraction) -> tuple[dict[str, str], int]:
+    """Options of x264, and its threads, with which it holds back at most the frames of ENCODER_SECONDS.
+
+    What is still in the encoder when the process is killed is lost. By default x264 holds back up to 60 frames and one
+    for each thread.
+    """
+    if preset not in PRESETS:
+        return {}, 0
+    frames = int(rate * Fraction(ENCODER_SECONDS))
+    if frames < FEWEST_AHEAD:
+        return {"tune": "zerolatency"}, 0
+    threads = min(frames // 3, available_cores() * 3 // 2)
+    ahead = min(PRESETS[preset][1], frames - threads - B_FRAMES)
+    return {"rc-lookahead": str(ahead), "x264-params": "sync-lookahead=0"}, threads
+
+
+def is_video_encoder(name: str) -> bool:
+    """Whether this build of FFmpeg has a video encoder of this name."""
+    with suppress(ValueError):
+        return Codec(name, "w").type == "video"
+    return False

@@ -1,0 +1,145 @@
+"""Text of detections: JSON lines, CSV and MOTChallenge, one file each, and YOLO labels, a file per frame."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks._base import FolderSink, RecordSink, rows_of
+from framefuse.sinks._lines import RecordFile, encode
+
+SCHEMA = 2
+"""Version of a JSON line; incremented when a field changes its meaning or is removed."""
+HEADER = (
+    *("frame", "seconds", "pts", "time_base"),
+    *("class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source", "tracker_id"),
+)
+"""Columns of a CSV."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def to_json(result: Result, *, name_source: bool = False) -> str:
+    """One line of JSON, without the newline.
+
+    {"schema": SCHEMA, "frame": int, "seconds": presentation time or null, "pts": the same in ticks or null,
+    "time_base": seconds per tick as a fraction, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
+    "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. With views, a detection also has "view", the
+    tag of the one that shows it; with tracking, "tracker_id", the number of its track or null. From a semantic
+    segmenter also "shares": {class: the fraction of the frame that it covers, 4 decimals}.
+
+    Args:
+        name_source: with "source" after the schema, the file or address, to tell several sources apart.
+    """
+    found, frame = result.detections, result.frame
+    detections: list[dict[str, object]] = []
+    for box, score, number, track in rows_of(found):
+        tracked = {} if found.tracker_id is None else {"tracker_id": track}
+        named = {"class_id": number, "class": found.name(number)}
+        detections.append({"xyxy": box, "confidence": score, **named, **tracked})
+    if found.view is not None:
+        for row, number in zip(detections, found.view.tolist(), strict=True):
+            row["view"] = result.views[number].tag
+    line: dict[str, object] = {"schema": SCHEMA} | ({"source": frame.source_id} if name_source else {})
+    line |= {"frame": frame.index, "seconds": frame.seconds, "pts": frame.pts, "time_base": str(frame.time_base)}
+    line |= {"width": frame.width, "height": frame.height, "detections": detections}
+    if result.masks is not None:
+        line["shares"] = {name: round(share, 4) for name, share in result.masks.shares().items()}
+    return json.dumps(line, ensure_ascii=False, allow_nan=False)
+
+
+class JsonlSink(RecordSink):
+    """Writes <stem>.jsonl, which ends with a complete line even after a crash or on a full disk. Lines of images name
+    their file."""
+
+    name = "jsonl"
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        name_source = self._context.source.kind == "images"
+        self._file.append(encode(to_json(result, name_source=name_source) + "\n"))
+
+
+class CsvSink(RecordSink):
+    """Writes <stem>.csv with the columns in HEADER: the presentation time in seconds, and as pts in ticks of time_base
+    seconds, both empty if unknown; coordinates in source pixels; tracker_id is empty without a track. A class or source
+    whose name begins like a formula of a spreadsheet gets a quote in front."""
+
+    name = "csv"
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._append([HEADER])
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        found, info = result.detections, result.frame
+        time, source = (info.index, info.seconds, info.pts, info.time_base), safe_text(info.source_id)
+        self._append(
+            [
+                (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track)
+                for box, score, class_id, track in rows_of(found)
+            ]
+        )
+
+    def _append(self, rows: list[tuple[object, ...]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self._file.append(encode(text.getvalue()))
+
+
+def safe_text(text: str) -> str:
+    """The text as no spreadsheet runs it: one that begins like a formula gets a quote in front."""
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+class MotSink(RecordSink):
+    """Writes <stem>.txt with the rows `frame, id, left, top, width, height, confidence, -1, -1, -1`, as MOTChallenge
+    and TrackEval read them: frames count from 1, coordinates are source pixels. Boxes without a track are left out."""
+
+    name, suffix = "mot", "txt"
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        number = result.frame.index + 1
+        rows = [
+            f"{number},{track},{x1:g},{y1:g},{x2 - x1:.2f},{y2 - y1:.2f},{score:g},-1,-1,-1\n"
+            for (x1, y1, x2, y2), score, _, track in rows_of(result.detections)
+            if track is not None
+        ]
+        self._file.append("".join(rows).encode())
+
+
+class YoloTxtSink(FolderSink):
+    """Writes labels/<stem>_<frame>.txt, or labels/<image>.txt for images: `class cx cy w h` in 0..1 of the frame size.
+
+    A frame without objects gets an empty file, which training tools read as a background image.
+
+    Args:
+        confidence: add the confidence as a sixth column.
+    """
+
+    name = "yolo_txt"
+    folder = "labels"
+
+    def __init__(self, *, confidence: bool = False) -> None:
+        super().__init__()
+        self._confidence = confidence
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        found, info = result.detections, result.frame
+        columns = [found.xywh / np.array((info.width, info.height) * 2, np.float64)]
+        if self._confidence:
+            columns.append(found.confidence[:, None])
+        rows = np.hstack(columns).tolist()
+        lines = [
+            f"{class_id} " + " ".join(f"{value:.6f}" for value in row) + "\n"
+            for class_id, row in zip(found.class_id.tolist(), rows, strict=True)
+        ]
+        file = RecordFile(self._context.output(f"labels/{self._context.image_name(self.name, info)}.txt"))
+        try:
+            file.append("".join(lines).encode())
+        finally:
+            file.close(durable=False)

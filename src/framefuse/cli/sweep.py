@@ -42,8 +42,7 @@ LOWER: Final = "false_starts", "fragments"
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
 def sweep(
     inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE... MODEL", help="videos, folders, synthetic://..., then the model"),
+        list[str], typer.Argument(metavar="FILE... MODEL", help="videos, folders, synthetic://..., then the model")
     ],
     grid: Annotated[
         Path | None, typer.Option("--grid", "-g", metavar="FILE", help="YAML file of lines 'field: [value, value]'")

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
-from framefuse.lab.parity.chain import Chain, Raw, Stage, colours, preprocessed
-from framefuse.lab.parity.compare import Boxes, Check, Limits, PixelDifference
+from framefuse.lab.parity.chain import Chain, Raw, Stage, colours, preprocessed, with_area
+from framefuse.lab.parity.compare import Check, Limits, PixelDifference
+from framefuse.prediction import Detections
 
 SCRIPT = Path(__file__).with_name("peer_script.py")
 PATIENCE = 600
@@ -37,7 +38,7 @@ class PeerFrame:
     input: NDArray[np.float32]
     """(3, height, width)"""
     outputs: tuple[NDArray[np.float32], ...]
-    boxes: Boxes
+    boxes: Detections
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
 
 
 def compare(
-    chain: Chain, peer: Peer, frames: Sequence[Frame], found: Sequence[Boxes], raws: Sequence[Raw | None],
+    chain: Chain, peer: Peer, frames: Sequence[Frame], found: Sequence[Detections], raws: Sequence[Raw | None],
     engine_name: str, limits: Limits,
 ) -> list[Check]:  # fmt: skip
     """Our stages against the peer's, each on the output of the peer's previous stage.
@@ -139,5 +140,5 @@ def compare(
 def _read(path: Path) -> PeerFrame:
     with np.load(path) as file:
         names = sorted(name for name in file.files if name.startswith("output"))
-        boxes = Boxes(file["xyxy"].reshape(-1, 4), file["scores"].ravel(), file["classes"].ravel().astype(np.int64))
-        return PeerFrame(file["image"], file["input"], tuple(file[name] for name in names), boxes.with_area())
+        boxes = with_area(file["xyxy"].reshape(-1, 4), file["scores"].ravel(), file["classes"].ravel().astype(np.int64))
+        return PeerFrame(file["image"], file["input"], tuple(file[name] for name in names), boxes)

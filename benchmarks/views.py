@@ -45,7 +45,7 @@ from framefuse import Model, Pipeline, View
 from framefuse.cli.synth import write_clip
 from framefuse.frame import Frame
 from framefuse.lab.evaluation import open_data, validate
-from framefuse.lab.evaluation.boxes import BoxCounter
+from framefuse.lab.evaluation.counters import BoxCounter
 from framefuse.models import find_model
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.tiles import Tiles

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from benchmarks.cpu.accuracy import drawn_once, world
 from benchmarks.protocol import save
 from framefuse.lab.evaluation import Dataset, open_data, validate
-from framefuse.lab.evaluation.boxes import overlaps
+from framefuse.lab.evaluation.counters import overlaps
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections
 

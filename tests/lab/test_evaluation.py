@@ -16,7 +16,7 @@ from PIL import Image
 
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.lab.evaluation import Dataset, Labels, open_data, validate
-from framefuse.lab.evaluation.boxes import BoxCounter, confusion
+from framefuse.lab.evaluation.counters import BoxCounter, confusion
 from training.squares import NAMES, write_squares
 from training.squares_clip import squares_scene
 

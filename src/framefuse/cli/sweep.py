@@ -69,7 +69,7 @@ def sweep(
     Detections, tracks and zones take several values between commas, --classes between semicolons: --conf 0.2,0.3,0.5
     --classes "car,person;car". Every combination is a setting.
     """
-    from framefuse.lab.evaluation.mot import sequences_in
+    from framefuse.lab.evaluation.data import sequences_in
     from framefuse.lab.sweep import grid as grids
     from framefuse.lab.sweep import page
     from framefuse.lab.sweep.record import record

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.text import counted
-from framefuse.lab.evaluation.boxes import overlaps
+from framefuse.lab.evaluation.counters import overlaps
 from framefuse.prediction import Detections
 
 Verdict = Literal["exact", "within", "outside", "not compared"]

@@ -17,9 +17,8 @@ import numpy as np
 from framefuse.common.machine import available_cores
 from framefuse.config import Settings
 from framefuse.errors import UsageError
-from framefuse.lab.evaluation.classes import BoxClasses
-from framefuse.lab.evaluation.dataset import Labels
-from framefuse.lab.evaluation.tracks import TrackCounter
+from framefuse.lab.evaluation.counters import TrackCounter
+from framefuse.lab.evaluation.dataset import BoxClasses, Labels
 from framefuse.lab.sweep.boxes import Tracks, kept, load, track
 from framefuse.lab.sweep.grid import Choice
 from framefuse.lab.sweep.record import TRUTH, Recording, data_of
@@ -144,8 +143,7 @@ def _scores(recordings: Sequence[Recording], found: Sequence[Tracks], settings: 
     if not names or len(names) < len(recordings) or any(one != names[0] for one in names):
         return {}
     assert data[0] is not None
-    asked = {number: name for number, name in card.names.items() if number in (settings.classes or card.names)}
-    classes = BoxClasses(asked, data[0], card)
+    classes = BoxClasses(data[0], card, settings.classes)
     counter = TrackCounter(classes.names)
     for recording, one in zip(recordings, found, strict=True):
         truth, frames = np.load(recording.folder / TRUTH)["truth"], np.arange(len(one.table.frames) + 1)

@@ -1,21 +1,26 @@
-"""Boxes against the ground truth: COCO metrics by faster-coco-eval, and a confusion matrix."""
+"""What a model got right, counted frame by frame: boxes by faster-coco-eval, tracks by trackeval, and class masks."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.errors import SourceError, UsageError
 from framefuse.lab.evaluation.coco import needed
-from framefuse.lab.evaluation.dataset import Labels
-from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, ClassScore, Split
+from framefuse.lab.evaluation.dataset import Dataset, Labels, match_names, plain, table_of
+from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, ClassScore, PixelScores, Split, TrackScores
+from framefuse.models.card import Card
+from framefuse.prediction import Detections, Result
 
 SIZES = ("all", "small", "medium", "large")
 COMPLEXITIES = {"crowded": 2 / 3, "busy": 1 / 3, "calm": 0.0}
 """Lower bound of complexity of each group, highest first."""
+OTHER = 255
+"""A class that is not compared: pixels with this truth are ignored, predictions of it are wrong."""
 
 
 class BoxCounter:
@@ -114,7 +119,7 @@ class BoxCounter:
 
     def _precision(self, truth: Any, found: Any, images: list[int]) -> NDArray[np.float64]:
         """(10 IoU thresholds, 101 recalls, classes, 4 sizes); -1 where there is no object."""
-        count = self._coco.COCOeval_faster(truth, found, "bbox", print_function=_silent)
+        count = self._coco.COCOeval_faster(truth, found, "bbox", print_function=lambda *words: None)
         count.params.imgIds = images
         count.params.maxDets = [self._max_det]
         count.evaluate()
@@ -173,5 +178,135 @@ def _xywh(xyxy: NDArray[Any]) -> list[list[float]]:
     return rows
 
 
-def _silent(*words: object) -> None:
-    pass
+class _Step(NamedTuple):
+    """A frame of one class: ids of its objects (n,) and of its tracks (m,), and their overlaps (n, m)."""
+
+    objects: NDArray[np.int64]
+    tracks: NDArray[np.int64]
+    overlaps: NDArray[np.float64]
+
+
+class TrackCounter:
+    """Counts tracks frame by frame. Each class of each sequence is scored by itself, and all are summed, as over the
+    sequences of a benchmark.
+
+    Args:
+        names: the classes that are compared.
+
+    Raises:
+        CapabilityError: the extra `val` is not installed.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        metrics = needed("trackeval").metrics
+        quiet = {"PRINT_CONFIG": False, "THRESHOLD": IOU}
+        self._metrics: list[Any] = [metrics.HOTA(), metrics.CLEAR(quiet), metrics.Identity(quiet)]
+        self._assign = needed("scipy.optimize").linear_sum_assignment
+        self._names = list(names)
+        self._steps: dict[tuple[str, int], list[_Step]] = defaultdict(list)
+
+    def add(self, sequence: str, labels: Labels, found: Detections) -> None:
+        """Count one frame. Boxes that match an object which does not count (`Labels.crowd`) are left out, as
+        MOTChallenge does.
+
+        Args:
+            sequence: what the frame is one of.
+            found: classes index `names`; boxes without a track do not count.
+        """
+        assert labels.track_id is not None
+        tracks = np.full(len(found), -1, np.int64) if found.tracker_id is None else found.tracker_id
+        for number in range(len(self._names)):
+            known, seen = labels.class_id == number, (found.class_id == number) & (tracks >= 0)
+            shared, _ = overlaps(labels.xyxy[known], found.xyxy[seen])
+            crowd, kept = labels.crowd[known], np.ones(int(seen.sum()), bool)
+            at, of = self._assign(-np.where(shared >= IOU, shared, 0))
+            kept[of[(shared[at, of] >= IOU) & crowd[at]]] = False
+            step = _Step(labels.track_id[known][~crowd], tracks[seen][kept], shared[~crowd][:, kept])
+            self._steps[sequence, number].append(step)
+
+    def scores(self) -> TrackScores:
+        parts = {key: self._part(steps) for key, steps in self._steps.items()}
+        parts = {key: data for key, data in parts.items() if data["num_gt_dets"] or data["num_tracker_dets"]}
+        if not parts:
+            return TrackScores(0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, {}, {})
+        results = {key: [metric.eval_sequence(data) for metric in self._metrics] for key, data in parts.items()}
+        hota, clear, identity = (self._summed(results, number) for number in range(3))
+        by_class: dict[str, tuple[int, float | None]] = {}
+        for number, name in enumerate(self._names):
+            own = {key: one for key, one in results.items() if key[1] == number}
+            objects = sum(parts[key]["num_gt_dets"] for key in own)
+            by_class[name] = objects, float(np.mean(self._summed(own, 0)["HOTA"])) if objects else None
+        curves = {name: [round(float(value), 6) for value in hota[name]] for name in ("HOTA", "DetA", "AssA")}
+        return TrackScores(
+            **{name.lower(): float(np.mean(hota[name])) for name in curves},
+            mota=float(clear["MOTA"]),
+            idf1=float(identity["IDF1"]),
+            id_switches=int(clear["IDSW"]),
+            fragments=int(clear["Frag"]),
+            objects=sum(data["num_gt_dets"] for data in parts.values()),
+            identities=sum(data["num_gt_ids"] for data in parts.values()),
+            by_class=by_class,
+            curves=curves,
+        )
+
+    def _summed(self, results: dict[tuple[str, int], list[Any]], number: int) -> Any:
+        return self._metrics[number].combine_sequences({str(key): one[number] for key, one in results.items()})
+
+    @staticmethod
+    def _part(steps: Sequence[_Step]) -> dict[str, Any]:
+        """A sequence as trackeval takes it: ids count from 0 without gaps."""
+        data: dict[str, Any] = {"num_timesteps": len(steps), "similarity_scores": [step.overlaps for step in steps]}
+        for name, ids in (("gt", [step.objects for step in steps]), ("tracker", [step.tracks for step in steps])):
+            known, index = np.unique(np.concatenate(ids), return_inverse=True)
+            data[f"{name}_ids"] = np.split(index, np.cumsum([len(one) for one in ids])[:-1])
+            data |= {f"num_{name}_ids": len(known), f"num_{name}_dets": len(index)}
+        return data
+
+
+class PixelCounter:
+    """Counts the pixels of the classes that a segmenter and the data share, frame by frame.
+
+    Raises:
+        UsageError: the data have no masks or share no class with the model.
+    """
+
+    def __init__(self, card: Card, data: Dataset) -> None:
+        if not data.mask_names:
+            raise UsageError(
+                f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has {data.no_masks}",
+                remedy="use data with few enough categories and a segmentation for each annotation, or synthetic://bodies",
+            )
+        known = {plain(name) for name in card.names.values()}
+        names = dict(data.mask_names)
+        for group, members in data.mask_groups.items():
+            inside = {plain(data.mask_names[number]) for number in members} - {plain(group)}
+            if plain(group) in known and not known & inside:
+                names |= dict.fromkeys(members, group)
+        self.names, model_to, data_to, self.notes = match_names(card.names, names, card)
+        self._truth, self._found = (table_of(to, OTHER)[:256].astype(np.uint8) for to in (data_to, model_to))
+        self._table = np.zeros((len(self.names), len(self.names) + 1), np.int64)
+
+    def add(self, result: Result, labels: Labels) -> None:
+        if labels.class_mask is None or result.masks is None:
+            raise SourceError(f"{result.frame.source_id}, frame {result.frame.index}, has no mask to compare with")
+        self.count(self._truth[labels.class_mask()], self._found[result.masks.class_id])
+
+    def count(self, truth: NDArray[np.uint8], found: NDArray[np.uint8]) -> None:
+        """Count one frame; both masks are (height, width) indices of `names`, or OTHER."""
+        pairs = np.bincount((truth.astype(np.uint16) * 256 + found).ravel(), minlength=65536).reshape(256, 256)
+        classes = len(self.names)
+        self._table[:, :classes] += pairs[:classes, :classes]
+        self._table[:, classes] += pairs[:classes, classes:].sum(axis=1)
+
+    def scores(self) -> PixelScores:
+        right = np.diag(self._table)
+        true, predicted = self._table.sum(axis=1), self._table[:, :-1].sum(axis=0)
+        union = true + predicted - right
+        shares: list[Any] = [int(a) / int(b) if b else None for a, b in zip(right, union, strict=True)]
+        known = [share for share, count in zip(shares, true, strict=True) if count]
+        return PixelScores(
+            miou=sum(known) / len(known) if known else 0.0,
+            accuracy=float(right.sum() / max(int(true.sum()), 1)),
+            by_class=dict(zip(self.names, shares, strict=True)),
+            confusion=self._table.tolist(),
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from framefuse.common.text import in_markdown
 from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation.coco import needed
-from framefuse.lab.evaluation.scores import CONF, IOU, Scores, TrackScores
+from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, Scores, TrackScores
 from framefuse.sinks._lines import encode, open_output, write_error
 from framefuse.sinks.run_folder import output_path
 
@@ -93,25 +93,14 @@ def percent(value: float | None) -> str:
 
 def class_table(rows: Sequence[Row]) -> list[list[str]]:
     """Header and one line per class: mAP50-95, IoU or HOTA of each run, in percent."""
-    scored = [row for row in rows if row.scores]
-    names = dict.fromkeys(name for row in scored if row.scores for name in row.scores.names)
-    titles = [row.title for row in scored]
-    inputs = [f" {row.scores.input}" if row.scores and titles.count(row.title) > 1 else "" for row in scored]
+    scored = [(row.title, row.scores) for row in rows if row.scores]
+    titles = [title for title, _ in scored]
+    inputs = [f" {scores.input}" if titles.count(title) > 1 else "" for title, scores in scored]
     lines = [["class", "objects", *map("".join, zip(titles, inputs, strict=True))]]
-    for name in names:
-        values, objects = [], "-"
-        for row in scored:
-            value = None
-            if row.scores and row.scores.boxes and name in row.scores.boxes.by_class:
-                found = row.scores.boxes.by_class[name]
-                value, objects = found.map50_95, f"{found.objects:,}"
-            elif row.scores and row.scores.tracks:
-                boxes, value = row.scores.tracks.by_class.get(name, (0, None))
-                objects = f"{boxes:,}"
-            elif row.scores and row.scores.pixels:
-                value = row.scores.pixels.by_class.get(name)
-            values.append(percent(value))
-        lines.append([name, objects, *values])
+    for name in dict.fromkeys(name for _, scores in scored for name in scores.names):
+        found = [scores.of_class(name) for _, scores in scored]
+        objects = [f"{count:,}" for count, _ in found if count is not None]
+        lines.append([name, objects[-1] if objects else "-", *(percent(value) for _, value in found)])
     return lines
 
 
@@ -208,7 +197,9 @@ def plot(scores: Scores, title: str) -> bytes:
     Raises:
         CapabilityError: matplotlib is not installed.
     """
-    with needed("matplotlib").rc_context({"text.parse_math": False}):  # names are text, also between dollars
+    small = dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 8)
+    style = {"text.parse_math": False, "axes.titlesize": 9, "axes.labelsize": 9, **small}
+    with needed("matplotlib").rc_context(style):  # names are text, also between dollars
         figure = needed("matplotlib.figure").Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
         figure.suptitle(f"{title}: {scores.frames:,} frames of {scores.data}", fontsize=10)
         left, right = figure.subplots(1, 2)
@@ -217,36 +208,29 @@ def plot(scores: Scores, title: str) -> bytes:
         else:
             _confusion(left, scores)
         if scores.boxes:
-            _curves(right, scores)
-        elif scores.tracks:
-            _shares(right, {name: hota for name, (_, hota) in scores.tracks.by_class.items()}, "HOTA")
-            right.set_title(f"HOTA {100 * scores.tracks.hota:.1f}", fontsize=9)
-        elif scores.pixels:
-            _shares(right, scores.pixels.by_class, "intersection over union")
-            right.set_title(f"mean IoU {100 * scores.pixels.miou:.1f}", fontsize=9)
+            _curves(right, scores.boxes)
+        else:
+            shares = {name: scores.of_class(name)[1] or 0.0 for name in scores.names}
+            bars = right.barh([*shares], [*shares.values()])
+            right.bar_label(bars, [f" {100 * share:.1f}" for share in shares.values()], fontsize=8)
+            right.invert_yaxis()
+            what = "HOTA" if scores.tracks else "mean IoU"
+            right.set(xlim=(0, 1), xlabel=what.removeprefix("mean "), title=f"{what} {100 * scores.value:.1f}")
         figure.savefig(png := io.BytesIO())
     return png.getvalue()
 
 
 def _confusion(axes: Any, scores: Scores) -> None:
-    rows, columns = [*scores.names], [*scores.names]
-    if scores.boxes:
-        table = np.array(scores.boxes.confusion, np.float64)
-        rows.append("nothing")
-        columns.append("missed")
-        axes.set_title(f"confusion matrix (confidence {CONF}, IoU {IOU})", fontsize=9)
-    else:
-        table = np.array(scores.pixels.confusion if scores.pixels else [], np.float64)
-        columns.append("other")
-        axes.set_title("confusion matrix, pixels", fontsize=9)
+    found = scores.boxes or scores.pixels
+    table = np.array(found.confusion if found else [], np.float64)
+    rows, columns = [*scores.names], [*scores.names, "missed" if scores.boxes else "other"]
+    rows += ["nothing"] if scores.boxes else []
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    if scores.boxes:
-        shares[-1] = table[-1] / max(table[-1].sum(), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right", fontsize=8)
-    axes.set_yticks(range(len(rows)), rows, fontsize=8)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
+    axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right")
+    axes.set_yticks(range(len(rows)), rows)
+    what = f" (confidence {CONF}, IoU {IOU})" if scores.boxes else ", pixels"
+    axes.set(xlabel="predicted", ylabel="true", title=f"confusion matrix{what}")
     if len(rows) <= 16:
         for (row, column), share in np.ndenumerate(shares):
             if table[row, column]:
@@ -254,21 +238,16 @@ def _confusion(axes: Any, scores: Scores) -> None:
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color="w" if share > 0.5 else "k")
 
 
-def _curves(axes: Any, scores: Scores) -> None:
-    assert scores.boxes is not None
+def _curves(axes: Any, boxes: BoxScores) -> None:
     recall = np.linspace(0, 1, 101)
-    curves = scores.boxes.curves
-    for number, (name, precision) in enumerate(curves.items()):
+    for number, (name, precision) in enumerate(boxes.curves.items()):
         axes.plot(recall, precision, linewidth=1, alpha=0.7, label=name if number < LEGEND else None)
-    if curves:
-        axes.plot(recall, np.mean(list(curves.values()), axis=0), "k", linewidth=2, label="mean")
-    axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="recall", ylabel="precision")
-    axes.set_title(
-        f"IoU {IOU}: mAP50 {100 * scores.boxes.map50:.1f}, mAP50-95 {100 * scores.boxes.map50_95:.1f}", fontsize=9
-    )
+    if boxes.curves:
+        axes.plot(recall, np.mean(list(boxes.curves.values()), axis=0), "k", linewidth=2, label="mean")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    title = f"IoU {IOU}: mAP50 {100 * boxes.map50:.1f}, mAP50-95 {100 * boxes.map50_95:.1f}"
+    axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="recall", ylabel="precision", title=title)
     axes.grid(alpha=0.3)
-    if curves:
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
 def _thresholds(axes: Any, tracks: TrackScores) -> None:
@@ -276,14 +255,4 @@ def _thresholds(axes: Any, tracks: TrackScores) -> None:
         axes.plot(np.arange(1, len(values) + 1) / 20, values, label=f"{name} {100 * np.mean(values):.1f}")
     axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="IoU")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-
-
-def _shares(axes: Any, by_class: Mapping[str, float | None], label: str) -> None:
-    values = [value or 0.0 for value in by_class.values()]
-    axes.barh(range(len(values)), values)
-    axes.set_yticks(range(len(values)), list(by_class), fontsize=8)
-    axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel=label)
-    for number, value in enumerate(values):
-        axes.text(value, number, f" {100 * value:.1f}", va="center", fontsize=8)
+    axes.legend()

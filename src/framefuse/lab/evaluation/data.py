@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from configparser import ConfigParser
 from configparser import Error as IniError
+from contextlib import closing
 from fractions import Fraction
 from operator import attrgetter
 from pathlib import Path
@@ -101,16 +102,11 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     part_of: dict[str, int] = {}
 
     def open_all(keys: Sequence[Key]) -> Source:
-        wanted: list[list[Key]] = [[] for _ in parts]
-        for number, key in keys:
-            wanted[number].append(key)
-
         def frames(closed: threading.Event) -> Frames:
-            for number, (part, some) in enumerate(zip(parts, wanted, strict=True)):
-                if not some:
+            for number, part in enumerate(parts):
+                if not (some := [key for owner, key in keys if owner == number]):
                     continue
-                source = part.open(some)
-                try:
+                with closing(part.open(some)) as source:
                     for frame in source:
                         if closed.is_set():
                             return
@@ -118,23 +114,15 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                             raise SourceError(f"{frame.source_id} is in two of {uri}", remedy="name each image once")
                         info.parts[frame.source_id] = source.info
                         yield frame
-                finally:
-                    source.close()
 
-        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=mixed)
+        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=any(part.mixed for part in parts))
         return PullSource(info, frames)
 
     def key_of(frame: FrameInfo) -> Key:
         number = part_of[frame.source_id]
         return number, parts[number].key_of(frame)
 
-    def labels(key: Key) -> Labels:
-        number, inner = key
-        found: Labels = parts[number].labels(inner)
-        return found
-
     uri = ", ".join(part.uri for part in parts)
-    mixed = any(part.mixed for part in parts)
     groups = {name for part in parts for name in part.mask_groups}
     return Dataset(
         uri=uri,
@@ -142,10 +130,10 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         keys=[(number, key) for number, part in enumerate(parts) for key in part.keys],
         open=open_all,
         key_of=key_of,
-        labels=labels,
+        labels=lambda key: parts[key[0]].labels(key[1]),
         mask_names=first.mask_names,
         mask_groups={name: {n for part in parts for n in part.mask_groups.get(name, ())} for name in groups},
-        mixed=mixed,
+        mixed=any(part.mixed for part in parts),
         no_masks=first.no_masks,
         files=[file for part in parts for file in part.files],
         notes=[note for part in parts for note in part.notes],
@@ -193,17 +181,14 @@ def open_sequence(folder: Path) -> Dataset:
         def frames(closed: threading.Event) -> Frames:
             for frame in inner:
                 number = position[frame.source_id]
-                time = {"pts": number, "time_base": 1 / rate}
-                yield frame.replace_unchecked(index=number, source_id=name, **time)
+                yield frame.replace_unchecked(index=number, source_id=name, pts=number, time_base=1 / rate)
 
         return PullSource(info, frames, release=inner.close, interrupt=inner.close)
 
     def labels(key: Key) -> Labels:
         own = rows[rows[:, 0] == int(key) + 1]
-        boxes = own[:, 2:6].copy()
-        boxes[:, 2:] += boxes[:, :2]
         return Labels(
-            xyxy=boxes,
+            xyxy=np.hstack([own[:, 2:4], own[:, 2:4] + own[:, 4:6]]),
             class_id=np.zeros(len(own), np.int64),
             crowd=~np.isin(own[:, 7], COUNTED),
             area=own[:, 4] * own[:, 5],
@@ -211,11 +196,8 @@ def open_sequence(folder: Path) -> Dataset:
             track_id=own[:, 1].astype(np.int64),
         )
 
-    return Dataset(name, {0: "person"}, range(length), open_frames, _index_of, labels, files=[*images, folder / INI])
-
-
-def _index_of(frame: FrameInfo) -> Key:
-    return frame.index
+    key_of, files = attrgetter("index"), [*images, folder / INI]
+    return Dataset(name, {0: "person"}, range(length), open_frames, key_of, labels, files=files)
 
 
 def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.float64]:
@@ -227,15 +209,13 @@ def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.floa
         if rows.shape[1] < 7 or not np.isfinite(rows).all():
             raise ValueError("a row has fewer than 7 numbers, or one that is none")
         rows = np.column_stack([rows[:, :7], rows[:, 7] if rows.shape[1] > 7 else np.ones(len(rows))])
-        frames, identities = rows[:, 0], rows[:, :2]
-        if not np.isin(frames, np.arange(1, length + 1)).all():
+        if not np.isin(rows[:, 0], np.arange(1, length + 1)).all():
             raise ValueError(f"a frame is not in 1..{length}")
-        if len(np.unique(identities, axis=0)) < len(rows):
+        if len(np.unique(rows[:, :2], axis=0)) < len(rows):
             raise ValueError("an id occurs twice in a frame")
     except OSError as error:
-        raise SourceError(
-            f"cannot read {path}: {error.strerror or error}", remedy="use a sequence for training"
-        ) from error
+        why = f"cannot read {path}: {error.strerror or error}"
+        raise SourceError(why, remedy="use a sequence for training") from error
     except ValueError as error:
         wanted = "frame, id, left, top, width, height, 1 if it counts, class, visibility"
         raise DecodeError(f"{path} cannot be used: {error}", remedy=f"its rows are {wanted}") from error

@@ -62,18 +62,13 @@ class Chain:
 
     def boxes(self, raw: Raw, placement: Placement, *, ours: bool) -> Detections:
         """Post-processing by the NumPy reference, or by our kernels; boxes without area are left out."""
-        card, chosen, layout = self.card, self.selection, raw.layout or self.card.layout
+        card, layout = self.card, raw.layout or self.card.layout
         units = "relative" if raw.layout is not None else card.box_units
+        options = {**vars(self.selection), "activation": card.activation}
         if ours:
-            found: tuple[Any, ...] = postprocess(
-                raw.outputs, layout, [placement], conf=chosen.conf, iou=chosen.iou, max_det=chosen.max_det,
-                activation=card.activation, box_units=units,
-            )  # fmt: skip
+            found: tuple[Any, ...] = postprocess(raw.outputs, layout, [placement], box_units=units, **options)
         else:
-            found = reference.detections(
-                raw.outputs, layout, maps((placement,), units == "relative"), conf=chosen.conf, iou=chosen.iou,
-                max_det=chosen.max_det, activation=card.activation,
-            )  # fmt: skip
+            found = reference.detections(raw.outputs, layout, maps((placement,), units == "relative"), **options)
         boxes, scores, classes, (count, *_) = found[:4]
         return with_area(boxes[0, :count], scores[0, :count], classes[0, :count])
 

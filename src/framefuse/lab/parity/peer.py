@@ -76,18 +76,18 @@ def run_peer(python: Path, model: Path, video: Path, seconds: Sequence[float], o
         if done.returncode or not versions.exists():
             last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
             raise EngineError(f"ultralytics failed on {model.name}: {last}")
-        name = " + OpenCV ".join(["ultralytics {ultralytics}", "{opencv}"]).format(**json.loads(versions.read_text()))
+        name = "ultralytics {ultralytics} + OpenCV {opencv}".format(**json.loads(versions.read_text()))
         paths = [Path(folder, f"{number}.npz") for number in range(len(seconds))]
         return Peer(name, [_read(path) for path in paths if path.exists()])
 
 
 def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
     """Raw outputs of our engine on the peer's inputs; None for an input whose size differs from ours."""
-    sizes = [chain.spec.place(frame.image.shape[1], frame.image.shape[0]).size for frame in peer.frames]
-    return [
-        stage.run(frame.input) if frame.input.shape[:0:-1] == size else None
-        for frame, size in zip(peer.frames, sizes, strict=True)
-    ]
+
+    def same(frame: PeerFrame) -> bool:
+        return frame.input.shape[:0:-1] == chain.spec.place(*frame.image.shape[1::-1]).size
+
+    return [stage.run(frame.input) if same(frame) else None for frame in peer.frames]
 
 
 def compare(
@@ -99,7 +99,6 @@ def compare(
     Args:
         found: our boxes for the same frames, from the whole pipeline.
         raws: from `run_ours`.
-        limits: those of the engine's precision.
     """
     colour, resize = PixelDifference(), PixelDifference()
     widest = Limits(min(WHOLE.iou, limits.iou), max(WHOLE.score, limits.score))
@@ -111,23 +110,20 @@ def compare(
         whole.add(theirs.boxes, boxes)
         image = Frame.from_array(theirs.image)
         pixels, placement = preprocessed(chain.spec, image, ours=True)
-        height, width = theirs.input.shape[1:]
         if mine is None:
-            sizes.add(f"{width}x{height} where ours is {placement.size[0]}x{placement.size[1]}")
+            sizes.add(" where ours is ".join(f"{w}x{h}" for w, h in (theirs.input.shape[:0:-1], placement.size)))
             continue
         resize.add(chain.grey(pixels), chain.grey(theirs.input))
         raw = Raw(theirs.outputs[: len(chain.card.output_indices)], None)
         expected = chain.boxes(raw, placement, ours=False)
         engine.add(expected, chain.boxes(mine, placement, ours=False), image.width / placement.content[2])
         post.add(theirs.boxes, chain.boxes(raw, placement, ours=True))
-    checks = [
-        Check("decode and colour", str(colour), "for information", "exact" if not colour.worst else "within",
-              "OpenCV converts at full size with 8-bit tables, framefuse in float")
-    ]  # fmt: skip
+    note = "OpenCV converts at full size with 8-bit tables, framefuse in float"
+    checks = [Check("decode and colour", str(colour), "for information", "within" if colour.worst else "exact", note)]
     if sizes:
         different = f"input {', '.join(sorted(sizes))}"
-        checks.append(Check("resize", different, "the same size", "outside", "placed differently"))
-        return [*checks, whole.check("end to end")]
+        resized = Check("resize", different, "the same size", "outside", "placed differently")
+        return [*checks, resized, whole.check("end to end")]
     return [
         *checks,
         resize.check("resize and padding", RESIZE, "both on the peer's image; OpenCV rounds to 8 bits"),

@@ -68,7 +68,7 @@ def replay(
     groups = defaultdict(list)
     for choice in choices:
         groups[choice.key].append(choice)
-    work = partial(_group, [one for one in recordings if one.frames], card=card, places=places, short=short)
+    work = partial(_group, [one for one in recordings if one.frames], card, places, short)
     found: dict[int, Numbers] = {}
     trackings = []
 
@@ -103,20 +103,14 @@ def places_of(choices: Sequence[Choice], card: Card) -> dict[Any, Places]:
     """
     for choice in choices:
         if choice.settings.zones and not choice.settings.track:
-            raise UsageError(
-                f"zones is {choice.settings.zones}, but nothing is tracked", remedy="add --track bytetrack"
-            )
+            why = f"zones is {choice.settings.zones}, but nothing is tracked"
+            raise UsageError(why, remedy="add --track bytetrack")
     files = {choice.settings.zones for choice in choices} - {None}
     return {zones: load_places(zones, partial(class_number, card)) for zones in files if zones}
 
 
 def _group(
-    recordings: Sequence[Recording],
-    members: Sequence[Choice],
-    *,
-    card: Card,
-    places: Mapping[Any, Places],
-    short: float,
+    recordings: Sequence[Recording], card: Card, places: Mapping[Any, Places], short: float, members: Sequence[Choice]
 ) -> tuple[list[Numbers], float]:
     """The numbers of choices that share their tracks, and the seconds that tracking took."""
     settings = members[0].settings
@@ -125,7 +119,8 @@ def _group(
     started = perf_counter()
     ids = [track(table, chosen, settings) for table, chosen in zip(tables, rows, strict=True)]
     seconds = perf_counter() - started
-    every = [Tracks.of(*one, 0) for one in zip(tables, rows, ids, strict=True)]
+    sources = list(zip(tables, rows, ids, strict=True))
+    every = [Tracks.of(*one, 0) for one in sources]
     visited = {
         zones: [visits(one, places[zones], settings.track_buffer) for one in every]
         for zones in {choice.settings.zones for choice in members} - {None}
@@ -135,19 +130,19 @@ def _group(
     for choice in members:
         conf, zones = choice.settings.conf, choice.settings.zones
         if conf not in known:
-            shown = (np.sum(t.found.confidence[r] > np.float32(conf)) for t, r in zip(tables, rows, strict=True))
-            known[conf] = {"boxes": sum(map(int, shown))}
+            shown = (table.found.confidence[chosen] > np.float32(conf) for table, chosen, _ in sources)
+            known[conf] = {"boxes": sum(map(int, map(np.count_nonzero, shown)))}
             if settings.track:
-                found = [Tracks.of(*one, conf) for one in zip(tables, rows, ids, strict=True)]
+                found = [Tracks.of(*one, conf) for one in sources]
                 known[conf] |= {
                     "tracks": sum(len(one.starts) for one in found),
                     "false_starts": sum(one.false_starts(short) for one in found),
                     "fragments": sum(one.fragments() for one in found),
                     **_scores(recordings, found, settings, card),
                 }
-        did = [[int(done[best >= conf].sum()) for done in two] for best, *two in visited.get(zones, ())]
         names = ("entered", "crossed") if zones else ()
-        numbers.append(known[conf] | {name: sum(one[k] for one in did) for k, name in enumerate(names)})
+        did = {name: sum(int(d[k][d[0] >= conf].sum()) for d in visited[zones]) for k, name in enumerate(names, 1)}
+        numbers.append(known[conf] | did)
     return numbers, seconds
 
 
@@ -179,14 +174,11 @@ def _scores(recordings: Sequence[Recording], found: Sequence[Tracks], settings: 
 
 
 def tracks_of(recordings: Sequence[Recording], choice: Choice) -> list[Tracks]:
-    """The tracks of one choice in every source that has frames."""
-    found = []
-    for one in recordings:
-        if one.frames:
-            table = load(one.boxes(choice.settings.iou), one.rate)
-            rows = kept(table, choice.settings)
-            found.append(Tracks.of(table, rows, track(table, rows, choice.settings), choice.settings.conf))
-    return found
+    """The tracks of one choice in each source."""
+    settings = choice.settings
+    tables = [load(one.boxes(settings.iou), one.rate) for one in recordings]
+    rows = [kept(table, settings) for table in tables]
+    return [Tracks.of(a, b, track(a, b, settings), settings.conf) for a, b in zip(tables, rows, strict=True)]
 
 
 class Table(NamedTuple):

@@ -102,7 +102,7 @@ class Score:
         from framefuse.lab.evaluation.counters import confusion
 
         labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))
-        self._table += confusion(labels, *self._shared.found(result.detections), len(self._table) - 1)
+        self._table += confusion(labels, self._shared.shared(result.detections), len(self._table) - 1)
 
     @property
     def correct(self) -> int:

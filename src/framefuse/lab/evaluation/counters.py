@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from framefuse.models.card import Card
 from framefuse.prediction import Detections, Result
 
 SIZES = ("all", "small", "medium", "large")
-COMPLEXITIES = {"crowded": 2 / 3, "busy": 1 / 3, "calm": 0.0}
-"""Lower bound of complexity of each group, highest first."""
+COMPLEXITIES = ("calm", "busy", "crowded"), (1 / 3, 2 / 3)
+"""Groups of frames by complexity, and the bounds between them."""
 OTHER = 255
 """A class that is not compared: pixels with this truth are ignored, predictions of it are wrong."""
 
@@ -38,83 +38,64 @@ class BoxCounter:
         self._coco = needed("faster_coco_eval")
         self._names = list(names)
         self._max_det = max_det
-        self._frames: list[float | None] = []
-        self._confident: list[int] = []
+        self._frames: list[tuple[float | None, int]] = []
+        """Complexity and confident detections of each."""
         self._truth: list[dict[str, Any]] = []
         self._found: list[dict[str, Any]] = []
         self._confusion = np.zeros((len(names) + 1, len(names) + 1), np.int64)
 
-    def add(self, labels: Labels, xyxy: NDArray[Any], confidence: NDArray[Any], class_id: NDArray[Any]) -> None:
-        """Count one frame.
-
-        Args:
-            xyxy, confidence, class_id: detections, (n, 4), (n,), (n,); classes index `names`.
-        """
-        self._frames.append(labels.complexity)
+    def add(self, labels: Labels, found: Detections) -> None:
+        """Count one frame; classes of `found` index `names`."""
+        confident = found[found.confidence >= CONF]
+        self._frames.append((labels.complexity, len(confident)))
+        self._confusion += confusion(labels, confident, len(self._names))
         image = len(self._frames)
-        for box, area, crowd, number in zip(
-            _xywh(labels.xyxy), labels.area.tolist(), labels.crowd.tolist(), labels.class_id.tolist(), strict=True
-        ):
+        truth = _xywh(labels.xyxy), labels.area.tolist(), labels.crowd.tolist(), labels.class_id.tolist()
+        for box, area, crowd, number in zip(*truth, strict=True):
             record = {"id": len(self._truth) + 1, "image_id": image, "category_id": number, "iscrowd": int(crowd)}
             self._truth.append({**record, "bbox": box, "area": area})
-        for box, score, number in zip(_xywh(xyxy), confidence.tolist(), class_id.tolist(), strict=True):
+        rows = _xywh(found.xyxy), found.confidence.tolist(), found.class_id.tolist()
+        for box, score, number in zip(*rows, strict=True):
             # With an empty segmentation the library does not make a polygon of each box.
             record = {"image_id": image, "category_id": number, "bbox": box, "score": score, "segmentation": []}
             self._found.append(record)
-        confident = confidence >= CONF
-        self._confident.append(int(confident.sum()))
-        self._confusion += confusion(
-            labels, xyxy[confident], confidence[confident], class_id[confident], len(self._names)
-        )
 
     def scores(self) -> BoxScores:
-        truth = self._coco.COCO(
-            {
-                "images": [{"id": number + 1} for number in range(len(self._frames))],
-                "categories": [{"id": number, "name": name} for number, name in enumerate(self._names)],
-                "annotations": self._truth,
-            }
-        )
-        found = truth.loadRes(self._found)
         images = list(range(1, len(self._frames) + 1))
+        categories = [{"id": number, "name": name} for number, name in enumerate(self._names)]
+        known = {"images": [{"id": number} for number in images], "categories": categories, "annotations": self._truth}
+        truth = self._coco.COCO(known)
+        found = truth.loadRes(self._found)
         precision = self._precision(truth, found, images)
         single = [row for row in self._truth if not row["iscrowd"]]
         objects = Counter(row["category_id"] for row in single)
         right, true_objects = int(np.trace(self._confusion[:-1, :-1])), int(self._confusion[:-1].sum())
         predicted = int(self._confusion[:, :-1].sum())
-        parts: dict[str, list[int]] = {name: [] for name in COMPLEXITIES if None not in self._frames}
-        for image, value in zip(images if parts else [], self._frames, strict=False):
-            parts[next(name for name, least in COMPLEXITIES.items() if (value or 0.0) >= least)].append(image)
         by_complexity = {}
-        for name, part in parts.items():
-            held = set(part)
-            values = self._precision(truth, found, part) if part else np.full((10, 101, 1, 4), -1.0)
-            by_complexity[name] = Split(
-                frames=len(part),
-                objects=sum(row["image_id"] in held for row in single),
-                detections=sum(self._confident[image - 1] for image in part),
-                map50_95=_mean(values[:, :, :, 0]),
-                map50=_mean(values[0, :, :, 0]),
-            )
+        groups, bounds = COMPLEXITIES
+        complexity = [value for value, _ in self._frames if value is not None]
+        if len(complexity) == len(images):
+            group_of = np.digitize(complexity, bounds)
+            for group, name in reversed(list(enumerate(groups))):
+                part = (np.flatnonzero(group_of == group) + 1).tolist()
+                values = self._precision(truth, found, part) if part else np.full((10, 101, 1, 4), -1.0)
+                held, sure = set(part), sum(self._frames[image - 1][1] for image in part)
+                count = sum(row["image_id"] in held for row in single)
+                by_complexity[name] = Split(len(part), count, sure, *_both(values))
+        classes = [(name, objects[n], precision[:, :, n : n + 1]) for n, name in enumerate(self._names)]
+        map50_95, map50 = _both(precision)
         return BoxScores(
-            map50_95=_mean(precision[:, :, :, 0]) or 0.0,
-            map50=_mean(precision[0, :, :, 0]) or 0.0,
+            map50_95=map50_95 or 0.0,
+            map50=map50 or 0.0,
             map75=_mean(precision[5, :, :, 0]) or 0.0,
             objects=len(single),
             precision=right / predicted if predicted else 0.0,
             recall=right / true_objects if true_objects else 0.0,
             by_size={size: _mean(precision[..., at]) for at, size in enumerate(SIZES) if at},
-            by_class={
-                name: ClassScore(objects[number], _mean(precision[:, :, number, 0]), _mean(precision[0, :, number, 0]))
-                for number, name in enumerate(self._names)
-            },
+            by_class={name: ClassScore(count, *_both(own)) for name, count, own in classes},
             by_complexity=by_complexity,
             confusion=self._confusion.tolist(),
-            curves={
-                name: [round(value, 6) for value in precision[0, :, number, 0].tolist()]
-                for number, name in enumerate(self._names)
-                if objects[number]
-            },
+            curves={name: own[0, :, 0, 0].round(6).tolist() for name, count, own in classes if count},
         )
 
     def _precision(self, truth: Any, found: Any, images: list[int]) -> NDArray[np.float64]:
@@ -129,9 +110,7 @@ class BoxCounter:
         return precision
 
 
-def confusion(
-    labels: Labels, xyxy: NDArray[Any], confidence: NDArray[Any], class_id: NDArray[Any], classes: int
-) -> NDArray[np.int64]:
+def confusion(labels: Labels, found: Detections, classes: int) -> NDArray[np.int64]:
     """(classes + 1, classes + 1) counts [truth][found] of one frame.
 
     Objects and detections are paired greedily by IoU, from the highest down to IOU, whatever their classes. Unpaired
@@ -140,18 +119,18 @@ def confusion(
     """
     table = np.zeros((classes + 1, classes + 1), np.int64)
     single = np.flatnonzero(~labels.crowd)
-    shared, inside = overlaps(labels.xyxy, xyxy)
+    shared, inside = overlaps(labels.xyxy, found.xyxy)
     pairs = shared[single]
-    free_truth, free_found = np.ones(len(single), bool), np.ones(len(xyxy), bool)
+    free_truth, free_found = np.ones(len(single), bool), np.ones(len(found), bool)
     at, of = np.nonzero(pairs >= IOU)
-    order = np.lexsort((-confidence[of], -pairs[at, of]))
+    order = np.lexsort((-found.confidence[of], -pairs[at, of]))
     for row, column in zip(at[order].tolist(), of[order].tolist(), strict=True):
         if free_truth[row] and free_found[column]:
             free_truth[row] = free_found[column] = False
-            table[labels.class_id[single[row]], class_id[column]] += 1
+            table[labels.class_id[single[row]], found.class_id[column]] += 1
     np.add.at(table[:, classes], labels.class_id[single[free_truth]], 1)
     in_crowd = (inside[labels.crowd] >= 0.5).any(axis=0)
-    np.add.at(table[classes], class_id[free_found & ~in_crowd], 1)
+    np.add.at(table[classes], found.class_id[free_found & ~in_crowd], 1)
     return table
 
 
@@ -171,19 +150,14 @@ def _mean(precision: NDArray[np.float64]) -> float | None:
     return float(valid.mean()) if valid.size else None
 
 
-def _xywh(xyxy: NDArray[Any]) -> list[list[float]]:
+def _both(precision: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """map50_95 and map50."""
+    return _mean(precision[:, :, :, 0]), _mean(precision[0, :, :, 0])
+
+
+def _xywh(xyxy: NDArray[Any]) -> Any:
     boxes = xyxy.astype(np.float64)
-    boxes[:, 2:] -= boxes[:, :2]
-    rows: list[list[float]] = boxes.tolist()
-    return rows
-
-
-class _Step(NamedTuple):
-    """A frame of one class: ids of its objects (n,) and of its tracks (m,), and their overlaps (n, m)."""
-
-    objects: NDArray[np.int64]
-    tracks: NDArray[np.int64]
-    overlaps: NDArray[np.float64]
+    return np.hstack((boxes[:, :2], boxes[:, 2:] - boxes[:, :2])).tolist()
 
 
 class TrackCounter:
@@ -203,7 +177,8 @@ class TrackCounter:
         self._metrics: list[Any] = [metrics.HOTA(), metrics.CLEAR(quiet), metrics.Identity(quiet)]
         self._assign = needed("scipy.optimize").linear_sum_assignment
         self._names = list(names)
-        self._steps: dict[tuple[str, int], list[_Step]] = defaultdict(list)
+        self._steps: dict[tuple[str, int], list[tuple[Any, ...]]] = defaultdict(list)
+        """Of each frame, by sequence and class: ids of objects (n,) and of tracks (m,), and their overlaps (n, m)."""
 
     def add(self, sequence: str, labels: Labels, found: Detections) -> None:
         """Count one frame. Boxes that match an object which does not count (`Labels.crowd`) are left out, as
@@ -221,7 +196,7 @@ class TrackCounter:
             crowd, kept = labels.crowd[known], np.ones(int(seen.sum()), bool)
             at, of = self._assign(-np.where(shared >= IOU, shared, 0))
             kept[of[(shared[at, of] >= IOU) & crowd[at]]] = False
-            step = _Step(labels.track_id[known][~crowd], tracks[seen][kept], shared[~crowd][:, kept])
+            step = labels.track_id[known][~crowd], tracks[seen][kept], shared[~crowd][:, kept]
             self._steps[sequence, number].append(step)
 
     def scores(self) -> TrackScores:
@@ -253,10 +228,11 @@ class TrackCounter:
         return self._metrics[number].combine_sequences({str(key): one[number] for key, one in results.items()})
 
     @staticmethod
-    def _part(steps: Sequence[_Step]) -> dict[str, Any]:
+    def _part(steps: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         """A sequence as trackeval takes it: ids count from 0 without gaps."""
-        data: dict[str, Any] = {"num_timesteps": len(steps), "similarity_scores": [step.overlaps for step in steps]}
-        for name, ids in (("gt", [step.objects for step in steps]), ("tracker", [step.tracks for step in steps])):
+        objects, tracks, shared = zip(*steps, strict=True)
+        data: dict[str, Any] = {"num_timesteps": len(steps), "similarity_scores": list(shared)}
+        for name, ids in (("gt", objects), ("tracker", tracks)):
             known, index = np.unique(np.concatenate(ids), return_inverse=True)
             data[f"{name}_ids"] = np.split(index, np.cumsum([len(one) for one in ids])[:-1])
             data |= {f"num_{name}_ids": len(known), f"num_{name}_dets": len(index)}

@@ -118,11 +118,6 @@ class BoxClasses:
         own: dict[str, Any] = {name: None if part is None else part[kept] for name, part in parts.items()}
         return replace(labels, class_id=number[kept], **own)
 
-    def found(self, found: Detections) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-        """xyxy, confidence and class of the detections of shared classes; classes index `names`."""
-        shared = self.shared(found)
-        return shared.xyxy, shared.confidence, shared.class_id
-
     def shared(self, found: Detections) -> Detections:
         """The detections of shared classes; `class_id` indexes `names`."""
         number = self._model_to[found.class_id]
@@ -175,6 +170,5 @@ def _some(names: Mapping[int, str]) -> str:
 def table_of(numbers: Mapping[int, int], other: int) -> NDArray[np.int64]:
     """(65536,) table of `numbers`, `other` for every class number that it lacks."""
     table = np.full(65536, other, np.int64)
-    for number, position in numbers.items():
-        table[number] = position
+    table[list(numbers)] = list(numbers.values())
     return table

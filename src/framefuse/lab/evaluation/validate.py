@@ -117,7 +117,7 @@ class _Objects:
     def add(self, result: Result, labels: Labels) -> None:
         known, found = self._classes.labels(labels), self._classes.shared(result.detections)
         if not self._tracked:
-            self._counter.add(known, found.xyxy, found.confidence, found.class_id)
+            self._counter.add(known, found)
             return
         if labels.track_id is None:
             raise UsageError(

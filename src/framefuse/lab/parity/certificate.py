@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from fractions import Fraction
 from itertools import islice, product
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpu
 from framefuse.engines import ENGINES, find_backend
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
@@ -281,14 +282,12 @@ def _devices(name: str, asked: str) -> list[str]:
     if asked != "auto":
         return [asked.partition(":")[0]]
     devices = list(find_backend(name).capabilities.devices)
-    if len(devices) == 1:
-        return devices
-    from framefuse.cuda import device
-
-    with suppress(CapabilityError):
-        device.cupy()
-        return ["cpu", "cuda"]
-    return ["cpu"]
+    if len(devices) > 1:
+        try:
+            gpu.cupy()
+        except CapabilityError:
+            return ["cpu"]
+    return devices
 
 
 def _absent(error: Exception) -> str:

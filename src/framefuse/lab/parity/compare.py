@@ -143,12 +143,10 @@ class BoxDifference:
         if self.exact:
             return "exact"
         limits = self.limits
+        low = sum(iou < limits.most for iou in self.large)
         agree = not self.missing and not self.surplus and self.iou >= limits.iou and self.score <= limits.score
-        agree = agree and self.renamed <= self.matched * FEW
-        if self.large:
-            low = sum(iou < limits.most for iou in self.large)
-            agree = agree and low <= len(self.large) * FEW and float(np.median(self.large)) >= limits.median
-        return "within" if agree else "outside"
+        agree = agree and self.renamed <= self.matched * FEW and low <= len(self.large) * FEW
+        return "within" if agree and np.median(self.large or [1]) >= limits.median else "outside"
 
     def check(self, stage: str, note: str = "") -> Check:
         return Check(stage, str(self), str(self.limits), self.verdict, note)
@@ -171,14 +169,10 @@ class BoxDifference:
 
         def paired(rows: list[int], allowed: NDArray[np.bool_]) -> list[int]:
             """Pair rows with free columns; returns the rows that stay unpaired."""
-            alone = []
+            alone, rank = [], np.round(likeness * allowed, 2)
             for row in rows:
                 # End-to-end models may give boxes that overlap alike: take the one with the nearest score.
-                best = max(
-                    free,
-                    key=lambda column: (round(likeness[row, column] * allowed[row, column], 2), -scored[row, column]),
-                    default=None,
-                )
+                best = max(free, key=lambda column: (rank[row, column], -scored[row, column]), default=None)
                 if best is None or not allowed[row, best] or likeness[row, best] < PAIR:
                     alone.append(row)
                     continue
@@ -221,10 +215,7 @@ class BoxDifference:
             (self.unsure, "excused: score near the threshold"),
             (self.tied, "excused: overlap near the suppression threshold"),
         )
-        for count, what in counts:
-            if count:
-                parts.append(f"{count} {what}")
-        return ", ".join(parts)
+        return ", ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])
 
 
 @dataclass(frozen=True)

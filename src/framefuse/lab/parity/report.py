@@ -21,6 +21,10 @@ from framefuse.report.html import _section, _table, page
 MARKS = {"exact": "=", "within": "~", "outside": "X", "not compared": "-"}
 COLOURS = {"exact": "pre", "within": "post", "outside": "sink0", "not compared": "other"}
 """Classes of report.css: green, amber, red and grey."""
+NOTE = (
+    "From left to right, our stages replace those of the reference; the colour rates the resulting boxes. Green: "
+    "identical except for rounding. Amber: within the limits. Red: outside. Grey: not compared."
+)
 LEGEND = "= identical except for rounding   ~ within the limits   X outside the limits   - not compared"
 
 
@@ -136,12 +140,7 @@ class Certificate:
         sections = [
             f"<header><h1>Parity certificate</h1><p class='note'>{in_html(head(self))}</p>"
             f"<p class='verdict'>{in_html(verdict(self))}</p></header>",
-            _section(
-                "Where a difference starts",
-                chains,
-                "From left to right, our stages replace those of the reference; the colour rates the resulting boxes. "
-                "Green: identical except for rounding. Amber: within the limits. Red: outside. Grey: not compared.",
-            ),
+            _section("Where a difference starts", chains, NOTE),
             _section("The first of the frames", image, "Wide white boxes: the reference. Narrow pink: the pipeline."),
         ]
         for title, checks in groups(self):
@@ -163,9 +162,7 @@ class Certificate:
 def groups(certificate: Certificate) -> list[tuple[str, list[Check]]]:
     """Title and checks of each section of the page."""
     found = [("every engine: decoding and colour", certificate.pixels)]
-    for engine in certificate.engines:
-        if engine.absent:
-            continue
+    for engine in (one for one in certificate.engines if not one.absent):
         name = called(engine)
         found += [(f"{name}: each stage alone", engine.checks), (f"{name}: stage after stage", engine.steps)]
         if engine.peer:

@@ -69,15 +69,10 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
         boxes = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
         areas = [row["bbox"][2] * row["bbox"][3] if row.get("area") is None else row["area"] for row in rows]
         boxes[:, 2:] += boxes[:, :2]
-        return Labels(
-            xyxy=boxes,
-            class_id=np.array([number_of[row["category_id"]] for row in rows], np.int64),
-            crowd=np.array([bool(row.get("iscrowd")) for row in rows], np.bool_),
-            area=np.array(areas, np.float64),
-            size=(image["width"], image["height"]),
-            class_mask=partial(_class_mask, rows, values, image),
-            complexity=image.get("complexity"),
-        )
+        class_id = np.array([number_of[row["category_id"]] for row in rows], np.int64)
+        crowd, area = np.array([bool(row.get("iscrowd")) for row in rows], np.bool_), np.array(areas, np.float64)
+        mask = partial(_class_mask, rows, values, image)
+        return Labels(boxes, class_id, crowd, area, (image["width"], image["height"]), mask, image.get("complexity"))
 
     return Dataset(
         uri=str(path),

@@ -81,8 +81,7 @@ def _cells(scores: Scores) -> dict[str, str]:
     if pixels := scores.pixels:
         shares |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
     if tracks := scores.tracks:
-        shares |= {"HOTA": tracks.hota, "DetA": tracks.deta, "AssA": tracks.assa, "MOTA": tracks.mota}
-        shares |= {"IDF1": tracks.idf1}
+        shares |= {name: getattr(tracks, name.lower()) for name in ("HOTA", "DetA", "AssA", "MOTA", "IDF1")}
     cells = {name: percent(share) for name, share in shares.items()}
     return cells | {"switches": f"{tracks.id_switches:,}"} if tracks else cells
 
@@ -114,10 +113,9 @@ def markdown(rows: Sequence[Row], images: Sequence[Path] = ()) -> str:
     if scored:
         page += ["## By class", "", *markdown_table(class_table(rows)), ""]
     for row in rows:
-        for note in row.scores.notes if row.scores else ():
-            page.append(f"- {in_markdown(f'{row.title}: {note}')}")
-        if row.error:
-            page.append(f"- {in_markdown(f'{row.title}: {row.error.message} ({row.error.remedy})')}")
+        notes = [*row.scores.notes] if row.scores else []
+        notes += [f"{row.error.message} ({row.error.remedy})"] if row.error else []
+        page += [f"- {in_markdown(f'{row.title}: {note}')}" for note in notes]
     page += [f"\n![{path.stem}]({path.name})" for path in images]
     return "\n".join(page).rstrip() + "\n"
 

@@ -248,10 +248,9 @@ class PixelCounter:
 
     def __init__(self, card: Card, data: Dataset) -> None:
         if not data.mask_names:
-            raise UsageError(
-                f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has {data.no_masks}",
-                remedy="use data with few enough categories and a segmentation for each annotation, or synthetic://bodies",
-            )
+            remedy = "use data with few enough categories and a segmentation for each annotation, or synthetic://bodies"
+            why = f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has {data.no_masks}"
+            raise UsageError(why, remedy=remedy)
         known = {plain(name) for name in card.names.values()}
         names = dict(data.mask_names)
         for group, members in data.mask_groups.items():

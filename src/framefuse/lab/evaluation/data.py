@@ -83,10 +83,8 @@ def _annotations(path: Path) -> Path:
     if len(found) == 1:
         return found[0]
     names = ", ".join(str(file.relative_to(path)) for file in found[:5]) + (", ..." if len(found) > 5 else "")
-    raise SourceError(
-        f"{path} has {f'{len(found)} JSON files ({names})' if found else 'no JSON file'}, not one with annotations",
-        remedy="pass the COCO file itself; --images takes the folder of its images",
-    )
+    why = f"{path} has {f'{len(found)} JSON files ({names})' if found else 'no JSON file'}, not one with annotations"
+    raise SourceError(why, remedy="pass the COCO file itself; --images takes the folder of its images")
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
@@ -187,14 +185,9 @@ def open_sequence(folder: Path) -> Dataset:
 
     def labels(key: Key) -> Labels:
         own = rows[rows[:, 0] == int(key) + 1]
-        return Labels(
-            xyxy=np.hstack([own[:, 2:4], own[:, 2:4] + own[:, 4:6]]),
-            class_id=np.zeros(len(own), np.int64),
-            crowd=~np.isin(own[:, 7], COUNTED),
-            area=own[:, 4] * own[:, 5],
-            size=size,
-            track_id=own[:, 1].astype(np.int64),
-        )
+        boxes, area = np.hstack([own[:, 2:4], own[:, 2:4] + own[:, 4:6]]), own[:, 4] * own[:, 5]
+        class_id, crowd = np.zeros(len(own), np.int64), ~np.isin(own[:, 7], COUNTED)
+        return Labels(boxes, class_id, crowd, area, size, track_id=own[:, 1].astype(np.int64))
 
     key_of, files = attrgetter("index"), [*images, folder / INI]
     return Dataset(name, {0: "person"}, range(length), open_frames, key_of, labels, files=files)
@@ -253,16 +246,9 @@ def open_world(uri: str) -> Dataset:
     def labels(key: Key) -> Labels:
         truth = truths.pop(key, None) or world[int(key)].truth
         boxes = truth.boxes.astype(np.float64)
-        return Labels(
-            xyxy=boxes,
-            class_id=truth.class_id,
-            crowd=truth.ignored,
-            area=np.bincount(truth.instances.ravel(), minlength=len(boxes) + 1)[1:].astype(np.float64),
-            size=world.size,
-            class_mask=lambda: truth.class_mask,
-            complexity=truth.complexity,
-            track_id=truth.track_id,
-        )
+        area = np.bincount(truth.instances.ravel(), minlength=len(boxes) + 1)[1:].astype(np.float64)
+        facts = (lambda: truth.class_mask), truth.complexity, truth.track_id
+        return Labels(boxes, truth.class_id, truth.ignored, area, world.size, *facts)
 
     return Dataset(
         uri=uri,

@@ -73,10 +73,8 @@ def validate(
             on_frame(len(done), len(keys))
         report = pipeline.report
     if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
-        raise SourceError(
-            f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}",
-            remedy="repair them, or remove them from the data",
-        )
+        why = f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}"
+        raise SourceError(why, remedy="repair them, or remove them from the data")
     scores: Any = counter.scores()
     kinds = {BoxScores: "boxes", PixelScores: "pixels", TrackScores: "tracks"}
     ran = report.model
@@ -120,10 +118,8 @@ class _Objects:
             self._counter.add(known, found)
             return
         if labels.track_id is None:
-            raise UsageError(
-                f"{result.frame.source_id} has boxes without identities, so no track is right or wrong",
-                remedy="use synthetic://street or a MOTChallenge folder, or leave --track out",
-            )
+            why = f"{result.frame.source_id} has boxes without identities, so no track is right or wrong"
+            raise UsageError(why, remedy="use synthetic://street or a MOTChallenge folder, or leave --track out")
         self._counter.add(result.frame.source_id, known, found)
 
 

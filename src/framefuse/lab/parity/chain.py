@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 
@@ -202,8 +203,6 @@ def decoded(path: Path | None, like: list[Frame]) -> list[Frame]:
 
 def _image(path: Path, frame: Frame) -> Any:
     """FFmpeg's image with the pts of the frame; with its number, if no pts is stated."""
-    import av
-
     for seek in (True, False):
         with av.open(str(path)) as container:
             stream = container.streams.video[0]

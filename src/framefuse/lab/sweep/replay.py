@@ -9,8 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -70,28 +71,20 @@ def replay(
         groups[choice.key].append(choice)
     work = partial(_group, [one for one in recordings if one.frames], card, places, short)
     found: dict[int, Numbers] = {}
-    trackings = []
-
-    def take(members: Sequence[Choice], done: tuple[list[Numbers], float]) -> None:
-        found.update(zip((choice.number for choice in members), done[0], strict=True))
-        if members[0].settings.track:
-            trackings.append(done[1])
-        on_choice(len(found))
-
+    trackings: list[float] = []
     tracked = sum(members[0].settings.track is not None for members in groups.values())
     count = min(available_cores(), tracked)
-    if count < 2 or sum(one.frames for one in recordings) * tracked < SMALL:
-        for members in groups.values():
-            take(members, work(members))
-    else:
-        spawn = multiprocessing.get_context("spawn")  # threads of an engine do not survive a fork
-        with ProcessPoolExecutor(count, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-            try:
-                waiting = {pool.submit(work, members): members for members in groups.values()}
-                for future in as_completed(waiting):
-                    take(waiting[future], future.result())
-            finally:
-                pool.shutdown(cancel_futures=True)
+    with ExitStack() as opened:
+        results: Iterator[tuple[list[Numbers], float]] = map(work, groups.values())
+        if count > 1 and sum(one.frames for one in recordings) * tracked >= SMALL:
+            spawn = multiprocessing.get_context("spawn")  # threads of an engine do not survive a fork
+            pool = ProcessPoolExecutor(count, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+            opened.callback(pool.shutdown, cancel_futures=True)
+            results = pool.map(work, groups.values())
+        for members, (numbers, seconds) in zip(groups.values(), results, strict=True):
+            found.update(zip((choice.number for choice in members), numbers, strict=True))
+            trackings += [seconds] if members[0].settings.track else []
+            on_choice(len(found))
     return [found[choice.number] for choice in choices], trackings
 
 

@@ -28,10 +28,9 @@ import numpy as np
 
 from benchmarks.protocol import save
 from framefuse import Settings
-from framefuse.lab.sweep.boxes import load
 from framefuse.lab.sweep.grid import choices
 from framefuse.lab.sweep.record import Recording
-from framefuse.lab.sweep.replay import replay
+from framefuse.lab.sweep.replay import load, replay
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Detections, FrameInfo, Result

@@ -46,8 +46,9 @@ from framefuse import Model, Pipeline, View
 from framefuse.cli.synth import write_clip
 from framefuse.frame import Frame
 from framefuse.lab.evaluation import open_data, validate
-from framefuse.lab.evaluation.boxes import BoxCounter
+from framefuse.lab.evaluation.counters import BoxCounter
 from framefuse.models import find_model
+from framefuse.prediction import Detections
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.tiles import Tiles
 from framefuse.sources import SourceInfo, open_source
@@ -185,7 +186,7 @@ def sahi(python: Path, model: str, rounds: int) -> Row:
         counter = BoxCounter(list(data.names.values()), max_det=1000)  # the model has the classes of the world
         for truth, found in zip(labels, peer.last["boxes"], strict=True):
             table = np.array(found, np.float64).reshape(-1, 6)
-            counter.add(truth, table[:, :4], table[:, 4], table[:, 5].astype(int))
+            counter.add(truth, Detections(table[:, :4], table[:, 4], table[:, 5].astype(int)))
         scores = counter.scores()
         rows[name] |= {
             "cpu_ms_per_frame": peer.last["cpu_ms_per_frame"], "packages": peer.last["packages"],

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from benchmarks.cpu.accuracy import drawn_once, world
 from benchmarks.protocol import save
 from framefuse.lab.evaluation import Dataset, open_data, validate
-from framefuse.lab.parity.compare import overlap
+from framefuse.lab.evaluation.counters import overlaps
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections
 
@@ -67,7 +67,7 @@ class Alone:
 
     def look_up(self, candidates: Boxes) -> None:
         """Find it among what the other side has before suppression."""
-        table = overlap(np.array([self.xyxy]), candidates.xyxy)[0] * (candidates.class_id == self.class_id)
+        table = overlaps(np.array([self.xyxy]), candidates.xyxy)[0][0] * (candidates.class_id == self.class_id)
         same = candidates.confidence[table >= SAME]
         if len(same):
             self.candidate = float(same[np.abs(same - self.confidence).argmin()])
@@ -81,7 +81,7 @@ def pairs(
     reference: Boxes, found: Boxes, least: float = 0.5
 ) -> tuple[list[tuple[int, int, float]], set[int], set[int]]:
     """Boxes of one class that overlap by at least `least`, the best pairs first, and the indices without a partner."""
-    table = overlap(reference.xyxy, found.xyxy)
+    table = overlaps(reference.xyxy, found.xyxy)[0]
     table[reference.class_id[:, None] != found.class_id[None]] = 0
     left, right = set(range(len(reference.xyxy))), set(range(len(found.xyxy)))
     made = []

@@ -16,7 +16,8 @@ from PIL import Image
 
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.lab.evaluation import Dataset, Labels, open_data, validate
-from framefuse.lab.evaluation.boxes import BoxCounter, confusion
+from framefuse.lab.evaluation.counters import BoxCounter, confusion
+from framefuse.prediction import Detections
 from training.squares import NAMES, write_squares
 from training.squares_clip import squares_scene
 
@@ -30,9 +31,10 @@ def labels(boxes: list[list[float]], classes: list[int], crowd: list[int] | None
     return Labels(xyxy, np.array(classes, np.int64), crowds, area, (640, 480), **more)
 
 
-def found(rows: list[tuple[list[float], float, int]]) -> tuple[Any, Any, Any]:
+def found(rows: list[tuple[list[float], float, int]]) -> Detections:
     boxes, scores, classes = zip(*rows, strict=True) if rows else ([], [], [])
-    return np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes, np.int64)
+    xyxy = np.array(boxes, np.float32).reshape(-1, 4)
+    return Detections(xyxy, np.array(scores, np.float32), np.array(classes, np.int64))
 
 
 A, B, C = [10, 10, 50, 50], [100, 100, 140, 140], [300, 300, 500, 450]
@@ -41,7 +43,7 @@ FAR = [200, 10, 240, 50]
 
 def test_perfect_detections_score_1() -> None:
     counter = BoxCounter(["a", "b"], max_det=300)
-    counter.add(labels([A, B], [0, 1]), *found([(A, 0.9, 0), (B, 0.8, 1)]))
+    counter.add(labels([A, B], [0, 1]), found([(A, 0.9, 0), (B, 0.8, 1)]))
     scores = counter.scores()
     assert (scores.map50_95, scores.map50, scores.precision, scores.recall) == (1, 1, 1, 1)
     assert scores.by_size == {"small": None, "medium": 1, "large": None}
@@ -50,7 +52,7 @@ def test_perfect_detections_score_1() -> None:
 def test_average_precision_by_hand() -> None:
     """Found: A, then a ghost, then B; C is missed. Precision at recall 1/3 is 1, at 2/3 it is 2/3, above it is 0."""
     counter = BoxCounter(["a"], max_det=300)
-    counter.add(labels([A, B, C], [0, 0, 0]), *found([(A, 0.9, 0), (FAR, 0.8, 0), (B, 0.7, 0)]))
+    counter.add(labels([A, B, C], [0, 0, 0]), found([(A, 0.9, 0), (FAR, 0.8, 0), (B, 0.7, 0)]))
     scores = counter.scores()
     expected = (34 * 1 + 33 * 2 / 3) / 101  # recalls 0..0.33, 0.34..0.66, 0.67..1 in steps of 0.01
     assert scores.map50 == pytest.approx(expected, abs=1e-12)
@@ -62,7 +64,7 @@ def test_average_precision_by_hand() -> None:
 def test_overlap_decides_which_thresholds_count() -> None:
     """A box of IoU 0.8 is right at 0.50, ..., 0.80: 7 of the 10 overlaps."""
     counter = BoxCounter(["a"], max_det=300)
-    counter.add(labels([[0, 0, 100, 100]], [0]), *found([([0, 0, 100, 80], 0.9, 0)]))
+    counter.add(labels([[0, 0, 100, 100]], [0]), found([([0, 0, 100, 80], 0.9, 0)]))
     scores = counter.scores()
     assert scores.map50_95 == pytest.approx(0.7)
     assert scores.map75 == pytest.approx(1)
@@ -71,21 +73,21 @@ def test_overlap_decides_which_thresholds_count() -> None:
 def test_what_lies_in_a_crowd_counts_neither_way() -> None:
     counter = BoxCounter(["a"], max_det=300)
     crowd = labels([A, C], [0, 0], [0, 1])
-    counter.add(crowd, *found([([310, 310, 350, 350], 0.95, 0), (A, 0.9, 0)]))
+    counter.add(crowd, found([([310, 310, 350, 350], 0.95, 0), (A, 0.9, 0)]))
     scores = counter.scores()
     assert (scores.map50_95, scores.objects) == (1, 1)
     assert scores.confusion == [[1, 0], [0, 0]]
 
 
 def test_confusion_names_the_wrong_class() -> None:
-    table = confusion(labels([A, B], [0, 1]), *found([(A, 0.9, 1), (FAR, 0.9, 0)]), 2)
+    table = confusion(labels([A, B], [0, 1]), found([(A, 0.9, 1), (FAR, 0.9, 0)]), 2)
     assert table.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
 
 
 def test_calm_and_crowded_frames_are_scored_apart() -> None:
     counter = BoxCounter(["a"], max_det=300)
-    counter.add(labels([A], [0], complexity=0.1), *found([(A, 0.9, 0)]))
-    counter.add(labels([A, B], [0, 0], complexity=1.0), *found([]))
+    counter.add(labels([A], [0], complexity=0.1), found([(A, 0.9, 0)]))
+    counter.add(labels([A, B], [0, 0], complexity=1.0), found([]))
     split = counter.scores().by_complexity
     assert (split["calm"].map50_95, split["calm"].frames, split["calm"].objects) == (1, 1, 1)
     assert (split["busy"].map50_95, split["busy"].frames) == (None, 0)
@@ -123,7 +125,7 @@ def test_numbers_equal_those_of_pycocotools(seed: int) -> None:
     truth: Coco = {"images": [], "annotations": [], "categories": [{"id": i, "name": str(i)} for i in range(3)]}
     results = []
     for image, (known, (boxes, scores, ids)) in enumerate(noisy(seed), 1):
-        counter.add(known, boxes, scores, ids)
+        counter.add(known, Detections(boxes, scores, ids))
         truth["images"].append({"id": image})
         for box, area, kind, crowd in zip(known.xyxy, known.area, known.class_id, known.crowd, strict=True):
             row = {"id": len(truth["annotations"]) + 1, "image_id": image, "category_id": int(kind), "area": area}
@@ -445,6 +447,7 @@ def test_perfect_answers_on_the_world_score_1() -> None:
     counter = BoxCounter(list(world.names.values()), max_det=300)
     for key in world.spread(6):
         known = world.labels(key)
-        counter.add(known, known.xyxy, np.full(len(known.xyxy), 0.9, np.float32), known.class_id)
+        confidence = np.full(len(known.xyxy), 0.9, np.float32)
+        counter.add(known, Detections(known.xyxy, confidence, known.class_id))
     scores = counter.scores()
     assert (scores.map50_95, scores.precision, scores.recall) == (1, 1, 1)

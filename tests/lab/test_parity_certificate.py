@@ -20,9 +20,10 @@ from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMe
 from framefuse.frame import PIXEL_FORMATS
 from framefuse.lab.parity import certify
 from framefuse.lab.parity.chain import Chain, decoded, on_host, read_input, write_input
-from framefuse.lab.parity.compare import LIMITS, BoxDifference, Boxes, Limits, PixelDifference
+from framefuse.lab.parity.compare import LIMITS, BoxDifference, Limits, PixelDifference
 from framefuse.lab.parity.peer import run_peer
 from framefuse.lab.parity.report import verdict
+from framefuse.prediction import Detections
 from framefuse.sources import open_source
 from training.squares_clip import squares_clip
 
@@ -41,11 +42,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"yolov8": "squares", **made}
 
 
-def found(boxes: list[tuple[float, ...]], scores: list[float], classes: list[int]) -> Boxes:
-    return Boxes(np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes))
+def found(boxes: list[tuple[float, ...]], scores: list[float], classes: list[int]) -> Detections:
+    return Detections(np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes))
 
 
-def compared(reference: Boxes, other: Boxes, limits: Limits = LIMITS["fp32"]) -> BoxDifference:
+def compared(reference: Detections, other: Detections, limits: Limits = LIMITS["fp32"]) -> BoxDifference:
     difference = BoxDifference(limits, 0.25, 0.7)
     difference.add(reference, other)
     return difference
@@ -76,7 +77,7 @@ def test_the_same_boxes_in_another_order_are_identical() -> None:
         (found([BOX, (10, 10, 50, 45)], [0.9, 0.8], [0, 0]), "within"),  # and at that of suppression
     ],
 )
-def test_what_is_apart_is_judged(other: Boxes, expected: str) -> None:
+def test_what_is_apart_is_judged(other: Detections, expected: str) -> None:
     difference = compared(found([BOX], [0.9], [0]), other)
     assert difference.verdict == expected, str(difference)
 
@@ -240,9 +241,9 @@ def broken(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     else:
         real_boxes = Chain.boxes
 
-        def more(self: Any, raw: Any, placement: Any, *, ours: bool) -> Boxes:
+        def more(self: Any, raw: Any, placement: Any, *, ours: bool) -> Detections:
             boxes = real_boxes(self, raw, placement, ours=ours)
-            return Boxes(boxes.xyxy + (3 if ours else 0), boxes.scores, boxes.classes)
+            return Detections(boxes.xyxy + (3 if ours else 0), boxes.confidence, boxes.class_id)
 
         monkeypatch.setattr(Chain, "boxes", more)
 
@@ -437,7 +438,7 @@ for number, seconds in enumerate(asked["seconds"]):
     raw = stage.run(pixels)
     boxes = chain.boxes(raw, place, ours=False)
     np.savez(os.path.join(asked["out"], f"{{number}}.npz"), image=image, input=pixels, xyxy=boxes.xyxy,
-             scores=boxes.scores, classes=boxes.classes, output0=raw.outputs[0])
+             scores=boxes.confidence, classes=boxes.class_id, output0=raw.outputs[0])
 json.dump({{"ultralytics": "1", "opencv": "2"}}, open(os.path.join(asked["out"], "versions.json"), "w"))
 """
 

@@ -23,10 +23,9 @@ from framefuse.config import settings_from
 from framefuse.errors import ConfigError, FramefuseError, SinkError, SourceError, UsageError
 from framefuse.lab.evaluation import validate
 from framefuse.lab.sweep import page
-from framefuse.lab.sweep.boxes import Tracks, kept, load, track, unmatched
 from framefuse.lab.sweep.grid import Choice, choices, read_grid
 from framefuse.lab.sweep.record import COMMON, Recording, record
-from framefuse.lab.sweep.replay import replay
+from framefuse.lab.sweep.replay import Tracks, kept, load, replay, track, unmatched
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Detections, FrameInfo, Result

@@ -21,7 +21,7 @@ import trackeval
 from framefuse.cli.app import main
 from framefuse.errors import CapabilityError, DecodeError, FramefuseError, SourceError, UsageError
 from framefuse.lab.evaluation import Labels, open_data, validate
-from framefuse.lab.evaluation.tracks import TrackCounter
+from framefuse.lab.evaluation.counters import TrackCounter
 from framefuse.prediction import Detections
 from framefuse.tracking import open_tracker
 from framefuse.world import World

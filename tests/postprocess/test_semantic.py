@@ -17,7 +17,7 @@ from framefuse.errors import CardError, DecodeError, NonFiniteError, UsageError
 from framefuse.frame import PIXEL_FORMATS
 from framefuse.lab.evaluation import open_data, validate
 from framefuse.lab.evaluation.coco import needed
-from framefuse.lab.evaluation.pixels import OTHER, PixelCounter
+from framefuse.lab.evaluation.counters import OTHER, PixelCounter
 from framefuse.models.card import read_card
 from framefuse.postprocess.semantic import ClassMasks
 from framefuse.prediction import Detections, Masks

@@ -91,18 +91,18 @@ class Score:
     def __init__(self, data: Dataset, card: Card) -> None:
         import numpy as np
 
-        from framefuse.lab.evaluation.classes import BoxClasses
+        from framefuse.lab.evaluation.dataset import BoxClasses
 
-        self._data, self._shared = data, BoxClasses(card.names, data, card)
+        self._data, self._shared = data, BoxClasses(data, card)
         classes = len(self._shared.names) + 1
         self._table = np.zeros((classes, classes), np.int64)
         """[ground truth][detected]; the last row counts false positives, the last column missed objects."""
 
     def add(self, result: Result) -> None:
-        from framefuse.lab.evaluation.boxes import confusion
+        from framefuse.lab.evaluation.counters import confusion
 
         labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))
-        self._table += confusion(labels, *self._shared.found(result.detections), len(self._table) - 1)
+        self._table += confusion(labels, self._shared.shared(result.detections), len(self._table) - 1)
 
     @property
     def correct(self) -> int:

@@ -65,20 +65,16 @@ def parity(
         say(f"wrote {out}")
     if missing := _missing(certificate, named):
         raise CapabilityError(f"{missing.name} was not compared: {missing.absent}", remedy="run 'framefuse doctor'")
-    if verdict(certificate) != "CERTIFIED":
-        raise QualityError(f"{certificate.model} is not certified: {_why(certificate)}", remedy="see the table")
+    if (end := verdict(certificate)) != "CERTIFIED":
+        outside = [line for line in certificate.summary()[:-1] if "outside the limits" in line]
+        why = outside[0] if outside else end.removeprefix("NOT CERTIFIED: ")
+        raise QualityError(f"{certificate.model} is not certified: {why}", remedy="see the table")
     return 0
 
 
 def _missing(certificate: Any, named: Sequence[str]) -> Any:
     """A requested engine that was not compared; None if another one is outside the limits, which is more important."""
-    here = [one for one in certificate.engines if not one.absent]
-    ran = {one.name for one in here}
-    if any(one.verdict == "outside" for one in here):
+    if any(one.verdict == "outside" for one in certificate.engines if not one.absent):
         return None
+    ran = {one.name for one in certificate.engines if not one.absent}
     return next((one for one in certificate.engines if one.name not in ran and (one.name in named or not ran)), None)
-
-
-def _why(certificate: Any) -> str:
-    lines = [line for line in certificate.summary()[:-1] if "outside the limits" in line]
-    return lines[0] if lines else str(certificate.summary()[-1]).removeprefix("NOT CERTIFIED: ")

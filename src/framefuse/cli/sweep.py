@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -42,8 +41,7 @@ LOWER: Final = "false_starts", "fragments"
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
 def sweep(
     inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE... MODEL", help="videos, folders, synthetic://..., then the model"),
+        list[str], typer.Argument(metavar="FILE... MODEL", help="videos, folders, synthetic://..., then the model")
     ],
     grid: Annotated[
         Path | None, typer.Option("--grid", "-g", metavar="FILE", help="YAML file of lines 'field: [value, value]'")
@@ -70,7 +68,7 @@ def sweep(
     Detections, tracks and zones take several values between commas, --classes between semicolons: --conf 0.2,0.3,0.5
     --classes "car,person;car". Every combination is a setting.
     """
-    from framefuse.lab.evaluation.mot import sequences_in
+    from framefuse.lab.evaluation.data import sequences_in
     from framefuse.lab.sweep import grid as grids
     from framefuse.lab.sweep import page
     from framefuse.lab.sweep.record import record
@@ -81,8 +79,8 @@ def sweep(
     from framefuse.sources.paths import videos_in
 
     if len(inputs) < 2:
-        remedy = "framefuse sweep video.mp4 model.onnx --conf 0.2,0.4"
-        raise UsageError("a sweep needs a video and a model", remedy=remedy)
+        example = "framefuse sweep video.mp4 model.onnx --conf 0.2,0.4"
+        raise UsageError("a sweep needs a video and a model", remedy=example)
     fixed = {field: value for field, value in given.items() if field not in grids.FIELDS}
     base = load_settings(config, None, fixed, defaults=DEFAULTS, environment=os.environ).settings
     values = grids.read_grid(grid, {field: value for field, value in given.items() if field in grids.FIELDS})
@@ -119,30 +117,27 @@ def sweep(
             )
         columns = list(dict.fromkeys(name for one in numbers for name in one))
         by = by or ("hota" if "hota" in columns else None)
-        order = list(range(len(every)))
+        found = list(zip(every, numbers, strict=True))
         if by:
             check_choice("--by", by, columns, remedy=f"this sweep has {', '.join(columns)}")
-            order.sort(key=lambda row: numbers[row].get(by, math.inf) * (-1 if by in HIGHER else 1))
-            order.sort(key=lambda row: by not in numbers[row])
-        best = choose or (order[0] + 1 if by else None)
-        lines = _lines(values, every, numbers, order, columns)
+            sign = -1 if by in HIGHER else 1
+            found.sort(key=lambda one: (by not in one[1], sign * one[1].get(by, 0)))
+        best = choose or (found[0][0].number if by else None)
+        lines = _lines(values, found, columns)
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows(lines)
         chosen = _yaml(every[best - 1], base, inputs[-1]) if best else ""
         pair = compare or ((1, best) if best and best > 1 else None)
         differences = page.compare(recordings, *(every[number - 1] for number in pair)) if pair and trackings else []
-        facts = {
-            "title": f"Sweep of {counted(len(every), 'setting')}",
-            "what": f"{inputs[-1]} on {', '.join(sources)}",
-            "order": f"Sorted by {by}." if by else "In the order of the grid.",
-        }
-        html = page.render(lines[: 1 + page.MOST_ROWS], notes, differences, chosen, facts)
+        heading = [f"Sweep of {counted(len(every), 'setting')}", f"{inputs[-1]} on {', '.join(sources)}"]
+        heading.append(f"Sorted by {by}." if by else "In the order of the grid.")
+        html = page.render(heading, lines[: 1 + page.MOST_ROWS], chosen, differences, notes)
         outputs = {table_file: text.getvalue(), page_file: html} | ({yaml_file: chosen} if chosen else {})
         for path, content in outputs.items():
             write_out(path, content)
         if print_json:
-            found = [{"setting": row + 1, **every[row].values, **numbers[row]} for row in order]
-            typer.echo(json.dumps({"notes": notes, "settings": found}, indent=1, default=str))
+            settings = [{"setting": choice.number, **choice.values, **counts} for choice, counts in found]
+            typer.echo(json.dumps({"notes": notes, "settings": settings}, indent=1, default=str))
         else:
             print_table(lines[0], lines[1 : rows + 1])
         if not quiet:
@@ -154,20 +149,16 @@ def sweep(
 
 
 def _lines(
-    values: Mapping[str, Sequence[Any]],
-    every: Sequence[Choice],
-    numbers: Sequence[Numbers],
-    order: Sequence[int],
-    columns: Sequence[str],
+    values: Mapping[str, Sequence[Any]], found: Sequence[tuple[Choice, Numbers]], columns: Sequence[str]
 ) -> list[list[str]]:
     """Header and rows; fields that are the same in all settings are left out."""
     fields = [field for field in values if len(values[field]) > 1] or list(values)
     lines = [["setting", *fields, *(name.replace("_", " ") for name in columns)]]
-    for row in order:
-        own = [every[row].values[field] for field in fields]
+    for choice, counts in found:
+        own = [choice.values[field] for field in fields]
         texts = [",".join(map(str, one)) if isinstance(one, list) else "-" if one is None else str(one) for one in own]
-        cells = [f"{numbers[row][name]:.6g}" if name in numbers[row] else "-" for name in columns]
-        lines.append([str(row + 1), *texts, *cells])
+        cells = [f"{counts[name]:.6g}" if name in counts else "-" for name in columns]
+        lines.append([str(choice.number), *texts, *cells])
     return lines
 
 

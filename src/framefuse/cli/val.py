@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -67,7 +67,7 @@ def val(
         load_settings(None, None, {"precision": precision})
 
     from framefuse.lab.evaluation import open_data
-    from framefuse.lab.evaluation.compare import FILES, Row, Wanted, save
+    from framefuse.lab.evaluation.compare import FILES, Row, Wanted, class_table, save, table, to_json
     from framefuse.sinks.run_folder import output_path, run_folder
 
     opened = open_data(data, images)
@@ -86,7 +86,11 @@ def val(
                 rows.append(_run(Row(replace(wanted, model=model)), opened, chosen, limit, quiet))
         finally:  # keep the scores that were finished before an interruption
             if any(row.scores for row in rows):
-                _show(rows, print_json)
+                if print_json:
+                    typer.echo(to_json(rows), nl=False)
+                else:
+                    for head, *body in (table(rows), [[""]], class_table(rows)):
+                        print_table(head, body)
                 written = save(rows, folder, inputs)
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
@@ -99,19 +103,6 @@ def val(
     if lines:
         stderr().print("\n".join(map(on_one_line, lines)), markup=False)
     return failed[0].exit_code if failed else 0
-
-
-def _show(rows: Sequence[Row], as_json: bool) -> None:
-    from framefuse.lab.evaluation.compare import class_table, table, to_json
-
-    if as_json:
-        typer.echo(to_json(rows), nl=False)
-        return
-    head, *body = table(rows)
-    print_table(head, body)
-    typer.echo()
-    head, *body = class_table(rows)
-    print_table(head, body)
 
 
 def _several(given: dict[str, Any], field: str) -> list[str]:

@@ -2,8 +2,8 @@
 
     open_data("annotations.json") -> Dataset        validate("yolov8n.onnx", data) -> Scores
 
-data.py, coco.py and world.py read data; classes.py matches class names; boxes.py and pixels.py count; compare.py and
-plots.py present the results.
+data.py and coco.py read data; dataset.py holds them and matches class names; counters.py counts; compare.py presents
+the results.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from functools import partial
 from importlib import import_module
 from math import prod
 from operator import attrgetter
+from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -25,7 +26,8 @@ from framefuse.common.names import nearby
 from framefuse.config import UNWRITABLE
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Key, Labels, plain
-from framefuse.sources import Source, SourceInfo, SourceOptions
+from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
+from framefuse.sources.images import open_images
 from framefuse.sources.pull import Frames, PullSource
 
 Record = dict[str, Any]
@@ -50,7 +52,9 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
     records = _read(path)
     entries, categories = _by_id(path, records, "images"), _by_id(path, records, "categories")
     _check_images(path, entries.values())
-    names = _class_names(path, categories)
+    names = {number: str(categories[category]["name"]) for number, category in enumerate(sorted(categories))}
+    if repeated := [name for name, count in Counter(names.values()).items() if count > 1]:
+        raise SourceError(f"{path}: two categories are called {repeated[0]!r}", remedy="rename or merge them")
     number_of = {category: number for number, category in enumerate(sorted(categories))}
     objects, notes = _objects(path, records["annotations"], entries, categories)
     folder = images or _find_folder(path, entries)
@@ -58,13 +62,25 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
     by_key = (_frames_of if video else _files_of)(path, folder, entries)
     values = {category: 0 if plain(names[number]) == NOTHING else number + 1 for category, number in number_of.items()}
     outlined = all(record.get("segmentation") for rows in objects.values() for record in rows)
+
+    def labels(key: Key) -> Labels:
+        image = by_key[key]
+        rows = objects.get(image["id"], [])
+        boxes = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
+        areas = [row["bbox"][2] * row["bbox"][3] if row.get("area") is None else row["area"] for row in rows]
+        boxes[:, 2:] += boxes[:, :2]
+        class_id = np.array([number_of[row["category_id"]] for row in rows], np.int64)
+        crowd, area = np.array([bool(row.get("iscrowd")) for row in rows], np.bool_), np.array(areas, np.float64)
+        mask = partial(_class_mask, rows, values, image)
+        return Labels(boxes, class_id, crowd, area, (image["width"], image["height"]), mask, image.get("complexity"))
+
     return Dataset(
         uri=str(path),
         names=names,
         keys=list(by_key),
-        open=partial(_open_video, folder) if video else _open_images,
+        open=partial(_open_video, folder) if video else lambda keys: open_images([*map(Path, keys)], SourceOptions()),
         key_of=attrgetter("index" if video else "source_id"),
-        labels=partial(_labels, by_key, objects, number_of, values),
+        labels=labels,
         mixed=not video and len(by_key) > 1,
         files=[path, folder] if video else [path, *map(Path, by_key)],
         notes=notes,
@@ -94,49 +110,32 @@ def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[i
     text = {"images": "file_name", "categories": "name"}[kind]
     for record in records[kind]:
         if not _is_id(record.get("id")) or not isinstance(record.get(text), str) or not record[text].strip():
-            raise DecodeError(
-                f"{path}: an entry of {kind} has no id or no {text}: {_short(record)}",
-                remedy=f"give it an integer id and a string {text}",
-            )
+            why = f"{path}: an entry of {kind} has no id or no {text}: {_short(record)}"
+            raise DecodeError(why, remedy=f"give it an integer id and a string {text}")
         if re.search(UNWRITABLE if kind == "images" else "[\0\ud800-\udfff]", record[text]):
-            raise DecodeError(
-                f"{path}: an entry of {kind} has a {text} that is not valid text: {_short(record[text])}",
-                remedy=f"give it a {text} in UTF-8",
-            )
+            why = f"{path}: an entry of {kind} has a {text} that is not valid text: {_short(record[text])}"
+            raise DecodeError(why, remedy=f"give it a {text} in UTF-8")
     counts = Counter(record["id"] for record in records[kind])
     if repeated := [number for number, count in counts.items() if count > 1]:
-        raise SourceError(
-            f"{path}: {counts[repeated[0]]} {kind} have the id {repeated[0]}", remedy="make the ids unique"
-        )
+        why = f"{path}: {counts[repeated[0]]} {kind} have the id {repeated[0]}"
+        raise SourceError(why, remedy="make the ids unique")
     return {record["id"]: record for record in records[kind]}
 
 
 def _check_images(path: Path, images: Iterable[Record]) -> None:
     for record in images:
-        sides = [record.get("width"), record.get("height")]
-        if not all(_is_id(side) and side > 0 for side in sides):
-            raise DecodeError(
-                f"{path}: image {_short(record['file_name'])} has width {_short(sides[0])} and height "
-                f"{_short(sides[1])}",
-                remedy="give both in pixels",
-            )
-        complexity = record.get("complexity")
+        where = f"{path}: image {_short(record['file_name'])}"
+        width, height, complexity = (record.get(key) for key in ("width", "height", "complexity"))
+        if not all(_is_id(side) and side > 0 for side in (width, height)):
+            why = f"{where} has width {_short(width)} and height {_short(height)}"
+            raise DecodeError(why, remedy="give both in pixels")
         if complexity is not None and not (_is_length(complexity) and 0 <= complexity <= 1):
-            raise DecodeError(
-                f"{path}: image {_short(record['file_name'])} has the complexity {_short(complexity)}",
-                remedy="leave it out, or give a number from 0 (calm) to 1 (crowded)",
-            )
+            why = f"{where} has the complexity {_short(complexity)}"
+            raise DecodeError(why, remedy="leave it out, or give a number from 0 (calm) to 1 (crowded)")
 
 
 def _is_id(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _class_names(path: Path, categories: Mapping[int, Record]) -> dict[int, str]:
-    names = {number: str(categories[category]["name"]) for number, category in enumerate(sorted(categories))}
-    if repeated := [name for name, count in Counter(names.values()).items() if count > 1]:
-        raise SourceError(f"{path}: two categories are called {repeated[0]!r}", remedy="rename or merge them")
-    return names
 
 
 def _objects(
@@ -149,16 +148,12 @@ def _objects(
     for record in annotations:
         for key, known in (("image_id", images), ("category_id", categories)):
             if not _is_id(record.get(key)) or record[key] not in known:
-                raise SourceError(
-                    f"{path}: an annotation has the {key} {_short(record.get(key))}, which does not exist: "
-                    f"{_short(record)}",
-                    remedy=f"correct it, or add the {key.removesuffix('_id')}",
-                )
-        number = record.get("id")
-        if _is_id(number):
+                why = f"an annotation has the {key} {_short(record.get(key))}, which does not exist: {_short(record)}"
+                raise SourceError(f"{path}: {why}", remedy=f"correct it, or add the {key.removesuffix('_id')}")
+        if _is_id(number := record.get("id")):
             if number in seen:
                 raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own id")
-            seen.add(int(number or 0))
+            seen.add(number)
         _check_values(path, record)
         box, image = record["bbox"], images[record["image_id"]]
         if min(box[2:]) <= 0:
@@ -176,10 +171,7 @@ def _objects(
 
 
 def _check_values(path: Path, record: Record) -> None:
-    """
-    Raises:
-        DecodeError: an annotation has an invalid box, area or iscrowd.
-    """
+    """Raise DecodeError if an annotation has an invalid box, area or iscrowd."""
     box, area, crowd = (record.get(key) for key in ("bbox", "area", "iscrowd"))
     which = f"{path}: an annotation (id {_short(record.get('id'))}) of image {record['image_id']}"
     if not isinstance(box, list) or len(box) != 4 or not all(_is_length(value) for value in box):
@@ -200,12 +192,10 @@ def _find_folder(path: Path, images: Mapping[int, Record]) -> Path:
     split = path.stem.removeprefix("instances_")
     near = [path.parent / "images", path.parent, path.parent.parent / "images", path.parent.parent / split]
     video = path.with_suffix(".mp4")  # as `framefuse synth` writes them
-    found = next((folder for folder in near if _is_file(folder / name)), video if _is_file(video) else None)
+    found = next((folder for folder in near if isfile(folder / name)), video if isfile(video) else None)
     if found is not None and found in (path.parent, video) and (path.parent / REPORT).exists():
-        raise SourceError(
-            f"the images beside {path} are the output of a run, with boxes drawn on them",
-            remedy="pass the original images with --images",
-        )
+        why = f"the images beside {path} are the output of a run, with boxes drawn on them"
+        raise SourceError(why, remedy="pass the original images with --images")
     if found is not None:
         return found
     tried = ", ".join(map(str, near))
@@ -218,19 +208,11 @@ def _files_of(path: Path, folder: Path, images: Mapping[int, Record]) -> dict[Ke
     files: dict[Key, Record] = {str(folder / record["file_name"]): record for record in images.values()}
     if len(files) < len(images):
         raise SourceError(f"{path}: two images have the same file_name", remedy="name each image once")
-    if missing := [_short(file)[1:-1] for file in files if not _is_file(Path(str(file)))]:
-        raise SourceError(
-            f"{len(missing)} of {len(files)} images of {path.name} are missing: {_some(missing)}",
-            remedy="check --images, or remove them from the file",
-        )
+    if missing := [_short(file)[1:-1] for file in files if not isfile(str(file))]:
+        some = ", ".join(missing[:NAMED]) + (", ..." if len(missing) > NAMED else "")
+        why = f"{len(missing)} of {len(files)} images of {path.name} are missing: {some}"
+        raise SourceError(why, remedy="check --images, or remove them from the file")
     return files
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # not a possible file name
-        return False
 
 
 def _frames_of(path: Path, video: Path, images: Mapping[int, Record]) -> dict[Key, Record]:
@@ -238,59 +220,24 @@ def _frames_of(path: Path, video: Path, images: Mapping[int, Record]) -> dict[Ke
     for record in images.values():
         number = record.get("frame")
         if not _is_id(number) or number < 0:
-            raise SourceError(
-                f"{path}: image {_short(record['file_name'])} has the frame {_short(number)}, which is not the "
-                f"number of a frame of {video}",
-                remedy="add the frame number to each image (frame: 0, ...), or pass a folder with --images",
-            )
+            remedy = "add the frame number to each image (frame: 0, ...), or pass a folder with --images"
+            why = f"has the frame {_short(number)}, which is not the number of a frame of {video}"
+            raise SourceError(f"{path}: image {_short(record['file_name'])} {why}", remedy=remedy)
         if number in frames:
             raise SourceError(f"{path}: two images are frame {number} of {video}", remedy="name each frame once")
         frames[number] = record
     return {number: frames[number] for number in sorted(frames)}
 
 
-def _open_images(keys: Sequence[Key]) -> Source:
-    from framefuse.sources.images import open_images
-
-    return open_images([Path(str(key)) for key in keys], SourceOptions())
-
-
 def _open_video(video: Path, keys: Sequence[Key]) -> Source:
     """The video, reduced to the requested frames."""
-    from framefuse.sources import open_source
-
     inner, wanted = open_source(video), set(keys)
     info = SourceInfo(**{**vars(inner.info), "frames": len(keys)})
 
     def frames(closed: threading.Event) -> Frames:
-        for frame in inner:
-            if frame.index in wanted:
-                yield frame
+        yield from (frame for frame in inner if frame.index in wanted)
 
     return PullSource(info, frames, release=inner.close, interrupt=inner.close)
-
-
-def _labels(
-    by_key: Mapping[Key, Record],
-    objects: Mapping[int, list[Record]],
-    number_of: Mapping[int, int],
-    values: Mapping[int, int],
-    key: Key,
-) -> Labels:
-    image = by_key[key]
-    rows = objects.get(image["id"], [])
-    boxes = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
-    areas = [row["bbox"][2] * row["bbox"][3] if row.get("area") is None else row["area"] for row in rows]
-    boxes[:, 2:] += boxes[:, :2]
-    return Labels(
-        xyxy=boxes,
-        class_id=np.array([number_of[row["category_id"]] for row in rows], np.int64),
-        crowd=np.array([bool(row.get("iscrowd")) for row in rows], np.bool_),
-        area=np.array(areas, np.float64),
-        size=(image["width"], image["height"]),
-        class_mask=partial(_class_mask, rows, values, image),
-        complexity=image.get("complexity"),
-    )
 
 
 def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[str, Any]:
@@ -332,20 +279,16 @@ def _class_mask(rows: Sequence[Record], values: Mapping[int, int], image: Record
                 outline = tools.frPyObjects(outline, height, width)
             decoded = tools.decode(outline).reshape(height, width, -1).any(axis=2)
         except Exception as error:  # the library raises almost any exception on invalid outlines
-            raise DecodeError(
-                f"image {image['file_name']!r} has a segmentation that cannot be read: {_short(row['segmentation'])}",
-                remedy="use a list of polygons [[x1, y1, x2, y2, ...]] or run lengths {size, counts}",
-            ) from error
+            why = f"has a segmentation that cannot be read: {_short(row['segmentation'])}"
+            remedy = "use a list of polygons [[x1, y1, x2, y2, ...]] or run lengths {size, counts}"
+            raise DecodeError(f"image {image['file_name']!r} {why}", remedy=remedy) from error
         mask[decoded] = values[row["category_id"]]
     return mask
 
 
 def _check_outline(outline: Any, size: list[int]) -> None:
-    """Reject outlines that the library would silently read as empty.
-
-    Raises:
-        ValueError: a polygon with fewer than three points or with non-numbers; run lengths of the wrong size.
-    """
+    """Raise ValueError for outlines that the library would silently read as empty: a polygon with fewer than three
+    points or with non-numbers; run lengths of the wrong size."""
     if isinstance(outline, list):
         for polygon in outline:
             if len(polygon) < 6 or len(polygon) % 2 or not all(_is_length(value) for value in polygon):
@@ -355,11 +298,7 @@ def _check_outline(outline: Any, size: list[int]) -> None:
 
 
 def needed(module: str) -> Any:
-    """A module of the extra `val`.
-
-    Raises:
-        CapabilityError: it is not installed.
-    """
+    """A module of the extra `val`; CapabilityError if it is not installed."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -370,7 +309,3 @@ def needed(module: str) -> Any:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."
-
-
-def _some(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:NAMED]) + (", ..." if len(paths) > NAMED else "")

@@ -1,20 +1,27 @@
-"""Several runs in one table: text, Markdown and JSON."""
+"""Several runs in one table, as text, Markdown and JSON, and a plot of each."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from framefuse.common.text import in_markdown
 from framefuse.errors import FramefuseError
-from framefuse.lab.evaluation.scores import CONF, IOU, Scores
+from framefuse.lab.evaluation.coco import needed
+from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, Scores, TrackScores
 from framefuse.sinks._lines import encode, open_output, write_error
 from framefuse.sinks.run_folder import output_path
 
 FILES = "scores.json", "val.md"
+LEGEND = 12
+"""Maximum number of classes in the legend of a plot, besides the mean."""
 SCHEMA = 1
 """Version of scores.json; increased when a field changes its meaning or is removed."""
 
@@ -74,8 +81,7 @@ def _cells(scores: Scores) -> dict[str, str]:
     if pixels := scores.pixels:
         shares |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
     if tracks := scores.tracks:
-        shares |= {"HOTA": tracks.hota, "DetA": tracks.deta, "AssA": tracks.assa, "MOTA": tracks.mota}
-        shares |= {"IDF1": tracks.idf1}
+        shares |= {name: getattr(tracks, name.lower()) for name in ("HOTA", "DetA", "AssA", "MOTA", "IDF1")}
     cells = {name: percent(share) for name, share in shares.items()}
     return cells | {"switches": f"{tracks.id_switches:,}"} if tracks else cells
 
@@ -86,25 +92,14 @@ def percent(value: float | None) -> str:
 
 def class_table(rows: Sequence[Row]) -> list[list[str]]:
     """Header and one line per class: mAP50-95, IoU or HOTA of each run, in percent."""
-    scored = [row for row in rows if row.scores]
-    names = dict.fromkeys(name for row in scored if row.scores for name in row.scores.names)
-    titles = [row.title for row in scored]
-    inputs = [f" {row.scores.input}" if row.scores and titles.count(row.title) > 1 else "" for row in scored]
+    scored = [(row.title, row.scores) for row in rows if row.scores]
+    titles = [title for title, _ in scored]
+    inputs = [f" {scores.input}" if titles.count(title) > 1 else "" for title, scores in scored]
     lines = [["class", "objects", *map("".join, zip(titles, inputs, strict=True))]]
-    for name in names:
-        values, objects = [], "-"
-        for row in scored:
-            value = None
-            if row.scores and row.scores.boxes and name in row.scores.boxes.by_class:
-                found = row.scores.boxes.by_class[name]
-                value, objects = found.map50_95, f"{found.objects:,}"
-            elif row.scores and row.scores.tracks:
-                boxes, value = row.scores.tracks.by_class.get(name, (0, None))
-                objects = f"{boxes:,}"
-            elif row.scores and row.scores.pixels:
-                value = row.scores.pixels.by_class.get(name)
-            values.append(percent(value))
-        lines.append([name, objects, *values])
+    for name in dict.fromkeys(name for _, scores in scored for name in scores.names):
+        found = [scores.of_class(name) for _, scores in scored]
+        objects = [f"{count:,}" for count, _ in found if count is not None]
+        lines.append([name, objects[-1] if objects else "-", *(percent(value) for _, value in found)])
     return lines
 
 
@@ -118,10 +113,9 @@ def markdown(rows: Sequence[Row], images: Sequence[Path] = ()) -> str:
     if scored:
         page += ["## By class", "", *markdown_table(class_table(rows)), ""]
     for row in rows:
-        for note in row.scores.notes if row.scores else ():
-            page.append(f"- {in_markdown(f'{row.title}: {note}')}")
-        if row.error:
-            page.append(f"- {in_markdown(f'{row.title}: {row.error.message} ({row.error.remedy})')}")
+        notes = [*row.scores.notes] if row.scores else []
+        notes += [f"{row.error.message} ({row.error.remedy})"] if row.error else []
+        page += [f"- {in_markdown(f'{row.title}: {note}')}" for note in notes]
     page += [f"\n![{path.stem}]({path.name})" for path in images]
     return "\n".join(page).rstrip() + "\n"
 
@@ -173,12 +167,10 @@ def save(rows: Sequence[Row], folder: Path, inputs: Container[Path] = ()) -> lis
         CapabilityError: the extra `val` is not installed.
         SinkError: they cannot be written.
     """
-    from framefuse.lab.evaluation.plots import plot
-
     texts, plots = [output_path(folder, name, inputs) for name in FILES], dict[Path, Row]()
     for number, row in enumerate(rows, 1):
         if row.scores:
-            name = "-".join("".join(c if c.isalnum() else "-" for c in row.title).split("-"))
+            name = "".join(c if c.isalnum() else "-" for c in row.title)
             plots[output_path(folder, f"{number}-{name}.png", inputs)] = row
     for path, text in zip(texts, (to_json(rows), markdown(rows, list(plots))), strict=True):
         _write(path, encode(text))
@@ -194,3 +186,71 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def plot(scores: Scores, title: str) -> bytes:
+    """PNG: the confusion matrix, and precision over recall (boxes) or the IoU of each class (pixels); HOTA over the
+    overlap and of each class (tracks).
+
+    Raises:
+        CapabilityError: matplotlib is not installed.
+    """
+    small = dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 8)
+    style = {"text.parse_math": False, "axes.titlesize": 9, "axes.labelsize": 9, **small}
+    with needed("matplotlib").rc_context(style):  # names are text, also between dollars
+        figure = needed("matplotlib.figure").Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
+        figure.suptitle(f"{title}: {scores.frames:,} frames of {scores.data}", fontsize=10)
+        left, right = figure.subplots(1, 2)
+        if scores.tracks:
+            _thresholds(left, scores.tracks)
+        else:
+            _confusion(left, scores)
+        if scores.boxes:
+            _curves(right, scores.boxes)
+        else:
+            shares = {name: scores.of_class(name)[1] or 0.0 for name in scores.names}
+            bars = right.barh([*shares], [*shares.values()])
+            right.bar_label(bars, [f" {100 * share:.1f}" for share in shares.values()], fontsize=8)
+            right.invert_yaxis()
+            what = "HOTA" if scores.tracks else "mean IoU"
+            right.set(xlim=(0, 1), xlabel=what.removeprefix("mean "), title=f"{what} {100 * scores.value:.1f}")
+        figure.savefig(png := io.BytesIO())
+    return png.getvalue()
+
+
+def _confusion(axes: Any, scores: Scores) -> None:
+    found = scores.boxes or scores.pixels
+    table = np.array(found.confusion if found else [], np.float64)
+    rows, columns = [*scores.names], [*scores.names, "missed" if scores.boxes else "other"]
+    rows += ["nothing"] if scores.boxes else []
+    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right")
+    axes.set_yticks(range(len(rows)), rows)
+    what = f" (confidence {CONF}, IoU {IOU})" if scores.boxes else ", pixels"
+    axes.set(xlabel="predicted", ylabel="true", title=f"confusion matrix{what}")
+    if len(rows) <= 16:
+        for (row, column), share in np.ndenumerate(shares):
+            if table[row, column]:
+                text = f"{table[row, column]:.0f}" if scores.boxes else f"{100 * share:.1f}"
+                axes.text(column, row, text, ha="center", va="center", fontsize=7, color="w" if share > 0.5 else "k")
+
+
+def _curves(axes: Any, boxes: BoxScores) -> None:
+    recall = np.linspace(0, 1, 101)
+    for number, (name, precision) in enumerate(boxes.curves.items()):
+        axes.plot(recall, precision, linewidth=1, alpha=0.7, label=name if number < LEGEND else None)
+    if boxes.curves:
+        axes.plot(recall, np.mean(list(boxes.curves.values()), axis=0), "k", linewidth=2, label="mean")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    title = f"IoU {IOU}: mAP50 {100 * boxes.map50:.1f}, mAP50-95 {100 * boxes.map50_95:.1f}"
+    axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="recall", ylabel="precision", title=title)
+    axes.grid(alpha=0.3)
+
+
+def _thresholds(axes: Any, tracks: TrackScores) -> None:
+    for name, values in tracks.curves.items():
+        axes.plot(np.arange(1, len(values) + 1) / 20, values, label=f"{name} {100 * np.mean(values):.1f}")
+    axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="IoU")
+    axes.grid(alpha=0.3)
+    axes.legend()

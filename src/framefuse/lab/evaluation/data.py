@@ -1,22 +1,43 @@
-"""Opens data with known ground truth: COCO files, synthetic worlds, or several of these."""
+"""Opens data with known ground truth: COCO files, MOTChallenge folders, synthetic worlds, or several of these.
+
+MOTChallenge: seqinfo.ini, the images, and gt/gt.txt with the identity of each object. The truth of a synthetic world is
+exact, so only the model can be wrong.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Sequence
+from configparser import ConfigParser
+from configparser import Error as IniError
+from contextlib import closing
+from fractions import Fraction
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from framefuse.common.redact import brief
-from framefuse.errors import SourceError, UsageError
+from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.lab.evaluation.coco import open_coco
 from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
-from framefuse.lab.evaluation.mot import open_sequence, sequences_in
-from framefuse.lab.evaluation.world import open_world
 from framefuse.prediction import FrameInfo
-from framefuse.sources import Source, SourceInfo
+from framefuse.sources import Source, SourceInfo, SourceOptions
+from framefuse.sources.images import open_images
+from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.synthetic import to_video
+from framefuse.world import Truth, World
+
+INI = "seqinfo.ini"
+COUNTED = 1, -1
+"""Classes of gt.txt that are scored: pedestrians, and -1, as the first challenge has them."""
+UNCOUNTED = 2, 7, 8, 12
+"""People on vehicles, people who stand still, distractors and reflections, in MOT20 also 6, vehicles without a motor:
+who finds them is neither right nor wrong. Other classes are not read."""
 
 
 def open_data(data: Any, images: str | Path | None = None) -> Dataset:
@@ -62,10 +83,8 @@ def _annotations(path: Path) -> Path:
     if len(found) == 1:
         return found[0]
     names = ", ".join(str(file.relative_to(path)) for file in found[:5]) + (", ..." if len(found) > 5 else "")
-    raise SourceError(
-        f"{path} has {f'{len(found)} JSON files ({names})' if found else 'no JSON file'}, not one with annotations",
-        remedy="pass the COCO file itself; --images takes the folder of its images",
-    )
+    why = f"{path} has {f'{len(found)} JSON files ({names})' if found else 'no JSON file'}, not one with annotations"
+    raise SourceError(why, remedy="pass the COCO file itself; --images takes the folder of its images")
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
@@ -81,16 +100,11 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     part_of: dict[str, int] = {}
 
     def open_all(keys: Sequence[Key]) -> Source:
-        wanted: list[list[Key]] = [[] for _ in parts]
-        for number, key in keys:
-            wanted[number].append(key)
-
         def frames(closed: threading.Event) -> Frames:
-            for number, (part, some) in enumerate(zip(parts, wanted, strict=True)):
-                if not some:
+            for number, part in enumerate(parts):
+                if not (some := [key for owner, key in keys if owner == number]):
                     continue
-                source = part.open(some)
-                try:
+                with closing(part.open(some)) as source:
                     for frame in source:
                         if closed.is_set():
                             return
@@ -98,23 +112,15 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                             raise SourceError(f"{frame.source_id} is in two of {uri}", remedy="name each image once")
                         info.parts[frame.source_id] = source.info
                         yield frame
-                finally:
-                    source.close()
 
-        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=mixed)
+        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=any(part.mixed for part in parts))
         return PullSource(info, frames)
 
     def key_of(frame: FrameInfo) -> Key:
         number = part_of[frame.source_id]
         return number, parts[number].key_of(frame)
 
-    def labels(key: Key) -> Labels:
-        number, inner = key
-        found: Labels = parts[number].labels(inner)
-        return found
-
     uri = ", ".join(part.uri for part in parts)
-    mixed = any(part.mixed for part in parts)
     groups = {name for part in parts for name in part.mask_groups}
     return Dataset(
         uri=uri,
@@ -122,11 +128,135 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         keys=[(number, key) for number, part in enumerate(parts) for key in part.keys],
         open=open_all,
         key_of=key_of,
-        labels=labels,
+        labels=lambda key: parts[key[0]].labels(key[1]),
         mask_names=first.mask_names,
         mask_groups={name: {n for part in parts for n in part.mask_groups.get(name, ())} for name in groups},
-        mixed=mixed,
+        mixed=any(part.mixed for part in parts),
         no_masks=first.no_masks,
         files=[file for part in parts for file in part.files],
         notes=[note for part in parts for note in part.notes],
+    )
+
+
+def sequences_in(folder: Path) -> list[Path]:
+    """The sequence that a folder is, or the sequences in it."""
+    return [folder] if (folder / INI).is_file() else sorted(path.parent for path in folder.glob(f"*/{INI}"))
+
+
+def open_sequence(folder: Path) -> Dataset:
+    """One sequence, whose objects have the class "person". Coordinates are taken as they are, as trackeval does.
+
+    Raises:
+        SourceError: images or gt.txt are missing.
+        DecodeError: seqinfo.ini or gt.txt cannot be read, or contradict each other.
+    """
+    ini = ConfigParser()
+    try:
+        ini.read_string((folder / INI).read_text())
+        facts = ini["Sequence"]
+        rate, length = Fraction(facts["frameRate"]), int(facts["seqLength"])
+        size = int(facts["imWidth"]), int(facts["imHeight"])
+        place, suffix = facts.get("imDir", "img1"), facts.get("imExt", ".jpg")
+        if rate <= 0 or min(length, *size) <= 0:
+            raise ValueError(f"{facts['frameRate']}, {length}, {size}")
+    except (IniError, KeyError, ValueError, ZeroDivisionError, OSError) as error:
+        wanted = "frameRate, seqLength, imWidth and imHeight above 0 under [Sequence]"
+        raise DecodeError(f"{folder / INI} cannot be used: {error}", remedy=f"it needs {wanted}") from error
+    images = sorted((folder / place).glob(f"*{suffix}"))
+    if len(images) != length:
+        have = f"{folder / place} has {len(images)} images ({suffix}), and {INI} says {length}"
+        raise SourceError(have, remedy="complete the images, or correct seqLength, imDir and imExt")
+    uncounted = (*UNCOUNTED, 6) if facts.get("name", folder.name).startswith("MOT20") else UNCOUNTED
+    rows = _truth(folder / "gt" / "gt.txt", length, uncounted)
+    position = {str(path): number for number, path in enumerate(images)}
+    name = str(folder)
+
+    def open_frames(keys: Sequence[Key]) -> Source:
+        """The images as the frames of a video."""
+        inner = open_images([images[int(key)] for key in keys], SourceOptions())
+        info = SourceInfo(name, "file", *size, rate, len(keys))
+
+        def frames(closed: threading.Event) -> Frames:
+            for frame in inner:
+                number = position[frame.source_id]
+                yield frame.replace_unchecked(index=number, source_id=name, pts=number, time_base=1 / rate)
+
+        return PullSource(info, frames, release=inner.close, interrupt=inner.close)
+
+    def labels(key: Key) -> Labels:
+        own = rows[rows[:, 0] == int(key) + 1]
+        boxes, area = np.hstack([own[:, 2:4], own[:, 2:4] + own[:, 4:6]]), own[:, 4] * own[:, 5]
+        class_id, crowd = np.zeros(len(own), np.int64), ~np.isin(own[:, 7], COUNTED)
+        return Labels(boxes, class_id, crowd, area, size, track_id=own[:, 1].astype(np.int64))
+
+    key_of, files = attrgetter("index"), [*images, folder / INI]
+    return Dataset(name, {0: "person"}, range(length), open_frames, key_of, labels, files=files)
+
+
+def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.float64]:
+    """Rows of frame, id, left, top, width, height, mark and class, without those that are not scored."""
+    try:
+        with path.open() as file:
+            lines = [line for line in file if line.strip()]
+        rows = np.loadtxt(lines, np.float64, delimiter=",", ndmin=2) if lines else np.empty((0, 8))
+        if rows.shape[1] < 7 or not np.isfinite(rows).all():
+            raise ValueError("a row has fewer than 7 numbers, or one that is none")
+        rows = np.column_stack([rows[:, :7], rows[:, 7] if rows.shape[1] > 7 else np.ones(len(rows))])
+        if not np.isin(rows[:, 0], np.arange(1, length + 1)).all():
+            raise ValueError(f"a frame is not in 1..{length}")
+        if len(np.unique(rows[:, :2], axis=0)) < len(rows):
+            raise ValueError("an id occurs twice in a frame")
+    except OSError as error:
+        why = f"cannot read {path}: {error.strerror or error}"
+        raise SourceError(why, remedy="use a sequence for training") from error
+    except ValueError as error:
+        wanted = "frame, id, left, top, width, height, 1 if it counts, class, visibility"
+        raise DecodeError(f"{path} cannot be used: {error}", remedy=f"its rows are {wanted}") from error
+    counted = np.isin(rows[:, 7], COUNTED) & (rows[:, 6] != 0)
+    kept: NDArray[np.float64] = rows[(counted | np.isin(rows[:, 7], uncounted)) & (rows[:, 4:6] > 0).all(axis=1)]
+    return kept
+
+
+def open_world(uri: str) -> Dataset:
+    """The world of an address `synthetic://scene?seed=...&frames=...`; ignored objects count as crowd regions.
+
+    Raises:
+        UsageError: the address has an unknown scene or key, or a wrong value.
+    """
+    world = World.parse(uri)
+    shift = 0 if world.scene == "bodies" else 1
+    truths: dict[Key, Truth] = {}
+    """Each frame is drawn once: kept from the source's yield until `labels` is called."""
+
+    def opened(keys: Sequence[Key]) -> Source:
+        truths.clear()
+        info = SourceInfo(uri, "synthetic", *world.size, world.fps, len(keys))
+
+        def frames(closed: threading.Event) -> Frames:
+            for key in keys:
+                if closed.is_set():
+                    return
+                snapshot, index = world[int(key)], int(key)
+                truths[key] = snapshot.truth
+                image = to_video(snapshot.image)
+                yield wrap(image, info, index=index, source_id=uri, pts=index, time_base=1 / world.fps)
+
+        return PullSource(info, frames)
+
+    def labels(key: Key) -> Labels:
+        truth = truths.pop(key, None) or world[int(key)].truth
+        boxes = truth.boxes.astype(np.float64)
+        area = np.bincount(truth.instances.ravel(), minlength=len(boxes) + 1)[1:].astype(np.float64)
+        facts = (lambda: truth.class_mask), truth.complexity, truth.track_id
+        return Labels(boxes, truth.class_id, truth.ignored, area, world.size, *facts)
+
+    return Dataset(
+        uri=uri,
+        names=world.object_names,
+        keys=range(world.frames),
+        open=opened,
+        key_of=attrgetter("index"),
+        labels=labels,
+        mask_groups={"person": range(1, len(world.names))} if world.scene == "bodies" else {},
+        mask_names={0: "background"} | {number + shift: name for number, name in world.names.items()},
     )

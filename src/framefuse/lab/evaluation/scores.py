@@ -146,5 +146,14 @@ class Scores:
             return self.tracks.hota
         return self.pixels.miou if self.pixels else self.boxes.map50_95 if self.boxes else 0.0
 
+    def of_class(self, name: str) -> tuple[int | None, float | None]:
+        """Objects of a class in the ground truth, and its map50_95, IoU or HOTA; None: not counted, or no object."""
+        if self.boxes and name in self.boxes.by_class:
+            found = self.boxes.by_class[name]
+            return found.objects, found.map50_95
+        if self.tracks:
+            return self.tracks.by_class.get(name, (0, None))
+        return None, self.pixels.by_class.get(name) if self.pixels else None
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -9,13 +9,10 @@ from typing import Any
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine
 from framefuse.errors import SourceError, UsageError
-from framefuse.lab.evaluation.boxes import BoxCounter
-from framefuse.lab.evaluation.classes import BoxClasses
+from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, TrackCounter
 from framefuse.lab.evaluation.data import open_data
-from framefuse.lab.evaluation.dataset import Dataset, Labels
-from framefuse.lab.evaluation.pixels import PixelCounter
+from framefuse.lab.evaluation.dataset import BoxClasses, Dataset, Labels
 from framefuse.lab.evaluation.scores import BoxScores, PixelScores, Scores, TrackScores
-from framefuse.lab.evaluation.tracks import TrackCounter
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Result
@@ -65,8 +62,7 @@ def validate(
     keys = opened.keys[: len(spread)] if chosen.track else spread
     with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
         card = pipeline.card
-        boxes = _Tracks if chosen.track else _Boxes
-        counter = PixelCounter(card, opened) if card.task == "semantic" else boxes(card, opened, chosen)
+        counter = PixelCounter(card, opened) if card.task == "semantic" else _Objects(card, opened, chosen)
         done = set()
         for result in pipeline:
             key = opened.key_of(result.frame)
@@ -77,12 +73,10 @@ def validate(
             on_frame(len(done), len(keys))
         report = pipeline.report
     if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
-        raise SourceError(
-            f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}",
-            remedy="repair them, or remove them from the data",
-        )
-    scores = counter.scores()
-    engine_ms = next((stage.cpu_ms for stage in report.stages if stage.name == "inference"), None)
+        why = f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}"
+        raise SourceError(why, remedy="repair them, or remove them from the data")
+    scores: Any = counter.scores()
+    kinds = {BoxScores: "boxes", PixelScores: "pixels", TrackScores: "tracks"}
     ran = report.model
     notes = [*opened.notes, *counter.notes]
     if ran and chosen.precision not in ("auto", ran.precision):
@@ -100,54 +94,41 @@ def validate(
         input=ran.input if ran else "",
         frames=len(done),
         names=counter.names,
-        boxes=scores if isinstance(scores, BoxScores) else None,
-        pixels=scores if isinstance(scores, PixelScores) else None,
-        tracks=scores if isinstance(scores, TrackScores) else None,
         tracker=chosen.track,
         file_mb=card.path.stat().st_size / 1e6,
-        cpu_ms=engine_ms,
+        cpu_ms=next((stage.cpu_ms for stage in report.stages if stage.name == "inference"), None),
         notes=notes,
+        **{kinds[type(scores)]: scores},
     )
 
 
-class _Boxes:
+class _Objects:
+    """Boxes or tracks, of the classes that model and data share."""
+
     def __init__(self, card: Card, data: Dataset, settings: Settings) -> None:
-        asked = {number: name for number, name in card.names.items() if number in (settings.classes or card.names)}
-        self._classes = BoxClasses(asked, data, card)
+        self._classes = BoxClasses(data, card, settings.classes)
         self.names, self.notes = self._classes.names, self._classes.notes
-        self._counter: Any = self._new_counter(settings)
+        self._tracked, names = bool(settings.track), self.names
+        self._counter: Any = TrackCounter(names) if self._tracked else BoxCounter(names, max_det=settings.max_det)
         self.scores: Callable[[], BoxScores | TrackScores] = self._counter.scores
 
-    def _new_counter(self, settings: Settings) -> Any:
-        return BoxCounter(self.names, max_det=settings.max_det)
-
     def add(self, result: Result, labels: Labels) -> None:
-        self._counter.add(self._classes.labels(labels), *self._classes.found(result.detections))
-
-
-class _Tracks(_Boxes):
-    def _new_counter(self, settings: Settings) -> Any:
-        return TrackCounter(self.names)
-
-    def add(self, result: Result, labels: Labels) -> None:
+        known, found = self._classes.labels(labels), self._classes.shared(result.detections)
+        if not self._tracked:
+            self._counter.add(known, found)
+            return
         if labels.track_id is None:
-            raise UsageError(
-                f"{result.frame.source_id} has boxes without identities, so no track is right or wrong",
-                remedy="use synthetic://street or a MOTChallenge folder, or leave --track out",
-            )
-        found = self._classes.shared(result.detections)
-        self._counter.add(result.frame.source_id, self._classes.labels(labels), found)
+            why = f"{result.frame.source_id} has boxes without identities, so no track is right or wrong"
+            raise UsageError(why, remedy="use synthetic://street or a MOTChallenge folder, or leave --track out")
+        self._counter.add(result.frame.source_id, known, found)
 
 
 def _check_size(result: Result, labels: Labels) -> None:
-    shown = result.frame.width, result.frame.height
+    width, height = shown = result.frame.width, result.frame.height
     if shown == labels.size:
         return
-    turned = shown == labels.size[::-1]
-    raise SourceError(
-        f"{result.frame.source_id}, frame {result.frame.index}, is {shown[0]}x{shown[1]}, but the data give "
-        f"{labels.size[0]}x{labels.size[1]}",
-        remedy="its EXIF tag rotates it, but the annotations are not rotated: save it upright"
-        if turned
-        else "use annotations of this very image, at this size",
-    )
+    remedy = "use annotations of this very image, at this size"
+    if shown == labels.size[::-1]:
+        remedy = "its EXIF tag rotates it, but the annotations are not rotated: save it upright"
+    where, wanted = f"{result.frame.source_id}, frame {result.frame.index}", "x".join(map(str, labels.size))
+    raise SourceError(f"{where}, is {width}x{height}, but the data give {wanted}", remedy=remedy)

@@ -93,7 +93,7 @@ def look_at(footage: Footage, card: Card) -> Seen:
         if card.task == "semantic":
             found = raw.outputs[0].argmax(1)
         else:
-            found = chain.boxes(raw, card.preprocess.place(*values.shape[:1:-1]), ours=True).classes
+            found = chain.boxes(raw, card.preprocess.place(*values.shape[:1:-1]), ours=True).class_id
             boxes += len(found)
         classes.update(np.unique(found).tolist())
     stage.close()

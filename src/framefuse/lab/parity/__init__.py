@@ -4,7 +4,6 @@
     print(certificate.markdown())
 
 compare.py       differences of pixels and boxes, and their limits
-clip.py          the default clip
 chain.py         the stages of the reference, and ours in their place
 certificate.py   every engine of this machine, stage by stage
 peer.py          the same against ultralytics, in a separate Python (which runs peer_script.py)

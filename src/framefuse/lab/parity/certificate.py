@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
+from fractions import Fraction
 from itertools import islice, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import av
 import numpy as np
 
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpu
 from framefuse.engines import ENGINES, find_backend
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
-from framefuse.lab.parity.chain import (
-    Chain,
-    Image,
-    Raw,
-    Selection,
-    Stage,
-    colours,
-    decoded,
-    on_host,
-    preprocessed,
-    reference_stage,
-    require_reference,
-    seconds_in,
-)  # fmt: skip
-from framefuse.lab.parity.clip import default_clip
-from framefuse.lab.parity.compare import GRID, LIMITS, BoxDifference, Boxes, Check, Limits, PixelDifference
+from framefuse.lab.parity.chain import Chain, Selection, Stage, colours, decoded, on_host, preprocessed, reference_stage
+from framefuse.lab.parity.compare import GRID, LIMITS, Check, Limits, PixelDifference
 from framefuse.lab.parity.peer import Peer, compare, run_ours, run_peer
 from framefuse.lab.parity.report import Certificate, EngineResult
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import Pipeline
-from framefuse.prediction import FrameInfo
-from framefuse.preprocess import Placement
+from framefuse.prediction import Detections, FrameInfo
 from framefuse.runtime.choices import check_cuda, choose_preprocess
 from framefuse.sources import Source, SourceOptions
 from framefuse.sources.spread import open_spread
+from framefuse.sources.synthetic import to_video
+from framefuse.world import World
 
 KERNEL = 0.5
 """Grey levels that our float32 kernels may differ from the float64 reference: half a step of 8 bits."""
 EXACT = Limits(0.999, 0.0001)
 """Limits for post-processing of the same raw outputs."""
+Say = Callable[[str], None]
 CLIP_FRAMES = 6
 PEER_LAYOUTS = ("yolov8", "end2end")
 """Layouts that ultralytics' own post-processing supports."""
@@ -61,7 +52,7 @@ def certify(
     frames: int = 4,
     peer_python: Path | None = None,
     settings: Settings | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
     **options: Any,
 ) -> Certificate:
     """Compare every engine with the reference, and ultralytics with every engine.
@@ -85,7 +76,6 @@ def certify(
     if unknown := [name for name in names if name not in ENGINES]:
         raise UsageError(f"no engine is called {unknown[0]!r}", remedy=f"choose from {', '.join(ENGINES)}")
     settings = settings_from(options, base=settings)
-    require_reference()
     if settings.gpu is not None:
         check_cuda(settings.gpu)
     card = read_card(find_model(model))
@@ -93,59 +83,54 @@ def certify(
         raise UsageError(f"{card.path.name} finds no boxes", remedy="pass a detector")
     spec, _ = choose_preprocess(card, settings)
     chain = Chain(card, spec, Selection(settings.conf, settings.iou, settings.max_det))
-    with gpus.current(settings.gpu), tempfile.TemporaryDirectory() as folder:
+    reference = reference_stage(card)
+    with closing(reference.engine), closing(reference), gpus.current(settings.gpu), TemporaryDirectory() as folder:
         video = source if source is not None else default_clip(Path(folder), max(frames, CLIP_FRAMES))
         say(f"reference: {frames} frames of {video}")
-        with closing(_Work(chain, video, frames, settings)) as work:
-            peer, why = _peer(work, peer_python, say)
-            results: list[EngineResult] = []
-            for name in names:
-                for device, precision in product(_devices(name, settings.device), precisions):
-                    result = work.engine(name, device, precision, peer, say)
-                    if not any(result.same_as(other) for other in results):
-                        results.append(result)
-            first = work.frames[0]
-            return Certificate(
-                model=card.path.stem,
-                layout=card.layout,
-                video="the default clip" if source is None else str(source),
-                size=(first.width, first.height),
-                input=work.placements[0].size,
-                frames=[(frame.source_id, frame.index, frame.seconds) for frame in work.infos],
-                boxes=sum(len(boxes.scores) for boxes in work.expected),
-                selection=chain.selection,
-                pixels=work.pixel_checks(),
-                engines=results,
-                peer=peer.name if peer else why,
-                image=np.clip(colours(first) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0),
-                shown=(work.expected[0], work.shown) if work.shown else None,
-            )
+        work = _Work(chain, reference, video, frames, settings)
+        peer, why = _peer(work, peer_python, say)
+        results: dict[tuple[str, ...], EngineResult] = {}
+        for name in names:
+            for device, precision in product(_devices(name, settings.device), precisions):
+                result = work.engine(name, device, precision, peer, say)
+                results.setdefault((result.name, result.device, result.precision, result.absent), result)
+        first = work.frames[0]
+        image = np.clip(colours(first) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0)
+        return Certificate(
+            model=card.path.stem,
+            layout=card.layout,
+            video="the default clip" if source is None else str(source),
+            size=(first.width, first.height),
+            input=work.placements[0].size,
+            frames=[(frame.source_id, frame.index, frame.seconds) for frame in map(FrameInfo.of, work.frames)],
+            boxes=sum(len(boxes) for boxes in work.expected),
+            selection=chain.selection,
+            pixels=work.pixel_checks(),
+            engines=list(results.values()),
+            peer=peer.name if peer else why,
+            shown=(image, work.expected[0], work.shown) if work.shown else None,
+        )
 
 
 class _Work:
     """The reference results of every stage, computed once."""
 
-    def __init__(self, chain: Chain, video: Any, frames: int, settings: Settings) -> None:
-        self.chain, self._video, self._count, self.settings = chain, video, frames, settings
-        self.shown: Boxes | None = None
+    def __init__(self, chain: Chain, reference: Stage, video: Any, frames: int, settings: Settings) -> None:
+        self.chain, self._reference, self.settings = chain, reference, settings
+        self._video, self._count = video, frames
+        self.shown: Detections | None = None
+        self.file: Path | None = None
+        """The path of the source if it is a video file."""
         with closing(self._open("cpu")) as source:
-            self._file = source.info.path if source.info.kind == "file" else None
+            self.file = source.info.path if source.info.kind == "file" else None
             self._decoded = [on_host(frame) for frame in islice(source, frames)]
-        self.infos = [FrameInfo.of(frame) for frame in self._decoded]
-        self.frames = self._again(self._decoded)
-        made = [preprocessed(chain.spec, frame) for frame in self.frames]
-        self.pixels: list[Image] = [image for image, _ in made]
-        self.placements: list[Placement] = [placement for _, placement in made]
+        self.frames = decoded(self.file, self._decoded)
+        self.pixels, self.placements = zip(*(preprocessed(chain.spec, frame) for frame in self.frames), strict=True)
         self._quantised = b"QuantizeLinear" in chain.card.path.read_bytes()
-        self._reference = reference_stage(chain.card)
-        self.raw: list[Raw] = [self._reference.run(image) for image in self.pixels]
-        self._raw_of_ours = self._raw_of(self._decoded, self.frames)
+        self.raw = [reference.run(image) for image in self.pixels]
+        self._raw_of_ours = reference.rerun(self.raw, chain.spec, self._decoded, self.frames)
         pairs = zip(self.raw, self.placements, strict=True)
         self.expected = [chain.boxes(raw, placement, ours=False) for raw, placement in pairs]
-
-    def close(self) -> None:
-        self._reference.close()
-        self._reference.engine.close()
 
     def _open(self, device: str) -> Source:
         """The frames to compare, as the decoder of this device delivers them."""
@@ -156,14 +141,9 @@ class _Work:
         )  # fmt: skip
         return open_spread(self._video, self._count, options)
 
-    @property
-    def file(self) -> Path | None:
-        """The path of the source if it is a video file."""
-        return self._file
-
     def pixel(self, row: int) -> float:
         """Size of a pixel of the model input in frame pixels."""
-        return self.frames[row].width / self.placements[row].content[2]
+        return float(self.frames[row].width / self.placements[row].content[2])
 
     def pixel_checks(self) -> list[Check]:
         colour = PixelDifference()
@@ -171,11 +151,6 @@ class _Work:
             colour.add(colours(frame, ours=True), colours(frame))
         decode = self._decode_check("decode", self._decoded, self.frames)
         return [decode, colour.check("colour", KERNEL, "at the frame's own size, against float64")]
-
-    def _again(self, like: list[Frame]) -> list[Frame]:
-        """The same frames by FFmpeg's decoder on the CPU; `like` itself if the source is not a video file."""
-        found = decoded(self._file, like) if self._file is not None else []
-        return found if len(found) == len(like) else like
 
     def _decode_check(self, stage: str, ours: list[Frame], theirs: list[Frame]) -> Check:
         if ours is theirs:
@@ -186,23 +161,7 @@ class _Work:
                 difference.add(one, two)
         return difference.check(stage, 0.0, "planes as we read them, against FFmpeg's")
 
-    def _raw_of(self, ours: list[Frame], theirs: list[Frame]) -> list[Raw]:
-        """Raw outputs of the reference on frames of our decoder; recomputed only for frames that differ."""
-        return [
-            raw if _same(mine, other) else self._reference.run(preprocessed(self.chain.spec, mine)[0])
-            for raw, mine, other in zip(self.raw, ours, theirs, strict=True)
-        ]
-
-    def _by_gpu(self) -> tuple[list[Frame], list[Raw], Check]:
-        """Frames of the GPU's decoder on the host, the reference's raw outputs on them, and a check against FFmpeg."""
-        with closing(self._open("cuda")) as source:
-            ours = [on_host(frame) for frame in islice(source, len(self.frames))]
-        theirs = self._again(ours)
-        return ours, self._raw_of(ours, theirs), self._decode_check("decode on the GPU", ours, theirs)
-
-    def engine(
-        self, name: str, device: str, precision: str, peer: Peer | None, say: Callable[[str], None]
-    ) -> EngineResult:
+    def engine(self, name: str, device: str, precision: str, peer: Peer | None, say: Say) -> EngineResult:
         """One engine through all stages."""
         result = EngineResult(name, device, precision)
         chosen = settings_from({"precision": precision, "device": device}, base=self.settings)
@@ -226,34 +185,37 @@ class _Work:
         return result
 
     def _stages(self, result: EngineResult, stage: Stage, pipeline: Pipeline, peer: Peer | None) -> None:
-        chain, limits = self.chain, self._limits(result.precision)
+        chain = self.chain
+        limits = LIMITS["int8" if self._quantised and result.precision != "fp8" else result.precision]
         resize, alone, post = PixelDifference(), chain.difference(limits), chain.difference(EXACT)
         names = ("decode", "pixels", "engine", "post-process", "the whole pipeline")
         steps = {name: chain.difference(limits) for name in names}
         number_format = "float32"
         own, raw_of_own, checks = self._decoded, self._raw_of_ours, list[Check]()
         if result.device == "cuda":
-            own, raw_of_own, check = self._by_gpu()
-            checks.append(check)
-        for row, (ours, at) in enumerate(zip(own, self.placements, strict=True)):
-
-            def add(difference: BoxDifference, found: Raw, mine: bool, row: int = row, at: Placement = at) -> None:
-                difference.add(self.expected[row], chain.boxes(found, at, ours=mine), self.pixel(row))
-
+            with closing(self._open("cuda")) as source:
+                own = [on_host(frame) for frame in islice(source, len(self.frames))]
+            theirs = decoded(self.file, own)
+            raw_of_own = self._reference.rerun(self.raw, chain.spec, own, theirs)
+            checks.append(self._decode_check("decode on the GPU", own, theirs))
+        for row, (ours, at, expected) in enumerate(zip(own, self.placements, self.expected, strict=True)):
             pixels, number_format = stage.preprocess(chain.spec, self.frames[row])
             resize.add(chain.grey(pixels), chain.grey(self.pixels[row]))
             if self.frames is not own:
                 pixels, _ = stage.preprocess(chain.spec, ours)
-            add(alone, stage.run(self.pixels[row]), False)
-            add(post, self.raw[row], True)
-            add(steps["decode"], raw_of_own[row], False)
-            add(steps["pixels"], self._reference.run(pixels), False)
             raw = stage.run(pixels)
-            add(steps["engine"], raw, False)
-            add(steps["post-process"], raw, True)
-        theirs = run_ours(chain, peer, stage) if peer else []
+            for difference, found, by_us in (
+                (alone, stage.run(self.pixels[row]), False),
+                (post, self.raw[row], True),
+                (steps["decode"], raw_of_own[row], False),
+                (steps["pixels"], self._reference.run(pixels), False),
+                (steps["engine"], raw, False),
+                (steps["post-process"], raw, True),
+            ):
+                difference.add(expected, chain.boxes(found, at, ours=by_us), self.pixel(row))
+        of_peer = run_ours(chain, peer, stage) if peer else []
         # Last, because a pipeline closes its engine at the end of its source.
-        whole = [_boxes(found) for found in islice(pipeline, len(self.frames))]
+        whole = [result.detections for result in islice(pipeline, len(self.frames))]
         for row, (expected, boxes) in enumerate(zip(self.expected, whole, strict=True)):
             steps["the whole pipeline"].add(expected, boxes, self.pixel(row))
         self.shown = self.shown or whole[0]
@@ -268,10 +230,7 @@ class _Work:
         checks.append(post.check("post-process", "on the reference's raw outputs"))
         result.checks, result.steps = checks, [difference.check(name) for name, difference in steps.items()]
         if peer is not None:
-            result.peer = compare(chain, peer, self.frames, whole, theirs, called, limits)
-
-    def _limits(self, precision: str) -> Limits:
-        return LIMITS["int8" if self._quantised and precision != "fp8" else precision]
+            result.peer = compare(chain, peer, self.frames, whole, of_peer, called, limits)
 
     def _scale(self) -> float:
         """Range of the model input relative to 0..1, for which GRID is stated."""
@@ -280,7 +239,25 @@ class _Work:
         return highest * max(spec.std) / 255
 
 
-def _peer(work: _Work, python: Path | None, say: Callable[[str], None]) -> tuple[Peer | None, str]:
+def default_clip(folder: Path, frames: int) -> Path:
+    """A short H.264 clip with objects for most detectors."""
+    path = folder / "clip.mp4"
+    world = World.parse(f"synthetic://street?seed=3&complexity=0.6&frames={frames}")
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=Fraction(world.fps), options={"crf": "20"})
+        (stream.width, stream.height), stream.pix_fmt = world.size, "yuv420p"
+        context = stream.codec_context
+        context.color_primaries = context.color_trc = context.colorspace = 1  # BT.709
+        context.color_range = 1
+        for snapshot in world:
+            image = to_video(snapshot.image)
+            image.pts, image.time_base = snapshot.index, 1 / Fraction(world.fps)
+            container.mux(stream.encode(image))
+        container.mux(stream.encode())
+    return path
+
+
+def _peer(work: _Work, python: Path | None, say: Say) -> tuple[Peer | None, str]:
     if python is None:
         return None, ""
     chain, settings = work.chain, work.settings
@@ -294,7 +271,9 @@ def _peer(work: _Work, python: Path | None, say: Callable[[str], None]) -> tuple
         "imgsz": [spec.height, spec.width], "conf": settings.conf, "iou": settings.iou, "max_det": settings.max_det,
         "rect": spec.rectangular,
     }  # fmt: skip
-    seconds = seconds_in(work.file, work.frames)
+    with av.open(str(work.file)) as container:
+        origin = container.streams.video[0].start_time or 0
+    seconds = [float(((frame.pts or 0) - origin) * frame.time_base) for frame in work.frames]
     return run_peer(python, chain.card.path, work.file, seconds, options), ""
 
 
@@ -303,14 +282,12 @@ def _devices(name: str, asked: str) -> list[str]:
     if asked != "auto":
         return [asked.partition(":")[0]]
     devices = list(find_backend(name).capabilities.devices)
-    if len(devices) == 1:
-        return devices
-    from framefuse.cuda import device
-
-    with suppress(CapabilityError):
-        device.cupy()
-        return ["cpu", "cuda"]
-    return ["cpu"]
+    if len(devices) > 1:
+        try:
+            gpu.cupy()
+        except CapabilityError:
+            return ["cpu"]
+    return devices
 
 
 def _absent(error: Exception) -> str:
@@ -325,12 +302,3 @@ def _absent(error: Exception) -> str:
 def _broken(name: str, error: Exception) -> Check:
     why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     return Check(f"engine {name}", why[:200], "it runs", "outside")
-
-
-def _same(one: Frame, other: Frame) -> bool:
-    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one.planes, other.planes, strict=True))
-
-
-def _boxes(result: Any) -> Boxes:
-    found = result.detections
-    return Boxes(found.xyxy, found.confidence, found.class_id)

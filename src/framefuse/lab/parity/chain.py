@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,9 +20,10 @@ from framefuse.engines import Engine, EngineOptions, RequestPool, Slot, open_eng
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
 from framefuse.kernels import reference
-from framefuse.lab.parity.compare import BoxDifference, Boxes, Limits
+from framefuse.lab.parity.compare import BoxDifference, Limits
 from framefuse.models.card import Card
 from framefuse.postprocess import maps, postprocess
+from framefuse.prediction import Detections
 from framefuse.preprocess import Placement, Preprocess
 
 Image = NDArray[np.float32]
@@ -59,22 +61,22 @@ class Chain:
         """A model input in grey levels, except for an offset."""
         return values * np.asarray(self.spec.std, np.float32)[:, None, None]
 
-    def boxes(self, raw: Raw, placement: Placement, *, ours: bool) -> Boxes:
+    def boxes(self, raw: Raw, placement: Placement, *, ours: bool) -> Detections:
         """Post-processing by the NumPy reference, or by our kernels; boxes without area are left out."""
-        card, chosen, layout = self.card, self.selection, raw.layout or self.card.layout
+        card, layout = self.card, raw.layout or self.card.layout
         units = "relative" if raw.layout is not None else card.box_units
+        options = {**vars(self.selection), "activation": card.activation}
         if ours:
-            found: tuple[Any, ...] = postprocess(
-                raw.outputs, layout, [placement], conf=chosen.conf, iou=chosen.iou, max_det=chosen.max_det,
-                activation=card.activation, box_units=units,
-            )  # fmt: skip
+            found: tuple[Any, ...] = postprocess(raw.outputs, layout, [placement], box_units=units, **options)
         else:
-            found = reference.detections(
-                raw.outputs, layout, maps((placement,), units == "relative"), conf=chosen.conf, iou=chosen.iou,
-                max_det=chosen.max_det, activation=card.activation,
-            )  # fmt: skip
+            found = reference.detections(raw.outputs, layout, maps((placement,), units == "relative"), **options)
         boxes, scores, classes, (count, *_) = found[:4]
-        return Boxes(boxes[0, :count], scores[0, :count], classes[0, :count]).with_area()
+        return with_area(boxes[0, :count], scores[0, :count], classes[0, :count])
+
+
+def with_area(xyxy: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any]) -> Detections:
+    """The boxes with an area inside the frame; the pipeline drops the others (`BoxCheck`), such as boxes in padding."""
+    return Detections(xyxy, scores, classes)[np.flatnonzero((xyxy[:, 2:] > xyxy[:, :2]).all(axis=1))]
 
 
 def preprocessed(spec: Preprocess, frame: Frame, *, ours: bool = False) -> tuple[Image, Placement]:
@@ -109,10 +111,9 @@ class Stage:
         height, width = spec.place(frame.width, frame.height).size[::-1]
         slot = self._slot(height, width)
         spec(frame, slot.input[0], memory_format=slot.memory_format)
-        found = read_input(slot)
-        name = str(slot.input.dtype)
+        found = read_input(slot), str(slot.input.dtype)
         self._pools[height, width].release(slot)
-        return found, name
+        return found
 
     def run(self, image: Image) -> Raw:
         """Raw outputs of one image.
@@ -133,6 +134,13 @@ class Stage:
         pool.release(slot)
         return raw
 
+    def rerun(self, raw: Sequence[Raw], spec: Preprocess, ours: Sequence[Frame], theirs: Sequence[Frame]) -> list[Raw]:
+        """Raw outputs on our frames; those of `theirs`, where they are equal."""
+        return [
+            known if all(map(np.array_equal, one.planes, two.planes)) else self.run(preprocessed(spec, one)[0])
+            for known, one, two in zip(raw, ours, theirs, strict=True)
+        ]
+
     def close(self) -> None:
         """Free the request pools; the engine stays open."""
         while self._pools:
@@ -148,21 +156,14 @@ class Stage:
         return slot
 
 
-def require_reference() -> None:
-    """
-    Raises:
-        CapabilityError: ONNX Runtime, which is the reference, is not installed.
-    """
-    if find_spec("onnxruntime") is None:
-        raise CapabilityError("onnxruntime, the reference, is not installed", remedy="pip install 'framefuse[ort]'")
-
-
 def reference_stage(card: Card) -> Stage:
     """ONNX Runtime on the CPU.
 
     Raises:
         CapabilityError: it is not installed.
     """
+    if find_spec("onnxruntime") is None:
+        raise CapabilityError("onnxruntime, the reference, is not installed", remedy="pip install 'framefuse[ort]'")
     return Stage(open_engine("onnxruntime", card.path, EngineOptions(device="cpu")), card)
 
 
@@ -189,21 +190,19 @@ def read_input(slot: Slot) -> Image:
     return values.astype(np.float32)
 
 
-def decoded(path: Path, like: Sequence[Frame]) -> list[Frame]:
-    """The frames `like` with their planes replaced by those of FFmpeg's decoder on the CPU; fewer if it lacks some."""
-    found = []
-    for frame in like:
-        if (image := _image(path, frame)) is not None:
-            if image.format.name != frame.format.name:
-                image = image.reformat(format=frame.format.name)
-            found.append(replace(frame, planes=_planes(image, frame), owner=None, lease=None, ready=None))
-    return found
+def decoded(path: Path | None, like: list[Frame]) -> list[Frame]:
+    """The same frames by FFmpeg's decoder on the CPU; `like` itself without a file, or if it lacks some."""
+    images = [_image(path, frame) for frame in like] if path is not None else [None]
+    if None in images:
+        return like
+    return [
+        replace(frame, planes=_planes(image, frame), owner=None, lease=None, ready=None)
+        for frame, image in zip(like, images, strict=True)
+    ]
 
 
 def _image(path: Path, frame: Frame) -> Any:
     """FFmpeg's image with the pts of the frame; with its number, if no pts is stated."""
-    import av
-
     for seek in (True, False):
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
@@ -217,15 +216,6 @@ def _image(path: Path, frame: Frame) -> Any:
     return None
 
 
-def seconds_in(path: Path, frames: Sequence[Frame]) -> list[float]:
-    """Seconds of the frames since the first frame of the file."""
-    import av
-
-    with av.open(str(path)) as container:
-        origin = container.streams.video[0].start_time or 0
-    return [float(((frame.pts or 0) - origin) * frame.time_base) for frame in frames]
-
-
 def on_host(frame: Frame) -> Frame:
     """A copy of the frame in host memory, independent of the decoder."""
     if frame.ready is not None:
@@ -237,8 +227,10 @@ def on_host(frame: Frame) -> Frame:
 
 
 def _planes(image: Any, frame: Frame) -> tuple[NDArray[Any], ...]:
-    """Planes without row padding."""
+    """Planes in the format of the frame, without row padding."""
     planes = []
+    if image.format.name != frame.format.name:
+        image = image.reformat(format=frame.format.name)
     for plane, ours in zip(image.planes, frame.planes, strict=True):
         rows, width = ours.shape[0], int(np.prod(ours.shape[1:])) * ours.dtype.itemsize
         lines = np.frombuffer(plane, np.uint8)[: rows * plane.line_size].reshape(rows, plane.line_size)[:, :width]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.text import counted
+from framefuse.lab.evaluation.counters import overlaps
+from framefuse.prediction import Detections
 
 Verdict = Literal["exact", "within", "outside", "not compared"]
 
@@ -18,20 +20,6 @@ EXACT_PIXELS = 0.01
 EXACT_BOXES = 0.01
 """The same for box coordinates, in frame pixels."""
 EXACT_SCORES = 1e-4
-
-
-class Boxes(NamedTuple):
-    """The boxes of one frame."""
-
-    xyxy: NDArray[np.float32]
-    """(n, 4) x1 y1 x2 y2 in pixels of the frame as displayed."""
-    scores: NDArray[np.float32]
-    classes: NDArray[Any]
-
-    def with_area(self) -> Boxes:
-        """Those with an area inside the frame; the pipeline drops the others (`BoxCheck`), such as boxes in padding."""
-        kept = (self.xyxy[:, 2:] > self.xyxy[:, :2]).all(axis=1)
-        return Boxes(self.xyxy[kept], self.scores[kept], self.classes[kept])
 
 
 @dataclass(frozen=True)
@@ -103,9 +91,8 @@ class PixelDifference:
 
     def check(self, stage: str, limit: float, note: str = "") -> Check:
         """With a limit of 0 any difference is outside."""
-        verdict: Verdict = "exact" if self.worst <= min(EXACT_PIXELS, limit) else "within"
-        if self.worst > limit:
-            verdict = "outside"
+        exact = self.worst <= min(EXACT_PIXELS, limit)
+        verdict: Verdict = "outside" if self.worst > limit else "exact" if exact else "within"
         return Check(stage, str(self), f"<= {limit:.2g} grey levels" if limit else "identical", verdict, note)
 
     def __str__(self) -> str:
@@ -156,42 +143,36 @@ class BoxDifference:
         if self.exact:
             return "exact"
         limits = self.limits
+        low = sum(iou < limits.most for iou in self.large)
         agree = not self.missing and not self.surplus and self.iou >= limits.iou and self.score <= limits.score
-        agree = agree and self.renamed <= self.matched * FEW
-        if self.large:
-            low = sum(iou < limits.most for iou in self.large)
-            agree = agree and low <= len(self.large) * FEW and float(np.median(self.large)) >= limits.median
-        return "within" if agree else "outside"
+        agree = agree and self.renamed <= self.matched * FEW and low <= len(self.large) * FEW
+        return "within" if agree and np.median(self.large or [1]) >= limits.median else "outside"
 
     def check(self, stage: str, note: str = "") -> Check:
         return Check(stage, str(self), str(self.limits), self.verdict, note)
 
-    def add(self, reference: Boxes, other: Boxes, pixel: float = 1.0) -> None:
+    def add(self, reference: Detections, other: Detections, pixel: float = 1.0) -> None:
         """Count one frame.
 
         Args:
             pixel: size of a pixel of the model input in frame pixels.
         """
         limits = self.limits
-        overlaps = overlap(reference.xyxy + EDGE, other.xyxy + EDGE)
+        shared = overlaps(reference.xyxy + EDGE, other.xyxy + EDGE)[0]
         small = (reference.xyxy[:, 2:] - reference.xyxy[:, :2]).min(axis=1, initial=np.inf) < SMALL * pixel
         apart = np.abs(reference.xyxy[:, None] - other.xyxy[None]).max(axis=-1, initial=0.0)
         near_edges = small[:, None] & (apart <= limits.edge * pixel) & (limits.edge > 0)
-        likeness = np.where(near_edges, np.maximum(overlaps, PAIR), overlaps)
-        same = reference.classes[:, None] == other.classes[None, :]
-        scored = np.abs(reference.scores[:, None] - other.scores[None, :])
-        free = set(range(len(other.scores)))
+        likeness = np.where(near_edges, np.maximum(shared, PAIR), shared)
+        same = reference.class_id[:, None] == other.class_id[None, :]
+        scored = np.abs(reference.confidence[:, None] - other.confidence[None, :])
+        free = set(range(len(other.confidence)))
 
         def paired(rows: list[int], allowed: NDArray[np.bool_]) -> list[int]:
             """Pair rows with free columns; returns the rows that stay unpaired."""
-            alone = []
+            alone, rank = [], np.round(likeness * allowed, 2)
             for row in rows:
                 # End-to-end models may give boxes that overlap alike: take the one with the nearest score.
-                best = max(
-                    free,
-                    key=lambda column: (round(likeness[row, column] * allowed[row, column], 2), -scored[row, column]),
-                    default=None,
-                )
+                best = max(free, key=lambda column: (rank[row, column], -scored[row, column]), default=None)
                 if best is None or not allowed[row, best] or likeness[row, best] < PAIR:
                     alone.append(row)
                     continue
@@ -200,22 +181,22 @@ class BoxDifference:
                 self.shift = max(self.shift, float(apart[row, best]))
                 self.score = max(self.score, float(scored[row, best]))
                 if not small[row]:
-                    self.large.append(float(overlaps[row, best]))
-                if near_edges[row, best] and overlaps[row, best] < limits.iou:
+                    self.large.append(float(shared[row, best]))
+                if near_edges[row, best] and shared[row, best] < limits.iou:
                     self.fine += 1
                 else:
-                    self.iou = min(self.iou, float(overlaps[row, best]))
+                    self.iou = min(self.iou, float(shared[row, best]))
             return alone
 
-        others = paired(np.argsort(-reference.scores, kind="stable").tolist(), same)
+        others = paired(np.argsort(-reference.confidence, kind="stable").tolist(), same)
         alone = paired(others, ~same & (scored <= limits.score))
         self.renamed += len(others) - len(alone)
         self.missing += sum(not self._excused(row, reference) for row in alone)
         self.surplus += sum(not self._excused(column, other) for column in free)
 
-    def _excused(self, row: int, boxes: Boxes) -> bool:
+    def _excused(self, row: int, boxes: Detections) -> bool:
         """Whether rounding explains a box that only one list has; counts the reason."""
-        unsure = bool(boxes.scores[row] < self.conf + self.limits.score)
+        unsure = bool(boxes.confidence[row] < self.conf + self.limits.score)
         tied = not unsure and _close(row, boxes, self.nms_iou)
         self.unsure, self.tied = self.unsure + unsure, self.tied + tied
         return unsure or tied
@@ -234,10 +215,7 @@ class BoxDifference:
             (self.unsure, "excused: score near the threshold"),
             (self.tied, "excused: overlap near the suppression threshold"),
         )
-        for count, what in counts:
-            if count:
-                parts.append(f"{count} {what}")
-        return ", ".join(parts)
+        return ", ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])
 
 
 @dataclass(frozen=True)
@@ -251,25 +229,15 @@ class Check:
     note: str = ""
 
 
-def overlap(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """(n, m) intersection over union of boxes (n, 4) and (m, 4)."""
-    a, b = one.astype(np.float64)[:, None], other.astype(np.float64)[None]
-    low, high = np.maximum(a[..., :2], b[..., :2]), np.minimum(a[..., 2:], b[..., 2:])
-    shared = np.prod(np.clip(high - low, 0, None), axis=-1)
-    union = np.prod(a[..., 2:] - a[..., :2], axis=-1) + np.prod(b[..., 2:] - b[..., :2], axis=-1) - shared
-    return np.asarray(shared / np.maximum(union, 1e-12))
-
-
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    order: Sequence[Verdict] = ("not compared", "exact", "within", "outside")
-    return max(verdicts, key=order.index, default="not compared")
+    return max(verdicts, key=("not compared", "exact", "within", "outside").index, default="not compared")
 
 
-def _close(row: int, boxes: Boxes, iou: float) -> bool:
+def _close(row: int, boxes: Detections, iou: float) -> bool:
     """Whether a stronger box of the same class overlaps this one by nearly the suppression threshold or more."""
-    stronger = (boxes.scores >= boxes.scores[row]) & (boxes.classes == boxes.classes[row])
+    stronger = (boxes.confidence >= boxes.confidence[row]) & (boxes.class_id == boxes.class_id[row])
     stronger[row] = False
-    return bool((overlap(boxes.xyxy[row : row + 1], boxes.xyxy[stronger]) >= iou - SUPPRESSION).any())
+    return bool((overlaps(boxes.xyxy[row : row + 1], boxes.xyxy[stronger])[0] >= iou - SUPPRESSION).any())
 
 
 def _short(value: float) -> str:

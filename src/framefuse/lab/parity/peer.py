@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
-from framefuse.lab.parity.chain import Chain, Raw, Stage, colours, preprocessed
-from framefuse.lab.parity.compare import Boxes, Check, Limits, PixelDifference
+from framefuse.lab.parity.chain import Chain, Raw, Stage, colours, preprocessed, with_area
+from framefuse.lab.parity.compare import Check, Limits, PixelDifference
+from framefuse.prediction import Detections
 
 SCRIPT = Path(__file__).with_name("peer_script.py")
 PATIENCE = 600
@@ -37,7 +38,7 @@ class PeerFrame:
     input: NDArray[np.float32]
     """(3, height, width)"""
     outputs: tuple[NDArray[np.float32], ...]
-    boxes: Boxes
+    boxes: Detections
 
 
 @dataclass(frozen=True)
@@ -75,22 +76,22 @@ def run_peer(python: Path, model: Path, video: Path, seconds: Sequence[float], o
         if done.returncode or not versions.exists():
             last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
             raise EngineError(f"ultralytics failed on {model.name}: {last}")
-        name = " + OpenCV ".join(["ultralytics {ultralytics}", "{opencv}"]).format(**json.loads(versions.read_text()))
+        name = "ultralytics {ultralytics} + OpenCV {opencv}".format(**json.loads(versions.read_text()))
         paths = [Path(folder, f"{number}.npz") for number in range(len(seconds))]
         return Peer(name, [_read(path) for path in paths if path.exists()])
 
 
 def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
     """Raw outputs of our engine on the peer's inputs; None for an input whose size differs from ours."""
-    sizes = [chain.spec.place(frame.image.shape[1], frame.image.shape[0]).size for frame in peer.frames]
-    return [
-        stage.run(frame.input) if frame.input.shape[:0:-1] == size else None
-        for frame, size in zip(peer.frames, sizes, strict=True)
-    ]
+
+    def same(frame: PeerFrame) -> bool:
+        return frame.input.shape[:0:-1] == chain.spec.place(*frame.image.shape[1::-1]).size
+
+    return [stage.run(frame.input) if same(frame) else None for frame in peer.frames]
 
 
 def compare(
-    chain: Chain, peer: Peer, frames: Sequence[Frame], found: Sequence[Boxes], raws: Sequence[Raw | None],
+    chain: Chain, peer: Peer, frames: Sequence[Frame], found: Sequence[Detections], raws: Sequence[Raw | None],
     engine_name: str, limits: Limits,
 ) -> list[Check]:  # fmt: skip
     """Our stages against the peer's, each on the output of the peer's previous stage.
@@ -98,7 +99,6 @@ def compare(
     Args:
         found: our boxes for the same frames, from the whole pipeline.
         raws: from `run_ours`.
-        limits: those of the engine's precision.
     """
     colour, resize = PixelDifference(), PixelDifference()
     widest = Limits(min(WHOLE.iou, limits.iou), max(WHOLE.score, limits.score))
@@ -110,23 +110,20 @@ def compare(
         whole.add(theirs.boxes, boxes)
         image = Frame.from_array(theirs.image)
         pixels, placement = preprocessed(chain.spec, image, ours=True)
-        height, width = theirs.input.shape[1:]
         if mine is None:
-            sizes.add(f"{width}x{height} where ours is {placement.size[0]}x{placement.size[1]}")
+            sizes.add(" where ours is ".join(f"{w}x{h}" for w, h in (theirs.input.shape[:0:-1], placement.size)))
             continue
         resize.add(chain.grey(pixels), chain.grey(theirs.input))
         raw = Raw(theirs.outputs[: len(chain.card.output_indices)], None)
         expected = chain.boxes(raw, placement, ours=False)
         engine.add(expected, chain.boxes(mine, placement, ours=False), image.width / placement.content[2])
         post.add(theirs.boxes, chain.boxes(raw, placement, ours=True))
-    checks = [
-        Check("decode and colour", str(colour), "for information", "exact" if not colour.worst else "within",
-              "OpenCV converts at full size with 8-bit tables, framefuse in float")
-    ]  # fmt: skip
+    note = "OpenCV converts at full size with 8-bit tables, framefuse in float"
+    checks = [Check("decode and colour", str(colour), "for information", "within" if colour.worst else "exact", note)]
     if sizes:
         different = f"input {', '.join(sorted(sizes))}"
-        checks.append(Check("resize", different, "the same size", "outside", "placed differently"))
-        return [*checks, whole.check("end to end")]
+        resized = Check("resize", different, "the same size", "outside", "placed differently")
+        return [*checks, resized, whole.check("end to end")]
     return [
         *checks,
         resize.check("resize and padding", RESIZE, "both on the peer's image; OpenCV rounds to 8 bits"),
@@ -139,5 +136,5 @@ def compare(
 def _read(path: Path) -> PeerFrame:
     with np.load(path) as file:
         names = sorted(name for name in file.files if name.startswith("output"))
-        boxes = Boxes(file["xyxy"].reshape(-1, 4), file["scores"].ravel(), file["classes"].ravel().astype(np.int64))
-        return PeerFrame(file["image"], file["input"], tuple(file[name] for name in names), boxes.with_area())
+        boxes = with_area(file["xyxy"].reshape(-1, 4), file["scores"].ravel(), file["classes"].ravel().astype(np.int64))
+        return PeerFrame(file["image"], file["input"], tuple(file[name] for name in names), boxes)

@@ -7,36 +7,25 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.common.text import in_markdown
+from framefuse.common.text import in_html, in_markdown
+from framefuse.lab.evaluation.compare import markdown_table
 from framefuse.lab.parity.chain import Selection
-from framefuse.lab.parity.compare import Boxes, Check, Verdict, worst
+from framefuse.lab.parity.compare import Check, Verdict, worst
+from framefuse.prediction import Detections
+from framefuse.report.html import _section, _table, page
 
 MARKS = {"exact": "=", "within": "~", "outside": "X", "not compared": "-"}
+COLOURS = {"exact": "pre", "within": "post", "outside": "sink0", "not compared": "other"}
+"""Classes of report.css: green, amber, red and grey."""
+NOTE = (
+    "From left to right, our stages replace those of the reference; the colour rates the resulting boxes. Green: "
+    "identical except for rounding. Amber: within the limits. Red: outside. Grey: not compared."
+)
 LEGEND = "= identical except for rounding   ~ within the limits   X outside the limits   - not compared"
-STYLE = """
-:root { --ink:#1c2430; --soft:#5b6675; --line:#d9dfe7; --page:#fbfcfd; --exact:#1b8a5a; --within:#b98400;
-        --outside:#c8323c; --none:#9aa5b1; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e7ebf0; --soft:#9aa7b6; --line:#313b48; --page:#12171d; } }
-* { box-sizing:border-box } body { margin:0; background:var(--page); color:var(--ink);
-  font:15px/1.45 system-ui, sans-serif } main { max-width:64rem; margin:0 auto; padding:1.5rem 1rem 3rem }
-h1 { font-size:1.5rem; margin:0 } h2 { font-size:1.05rem; margin:2rem 0 .5rem } p { margin:.3rem 0 }
-.soft { color:var(--soft) } .big { font-size:1.15rem; font-weight:600; margin:.6rem 0 }
-.chain { display:flex; gap:.3rem; flex-wrap:wrap; margin:.5rem 0 }
-.chain span { flex:1 1 6rem; padding:.35rem .5rem; border-radius:.3rem; color:#fff; font-size:.85rem;
-  text-align:center }
-.exact { background:var(--exact) } .within { background:var(--within) } .outside { background:var(--outside) }
-.none { background:var(--none) }
-.wide { overflow-x:auto } table { border-collapse:collapse; width:100%; font-size:.88rem }
-th, td { text-align:left; padding:.3rem .6rem .3rem 0; border-bottom:1px solid var(--line); vertical-align:top }
-td.exact, td.within, td.outside, td.none { background:none; font-weight:600; white-space:nowrap }
-td.exact { color:var(--exact) } td.within { color:var(--within) } td.outside { color:var(--outside) }
-td.none { color:var(--none) } img { max-width:100%; height:auto; border-radius:.3rem; margin-top:.5rem }
-"""
 
 
 @dataclass
@@ -62,11 +51,6 @@ class EngineResult:
     def verdict(self) -> Verdict:
         return worst(check.verdict for check in (*self.checks, *self.steps))
 
-    def same_as(self, other: EngineResult) -> bool:
-        """Whether two requested precisions resolved to the same result."""
-        mine, others = ((one.name, one.device, one.precision, one.absent) for one in (self, other))
-        return mine == others
-
     @property
     def starts(self) -> str:
         """A sentence on where differences start, or where they exceed the limits."""
@@ -77,6 +61,11 @@ class EngineResult:
         if first is None:
             return "no difference beyond rounding at any stage"
         return f"the first difference is at {first.stage}, within the limits: {first.found}"
+
+    @property
+    def outcome(self) -> str:
+        """`starts`, or why it did not run."""
+        return f"not run here: {self.absent}" if self.absent else self.starts
 
 
 @dataclass
@@ -100,10 +89,8 @@ class Certificate:
     engines: list[EngineResult]
     peer: str = ""
     """Name and version of the other implementation, or why a requested one was not compared."""
-    image: NDArray[np.uint8] | None = field(default=None, repr=False)
-    """(height, width, 3) RGB: the first frame."""
-    shown: tuple[Boxes, Boxes] | None = field(default=None, repr=False)
-    """Its boxes: of the reference, and of the first engine's whole pipeline."""
+    shown: tuple[NDArray[np.uint8], Detections, Detections] | None = field(default=None, repr=False)
+    """The first frame, (height, width, 3) RGB, and its boxes: of the reference, and of the first engine's pipeline."""
 
     @property
     def ok(self) -> bool:
@@ -116,18 +103,13 @@ class Certificate:
         """Rows for `print_table`; a row with a single cell is a title."""
         rows: list[Sequence[str]] = []
         for title, checks in groups(self):
-            rows.append((title,))
-            rows += [(MARKS[check.verdict], check.stage, check.found, check.limit, check.note) for check in checks]
+            rows += [(title,), *((MARKS[check.verdict], *_texts(check)) for check in checks)]
         return rows
 
     def summary(self) -> list[str]:
         """One line per engine, then the verdict."""
-        lines = [
-            f"{called(engine)}: " + (f"not run here: {engine.absent}" if engine.absent else engine.starts)
-            for engine in self.engines
-        ]
-        if self.peer and not any(engine.peer for engine in self.engines):
-            lines.append(self.peer)
+        lines = [f"{called(engine)}: {engine.outcome}" for engine in self.engines]
+        lines += [self.peer] if self.peer and not any(engine.peer for engine in self.engines) else []
         for engine in self.engines:
             wrong = [check for check in engine.peer if check.verdict == "outside"]
             if engine.peer:
@@ -140,18 +122,36 @@ class Certificate:
         lines += ["", "## Where it starts", ""]
         lines += [f"- {in_markdown(line)}" for line in self.summary()[:-1]]
         for title, checks in groups(self):
-            lines += ["", f"## {in_markdown(title)}", "", "| | stage | found | limit | |", "|---|---|---|---|---|"]
-            for check in checks:
-                lines.append(f"| {' | '.join((MARKS[check.verdict], *map(in_markdown, _texts(check))))} |")
+            rows = [(MARKS[check.verdict], *_texts(check)) for check in checks]
+            lines += ["", f"## {in_markdown(title)}", "", *markdown_table([("", "stage", "found", "limit", ""), *rows])]
         return "\n".join([*lines, "", LEGEND, ""])
 
     def html(self) -> str:
-        return _page(self)
+        """A page in the style of the report."""
+        chains = ""
+        for engine in self.engines:
+            chains += f"<p><b>{in_html(called(engine))}</b> <span class='note'>{in_html(engine.outcome)}</span></p>"
+            steps = "".join(f"<li>{_key(check)}{in_html(check.stage)}</li>" for check in engine.steps)
+            chains += f"<ul class='legend'>{steps}</ul>" if steps else ""
+        if self.peer and not any(engine.peer for engine in self.engines):
+            chains += f"<p class='note'>{in_html(self.peer)}</p>"
+        source = f"data:image/jpeg;base64,{_drawn(*self.shown)}" if self.shown else ""
+        image = f"<img alt='boxes of both' style='width:100%' src='{source}'>" if source else ""
+        sections = [
+            f"<header><h1>Parity certificate</h1><p class='note'>{in_html(head(self))}</p>"
+            f"<p class='verdict'>{in_html(verdict(self))}</p></header>",
+            _section("Where a difference starts", chains, NOTE),
+            _section("The first of the frames", image, "Wide white boxes: the reference. Narrow pink: the pipeline."),
+        ]
+        for title, checks in groups(self):
+            rows = [(_key(check) + check.verdict, *map(in_html, _texts(check))) for check in checks]
+            sections.append(_section(in_html(title), _table(("", "stage", "found", "limit", ""), rows, texts=5)))
+        return page(f"parity: {self.model}", sections)
 
     def to_json(self) -> str:
         """All but the image."""
-        content = asdict(replace(self, image=None, shown=None))
-        del content["image"], content["shown"]
+        content = asdict(replace(self, shown=None))
+        del content["shown"]
         content |= {"verdict": verdict(self), "frames": len(self.frames)}
         content["compared"] = [{"source": name, "index": n, "seconds": at} for name, n, at in self.frames]
         for engine, entry in zip(self.engines, content["engines"], strict=True):
@@ -162,9 +162,7 @@ class Certificate:
 def groups(certificate: Certificate) -> list[tuple[str, list[Check]]]:
     """Title and checks of each section of the page."""
     found = [("every engine: decoding and colour", certificate.pixels)]
-    for engine in certificate.engines:
-        if engine.absent:
-            continue
+    for engine in (one for one in certificate.engines if not one.absent):
         name = called(engine)
         found += [(f"{name}: each stage alone", engine.checks), (f"{name}: stage after stage", engine.steps)]
         if engine.peer:
@@ -197,64 +195,16 @@ def verdict(certificate: Certificate) -> str:
     return "CERTIFIED" if certificate.ok else "NOT CERTIFIED"
 
 
-def _page(certificate: Certificate) -> str:
-    good = verdict(certificate) == "CERTIFIED"
-    parts = [
-        "<h1>Parity certificate</h1>",
-        f'<p class="soft">{escape(head(certificate))}</p>',
-        f'<p class="big" style="color:var(--{"exact" if good else "outside"})">{escape(verdict(certificate))}</p>',
-        "<h2>Where a difference starts</h2>",
-        '<p class="soft">From left to right, our stages replace those of the reference; the colour rates the resulting '
-        "boxes. Green: identical except for rounding. Amber: within the limits. Red: outside. Grey: not compared.</p>",
-    ]
-    for engine in certificate.engines:
-        parts.append(f"<p><b>{escape(called(engine))}</b> ")
-        if engine.absent:
-            parts.append(f'<span class="soft">not run here: {escape(engine.absent)}</span></p>')
-            continue
-        parts.append(f'<span class="soft">{escape(engine.starts)}</span></p><div class="chain">')
-        parts += [f'<span class="{_class(check)}">{escape(check.stage)}</span>' for check in engine.steps]
-        parts.append("</div>")
-    if certificate.peer and not any(engine.peer for engine in certificate.engines):
-        parts.append(f'<p class="soft">{escape(certificate.peer)}</p>')
-    if certificate.image is not None and certificate.shown is not None:
-        parts.append("<h2>The first of the frames</h2>")
-        parts.append('<p class="soft">Wide white boxes: the reference. Narrow pink boxes: the pipeline, first engine.')
-        parts.append(f'</p><img alt="boxes of both" src="data:image/jpeg;base64,{_drawn(certificate)}">')
-    for title, checks in groups(certificate):
-        parts.append(f'<h2>{escape(title)}</h2><div class="wide"><table>')
-        parts.append("<tr><th></th><th>stage</th><th>found</th><th>limit</th><th></th></tr>")
-        for check in checks:
-            cells = "".join(f"<td>{escape(text)}</td>" for text in _texts(check))
-            parts.append(f'<tr><td class="{_class(check)}">{escape(check.verdict)}</td>{cells}</tr>')
-        parts.append("</table></div>")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>parity: {escape(certificate.model)}</title><style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(parts)
-        + "\n</main></body></html>\n"
-    )
-
-
-def _drawn(certificate: Certificate) -> str:
-    """The first frame with both lists of boxes, as a base64 JPEG."""
+def _drawn(frame: NDArray[np.uint8], reference: Detections, ours: Detections) -> str:
+    """A frame with both lists of boxes, as a base64 JPEG."""
     from PIL import Image, ImageDraw
 
-    assert certificate.image is not None and certificate.shown is not None
-    image = Image.fromarray(certificate.image)
-    scale = min(1.0, 1280 / image.width)
-    image = image.resize((round(image.width * scale), round(image.height * scale)))
-    pen = ImageDraw.Draw(image)
-
-    def draw(boxes: Boxes, colour: str, width: int) -> None:
-        for box in boxes.xyxy:
-            pen.rectangle([float(side) * scale for side in box], outline=colour, width=width)
-
-    reference, ours = certificate.shown
-    draw(reference, "white", 4)
-    draw(ours, "#ff3d8b", 2)
+    image = Image.fromarray(frame)
+    scale, pen = max(1.0, image.width / 1280), ImageDraw.Draw(image)
+    for boxes, colour, width in ((reference, "white", 4), (ours, "#ff3d8b", 2)):
+        for box in boxes.xyxy.tolist():
+            pen.rectangle(box, outline=colour, width=round(width * scale))
+    image.thumbnail((1280, image.height))
     memory = io.BytesIO()
     image.save(memory, "JPEG", quality=85)
     return base64.b64encode(memory.getvalue()).decode()
@@ -264,5 +214,5 @@ def _texts(check: Check) -> tuple[str, str, str, str]:
     return check.stage, check.found or check.verdict, check.limit, check.note
 
 
-def _class(check: Check) -> str:
-    return "none" if check.verdict == "not compared" else check.verdict
+def _key(check: Check) -> str:
+    return f"<span class='key {COLOURS[check.verdict]}'></span>"

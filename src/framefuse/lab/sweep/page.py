@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from itertools import islice
 from typing import NamedTuple
@@ -12,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from framefuse.common.text import counted, in_html
-from framefuse.lab.sweep.boxes import Tracks, unmatched
 from framefuse.lab.sweep.grid import Choice
 from framefuse.lab.sweep.record import Recording, data_of
-from framefuse.lab.sweep.replay import tracks_of
+from framefuse.lab.sweep.replay import Tracks, tracks_of, unmatched
 from framefuse.prediction import cut
 from framefuse.report.html import _list, _section, _table, page
 from framefuse.sinks.canvas import FrameConverter
@@ -29,6 +28,7 @@ HEIGHT, MARGIN = 120, 0.3
 """Pixels of a thumbnail; what it shows around the box, as a share of its sides."""
 SEARCHED = 300
 """Frames read after seeking, at most, until the wanted one comes: more than lie between key frames."""
+Lines = Sequence[Sequence[str]]
 
 
 class Difference(NamedTuple):
@@ -64,10 +64,8 @@ def _thumbnail(recording: Recording, tracks: Tracks, k: int, choice: Choice) -> 
     found = tracks.table.found
     rows = tracks.rows[tracks.starts[k] : tracks.ends[k] + 1]
     row = int(rows[found.confidence[rows].argmax()])
-    text = (
-        f"{found.name(found.class_id[row])} {found.confidence[row]:.2f}, {tracks.begun[k]:.2f} to "
-        f"{tracks.ended[k]:.2f} s, {counted(len(rows), 'box', 'boxes')}"
-    )
+    what = f"{found.name(found.class_id[row])} {found.confidence[row]:.2f}"
+    text = f"{what}, {tracks.begun[k]:.2f} to {tracks.ended[k]:.2f} s, {counted(len(rows), 'box', 'boxes')}"
     data = base64.b64encode(_crop(recording, tracks, row, choice)).decode()
     image = f"<img alt='' src='data:image/jpeg;base64,{data}'>" if data else "<p>the frame cannot be read again</p>"
     return f"<figure class='thumbnail' title='{in_html(recording.source)}'>{image}{in_html(text)}</figure>"
@@ -97,29 +95,25 @@ def _crop(recording: Recording, tracks: Tracks, row: int, choice: Choice) -> byt
 
 
 def render(
-    table: Sequence[Sequence[str]],
-    notes: Sequence[str],
-    differences: Sequence[Difference],
-    chosen: str,
-    facts: Mapping[str, str],
+    heading: Sequence[str], lines: Lines, chosen: str, differences: Sequence[Difference], notes: Sequence[str]
 ) -> str:
     """The page, without scripts or requests.
 
     Args:
-        table: header and rows.
+        heading: title, what was swept, and how the rows are sorted.
+        lines: header and rows.
         chosen: YAML of the chosen setting, if there is one.
-        facts: title, what was swept, and the order of the rows.
     """
-    head, *rows = [[in_html(cell) for cell in row] for row in table]
+    title, swept, order = map(in_html, heading)
+    head, *rows = [[in_html(cell) for cell in row] for row in lines]
     sections = [
-        f"<header><h1>{in_html(facts['title'])}</h1><p class='note'>{in_html(facts['what'])}</p></header>",
-        _section("Settings", _table(head, rows, texts=0), in_html(facts["order"])),
+        f"<header><h1>{title}</h1><p class='note'>{swept}</p></header>",
+        _section("Settings", _table(head, rows, texts=0), order),
         _section("Chosen", f"<pre>{in_html(chosen)}</pre>", "The file chosen.yaml.") if chosen else "",
     ]
     for what, (has, lacks, number, shown) in zip(("gained", "lost"), differences, strict=False):
-        note = f"Setting {has.number} has them, setting {lacks.number} has not. " + (
-            f"These are the {len(shown)} with the most boxes. " if number > len(shown) else ""
-        )
-        title, body = f"{counted(number, 'track')} {what}", "".join(shown) or "<p>none</p>"
-        sections.append(_section(title, body, f"{note}Each where its confidence is highest."))
-    return page(facts["title"], [*sections, _section("How it was made", _list(notes))])
+        most = f"These are the {len(shown)} with the most boxes. " if number > len(shown) else ""
+        most += "Each where its confidence is highest."
+        note = f"Setting {has.number} has them, setting {lacks.number} has not. {most}"
+        sections.append(_section(f"{counted(number, 'track')} {what}", "".join(shown) or "<p>none</p>", note))
+    return page(heading[0], [*sections, _section("How it was made", _list(notes))])

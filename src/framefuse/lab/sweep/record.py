@@ -27,8 +27,8 @@ from framefuse.config import Settings, settings_from
 from framefuse.engines.cache import DAMAGED, locked, model_hash, write_atomically
 from framefuse.errors import SinkError, SourceError, UsageError
 from framefuse.lab.evaluation import open_data
+from framefuse.lab.evaluation.data import INI
 from framefuse.lab.evaluation.dataset import Dataset
-from framefuse.lab.evaluation.mot import INI
 from framefuse.lab.sweep.grid import FIELDS, FLOOR
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline

@@ -28,8 +28,7 @@ def models(context: typer.Context) -> None:
 @app.command("list")
 def list_(print_json: PrintJson = False) -> int:
     """List the models known by name, and free ones that others publish and 'framefuse models get' fetches."""
-    from framefuse.models import list_models
-    from framefuse.models.catalogue import KNOWN, fetched_models
+    from framefuse.models import KNOWN, fetched_models, list_models
 
     rows = [(name, "in the package", "Apache-2.0", about) for name, about in list_models().items()]
     fetched = fetched_models()
@@ -47,10 +46,7 @@ def list_(print_json: PrintJson = False) -> int:
 
 
 @app.command()
-def show(
-    model: Annotated[str, typer.Argument(help="name or ONNX file")],
-    print_json: PrintJson = False,
-) -> int:
+def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_json: PrintJson = False) -> int:
     """Print the card of a model, and where each fact comes from."""
     from framefuse.models import find_model
     from framefuse.models.card import read_card

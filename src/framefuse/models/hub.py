@@ -28,9 +28,9 @@ import yaml
 from framefuse.common.files import file_hash
 from framefuse.common.redact import redact_source
 from framefuse.errors import CardError, ModelError, UsageError
+from framefuse.models import KNOWN, NAME, Known, folder_of_models
 from framefuse.models.card import read_card
 from framefuse.models.cardfile import read_card_file
-from framefuse.models.catalogue import KNOWN, NAME, Known, folder_of_models
 from framefuse.models.onnx_file import external_files, read_onnx
 
 TIMEOUT = 30.0

@@ -84,8 +84,7 @@ def _check(path: Path, model: Any) -> None:
     kinds = {node.op_type for node in model.graph.node}
     if found := kinds & set(QUANTIZE_OPERATORS):
         raise ModelError(
-            f"{path} is quantised already: it has {', '.join(sorted(found))} nodes",
-            remedy="build from the FP32 model",
+            f"{path} is quantised already: it has {', '.join(sorted(found))} nodes", remedy="build from the FP32 model"
         )
     fp16_weights = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
     if any(len(tensor.dims) > 1 for tensor in fp16_weights):

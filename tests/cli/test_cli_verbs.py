@@ -14,8 +14,7 @@ import pytest
 
 from framefuse import __version__
 from framefuse.cli import demo
-from framefuse.cli.config import commented_yaml
-from framefuse.cli.reference import markdown
+from framefuse.cli.config import commented_yaml, markdown
 from framefuse.config import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]

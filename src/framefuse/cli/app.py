@@ -20,21 +20,18 @@ from framefuse.cli import (
     config,
     demo,
     doctor,
-    export,
     interrupts,
     kernels,
-    logs,
     mistakes,
     models,
     parity,
     predict,
-    repair,
     sweep,
     synth,
     tune,
     val,
 )
-from framefuse.cli.console import print_error
+from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.options import Command, normalise
 from framefuse.common.machine import lacks_memory
@@ -52,11 +49,11 @@ app.command(cls=Command)(demo.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
 app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
 app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
-app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(export.export)
+app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(models.export)
 app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(parity.parity)
 app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
 app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(tune.tune)
-app.command(epilog="Example: framefuse repair runs/detect/predict")(repair.repair)
+app.command(epilog="Example: framefuse repair runs/detect/predict")(doctor.repair)
 app.command()(doctor.doctor)
 app.add_typer(bench.app)
 app.add_typer(config.app)
@@ -84,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. `framefuse.cli.entry` calls it for the shell command."""
     words = normalise(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in words
-    logs.set_up(None, "--log-json" in words, False)  # also for what is wrong with the command line
+    set_up_logs(json_lines="--log-json" in words)  # also for what is wrong with the command line
     try:
         code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
         sys.stdout.flush()

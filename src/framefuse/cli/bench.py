@@ -11,7 +11,7 @@ from framefuse.cli.console import check_choice, check_out, print_table, progress
 from framefuse.cli.options import PrintJson, option, size
 
 if TYPE_CHECKING:
-    from framefuse.lab.bench_report import BenchReport
+    from framefuse.lab.bench import BenchReport
 
 app = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=None)
 

@@ -1,12 +1,13 @@
-"""framefuse doctor: what works on this machine, what does not, and what to do about it.
-
-Exit code 3 if a core part does not work.
+"""framefuse doctor: what works on this machine, what does not, and what to do about it (exit code 3 if a core part does
+not work). framefuse repair: complete the outputs of a run that was killed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -45,3 +46,22 @@ def doctor(print_json: PrintJson = False) -> int:
     if broken:
         raise CapabilityError(f"the core does not work here: {', '.join(broken)}", remedy="see the lines above")
     return 0
+
+
+def repair(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="folders of runs, such as runs/predict/predict")
+    ],
+) -> int:
+    """Complete the outputs of a run that was killed or whose machine lost power."""
+    from framefuse.common.text import without_controls
+    from framefuse.sinks.repair import repair_folder
+
+    repairs = []
+    for folder in folders:
+        for repair in repair_folder(folder):
+            repairs.append(repair)
+            typer.echo(without_controls(str(repair)))
+    if not repairs:
+        typer.echo("every output is complete")
+    return int(any(repair.failed for repair in repairs))

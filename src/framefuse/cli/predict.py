@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli import logs
-from framefuse.cli.logs import LogJson, LogLevel
+from framefuse.cli.console import LEVELS, set_up_logs
 from framefuse.cli.mistakes import is_media
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_settings
 from framefuse.config import load_settings
@@ -38,12 +37,14 @@ def predict(
     gpus: Annotated[str | None, option("0,1|all", "distribute the sources over these GPUs, one process each")] = None,
     print_report: PrintReport = False,
     quiet: Quiet = False,
-    log_level: LogLevel = None,
-    log_json: LogJson = False,
+    log_level: Annotated[str | None, option("|".join(LEVELS), "lowest level of log lines (default: warning)")] = None,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="write JSON lines on stderr, by default from level info on")
+    ] = False,
     **given: Any,
 ) -> int:
     """Detect objects in every frame of a source."""
-    logs.set_up(log_level, log_json, quiet)
+    set_up_logs(log_level, log_json, quiet)
     if model and is_media(model):
         raise typer.BadParameter(f"{model} is not a model")  # mistakes.py says what to write
     if stdout and print_report:

@@ -1,4 +1,4 @@
-"""The command line: one file per verb, and `main`, which turns errors into messages and exit codes.
+"""The command line: every verb, and `main`, which turns errors into messages and exit codes.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 usage error, 3 this machine lacks
 something that was requested, 4 quality gate failed, 5 some inputs could not be read, 130 interrupted, 141 the reader of
@@ -18,7 +18,6 @@ from framefuse.cli import (
     bench,
     build,
     config,
-    demo,
     doctor,
     interrupts,
     kernels,
@@ -28,7 +27,6 @@ from framefuse.cli import (
     predict,
     sweep,
     synth,
-    tune,
     val,
 )
 from framefuse.cli.console import print_error, set_up_logs
@@ -45,14 +43,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
-app.command(cls=Command)(demo.demo)
+app.command(cls=Command)(synth.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
 app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
 app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
 app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(models.export)
 app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(parity.parity)
 app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
-app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(tune.tune)
+app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(build.tune)
 app.command(epilog="Example: framefuse repair runs/detect/predict")(doctor.repair)
 app.command()(doctor.doctor)
 app.add_typer(bench.app)

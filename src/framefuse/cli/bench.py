@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, write_out
 from framefuse.cli.options import PrintJson, option, size
-
-if TYPE_CHECKING:
-    from framefuse.lab.bench import BenchReport
 
 app = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=None)
 
@@ -41,30 +38,17 @@ def engines(
         check_choice("--precision", name, ("auto", "fp32", "bf16", "fp16", "int8"))
     check_out(out, model)
     options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
-    report = bench_engines(
-        model,
-        engines=engine,
-        batch=batch,
-        imgsz=size(imgsz) if imgsz else None,
-        warmups=warmups,
-        runs=runs,
-        seconds=seconds,
-        say=progress_printer(quiet),
-        **options,
-    )
+    counts: dict[str, Any] = {"batch": batch, "warmups": warmups, "runs": runs, "seconds": seconds}
+    sides = size(imgsz) if imgsz else None
+    report = bench_engines(model, engines=engine, imgsz=sides, say=progress_printer(quiet), **options, **counts)
     if print_json:
         typer.echo(report.to_json())
     else:
-        _print(report)
+        batch, _, height, width = report.shape
+        title = f"{report.model}, batch {batch} of {width}x{height}, {report.runs} runs"
+        typer.echo(f"{title}; errors against {report.reference}\n")
+        print_table(*report.table())
     if out is not None:
         write_out(out, report.to_json() + "\n")
     report.check(engine)
     return 0
-
-
-def _print(report: BenchReport) -> None:
-    batch, _, height, width = report.shape
-    title = f"{report.model}, batch {batch} of {width}x{height}, {report.runs} runs; errors against {report.reference}"
-    header, rows = report.table()
-    typer.echo(f"{title}\n")
-    print_table(header, rows)

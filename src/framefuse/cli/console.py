@@ -138,6 +138,14 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
         console.print(Text(f"  -> {without_controls(redact(remedy))}", style="dim"))
 
 
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], objects: bool) -> None:
+    """Print a table on stdout, or as JSON one object for each row."""
+    if objects:
+        typer.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
+    else:
+        print_table(columns, rows)
+
+
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], dim: Callable[[Sequence[str]], bool] = lambda row: False
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from framefuse.cli.console import check_out, print_table
+from framefuse.cli.console import check_out, print_rows, print_table
 from framefuse.cli.options import PrintJson, option, size
 from framefuse.common.redact import redact_source
 from framefuse.errors import CardError
@@ -40,10 +40,7 @@ def list_(print_json: PrintJson = False) -> int:
         if name not in fetched:
             rows.append((name, f"framefuse models get {name}", known.licence, known.about))
     heads = ("model", "where", "licence", "what it does")
-    if print_json:
-        typer.echo(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
-    else:
-        print_table(heads, rows)
+    print_rows(heads, rows, print_json)
     return 0
 
 

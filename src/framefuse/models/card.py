@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
@@ -131,25 +132,22 @@ class _Facts:
         return value  # type: ignore[no-any-return]  # CardFile and METADATA have checked the type
 
 
-def _metadata_size(text: str) -> tuple[int, int]:
-    value = parse_literal("imgsz", text)
-    sides = [value, value] if isinstance(value, int) else value
-    if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(isinstance(v, int) and v > 0 for v in sides):
-        raise CardError(f"onnx metadata imgsz = {text!r} is no size", remedy="add imgsz: [height, width] to the card")
-    return sides[0], sides[1]
-
-
-def _metadata_stride(text: str) -> int:
-    value = parse_literal("stride", text)
-    if not isinstance(value, int) or value < 1:
-        raise CardError(f"onnx metadata stride = {text!r} is not a number", remedy="add stride: 32 to the card")
-    return value
+def _metadata(key: str, text: str) -> Any:
+    """A value of the ONNX metadata, of the type that the card file has."""
+    value = parse_literal(key, text)
+    try:
+        return getattr(CardFile(**{key: value}), key)
+    except ValidationError as error:
+        raise CardError(
+            f"onnx metadata {key} = {text!r} is not valid: {error.errors()[0]['msg']}",
+            remedy=f"add {key} to the card: {CardFile.model_fields[key].description}",
+        ) from error
 
 
 METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
     "names": ("names", lambda text: check_names(parse_literal("names", text), "onnx metadata")),
-    "imgsz": ("imgsz", _metadata_size),
-    "stride": ("stride", _metadata_stride),
+    "imgsz": ("imgsz", partial(_metadata, "imgsz")),
+    "stride": ("stride", partial(_metadata, "stride")),
     "task": ("task", str),
     "layout": ("end2end", lambda text: "end2end" if text.lower() == "true" else None),
 }

@@ -96,6 +96,11 @@ def inputs_of(model: Any) -> list[Any]:
     return [value for value in model.graph.input if value.name not in weights]
 
 
+def opset_of(model: Any) -> int:
+    """Version of the standard operators of a model; 0 if it has none."""
+    return max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
 def with_shapes(model: Any) -> Any:
     """The model with all shapes inferred from those of its inputs, which raises unrelated classes. Changes the model
     that is passed: what it states of other shapes goes, because inference does not overwrite the symbols of exports."""
@@ -173,8 +178,7 @@ def _parse(path: Path) -> Any:
             f"{path} has a name in its graph that is not UTF-8: {brief(strange)}",
             remedy="export the model again, with names of ASCII characters",
         )
-    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    if opset > onnx_opset_version():
+    if (opset := opset_of(model)) > onnx_opset_version():
         raise ModelError(
             f"{path} has opset {opset}; the newest supported one is {onnx_opset_version()}",
             remedy="export it again with opset 17",

@@ -47,6 +47,10 @@ class OnnxGraph:
             if node.op_type in kinds and any(name in self.weights for name in node.input[1:2])
         ]
 
+    def network(self, *kinds: str) -> list[int]:
+        """The same without those that decode."""
+        return [number for number in self.layers(*kinds) if not self.decodes(number)]
+
     def decodes(self, number: int) -> bool:
         """Whether a convolution computes an expectation over a softmax, as YOLOv8 decodes its boxes."""
         sources = self.before(number)

@@ -496,11 +496,7 @@ def _spelled(field: str, value: str, python: bool) -> str | None:
 
 
 def _read_variables(environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Key -> (value, "variable NAME").
-
-    Raises:
-        UsageError: a variable has nearly the name of a setting.
-    """
+    """Key -> (value, "variable NAME"); UsageError if a variable has nearly the name of a setting."""
     found = {}
     for name in filter(lambda name: name.startswith(VARIABLE), environment):
         key = name.removeprefix(VARIABLE).lower()
@@ -520,9 +516,7 @@ def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:
         return {key: (value, f"file {path}, line {line}") for key, (value, line) in lines.items()}
     except OSError as error:
         near = nearby(path, (".yaml", ".yml"))
-        raise ConfigError(
-            f"cannot read the configuration file {path}: {error.strerror}",
-            remedy=near if near.startswith("did") else "'framefuse config init FILE' creates one",
-        ) from error
+        remedy = near if near.startswith("did") else "'framefuse config init FILE' creates one"
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}", remedy=remedy) from error
     except ValueError as error:
         raise ConfigError(f"cannot use {path}: {error}", remedy="write one 'name: value' per line") from error

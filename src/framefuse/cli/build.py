@@ -182,10 +182,8 @@ def tune(
 
     check_choice("--precision", precision, compiling.PRECISIONS)
     if not 1 <= slice_seconds <= tuning.LONGEST_SLICE:
-        raise UsageError(
-            f"--slice {slice_seconds:g} is not between 1 and {tuning.LONGEST_SLICE:g} seconds",
-            remedy="use several slices: each continues where the last one ended",
-        )
+        message = f"--slice {slice_seconds:g} is not between 1 and {tuning.LONGEST_SLICE:g} seconds"
+        raise UsageError(message, remedy="use several slices: each continues where the last one ended")
     path = find_model(model)
     width, height = _size(size, path)
     tvm()
@@ -193,10 +191,8 @@ def tune(
     cores = threads or available_cores()
     where = targets.parse(target, cores)
     if where.kind == "llvm" and where != (here := targets.this_cpu(cores)):
-        raise UsageError(
-            f"--target {target} is not this CPU ({here.name}), but tuning measures on the target",
-            remedy="run it on that machine with --target cpu",
-        )
+        message = f"--target {target} is not this CPU ({here.name}), but tuning measures on the target"
+        raise UsageError(message, remedy="run it on that machine with --target cpu")
     kept = records.Records(database or records.default_folder(where), where)
     say = progress_printer(quiet)
     if kept.note:
@@ -236,8 +232,6 @@ def _size(text: str | None, model: Path) -> tuple[int, int]:
     with suppress(ModelError):  # a model without a card can be tuned too
         card = read_card(model)
         if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
-            raise UsageError(
-                f"--size {text} is not a multiple of the model's stride {card.preprocess.stride}",
-                remedy=f"use --size {near[1]}x{near[0]}",
-            )
+            message = f"--size {text} is not a multiple of the model's stride {card.preprocess.stride}"
+            raise UsageError(message, remedy=f"use --size {near[1]}x{near[0]}")
     return width, height

@@ -54,14 +54,10 @@ def show(
         other = next((place for place in on if on[place]), None)
         if other is None:
             near = nearest(name, [*cpu.names(), *cubins.descriptions()], 3)
-            raise UsageError(
-                f"no kernel is named {name!r}",
-                remedy=f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them",
-            )
-        raise UsageError(
-            f"no kernel for {device} is named {name!r}, only one for {other}",
-            remedy="use --emit cuda or ptx for CUDA kernels, and asm for CPU kernels",
-        )
+            remedy = f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them"
+            raise UsageError(f"no kernel is named {name!r}", remedy=remedy)
+        message = f"no kernel for {device} is named {name!r}, only one for {other}"
+        raise UsageError(message, remedy="use --emit cuda or ptx for CUDA kernels, and asm for CPU kernels")
     on_cuda = device == "cuda"
     written = on_cuda and cubins.describe(name).written
     if emit == "tir" and written:
@@ -75,7 +71,10 @@ def show(
         code = nvrtc.find().compile(kernel.source, name, capability, kernel.options, True)
         typer.echo(code.rstrip(b"\0").decode())
     else:
-        build = _build()
+        if importlib.util.find_spec("tvm") is None:
+            raise CapabilityError("TensorIR and assembly need TVM", remedy="pip install 'framefuse[tvm]'")
+        from framefuse.kernels import build
+
         family = cubins.describe(name).family if on_cuda else cpu.names()[name]
         alone = on_cuda and family == "preprocess"
         function = _preprocess_on_cuda(name) if alone else build.function(name, family, cuda=on_cuda)
@@ -91,11 +90,3 @@ def _preprocess_on_cuda(name: str) -> Any:
     tir: Any = importlib.import_module("framefuse.kernels.preprocess.tir_cuda")
     _, layout, sample, memory, *one = name.split("_")
     return tir.variant(layout, sample, memory, alone=one == ["one"])
-
-
-def _build() -> Any:
-    if importlib.util.find_spec("tvm") is None:
-        raise CapabilityError("TensorIR and assembly need TVM", remedy="pip install 'framefuse[tvm]'")
-    from framefuse.kernels import build
-
-    return build

@@ -52,7 +52,10 @@ def predict(
     if half and given.setdefault("precision", "fp16") != "fp16":
         raise UsageError(f"--half and --precision {given['precision']} conflict", remedy="leave --half out")
     effective = load_settings(config, preset, given, defaults={} if stdout else DEFAULTS, environment=os.environ)
-    chosen = _choose_source(source, sources or [], effective.source)
+    given_sources = [*([] if source is None else [source]), *(sources or [])]
+    chosen = effective.source if not given_sources else given_sources[0] if len(given_sources) == 1 else given_sources
+    if chosen is None:
+        raise UsageError("no source is given", remedy="framefuse predict video.mp4 model.onnx")
     if model and model_option and model != model_option:
         raise UsageError(f"two models are given: {model} and {model_option}", remedy="leave one of them out")
     chosen_model = next((name for name in (model, model_option, effective.model) if name is not None), None)
@@ -87,13 +90,3 @@ def predict(
         many = len(pipeline.sources) > 1 or bool(info.parts) or info.kind == "images" or isinstance(chosen, list)
         return run(pipeline, quiet=quiet, on_result=lambda result: print(to_json(result, name_source=many), flush=True))
     return run(pipeline, quiet=quiet, print_report=print_report)
-
-
-def _choose_source(argument: str | None, options: list[str], configured: str | list[str] | None) -> str | list[str]:
-    """The sources of the command line, or else those of the file."""
-    given = ([argument] if argument is not None else []) + options
-    if not given:
-        if configured is None:
-            raise UsageError("no source is given", remedy="framefuse predict video.mp4 model.onnx")
-        return configured
-    return given[0] if len(given) == 1 else given

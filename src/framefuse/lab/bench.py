@@ -36,6 +36,7 @@ from framefuse.engines import (
 )
 from framefuse.engines.device_requests import capture, device_request_pool
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
+from framefuse.lab.building import usable_device
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.onnx_file import read_onnx
@@ -129,9 +130,9 @@ class BenchReport:
             if row.wall is None:
                 continue
             wall, device = row.wall, row.device_time
+            times = (wall.median, wall.min, wall.mean, wall.p95, wall.p99, wall.max, wall.std)
             lines.append((
-                row.engine, row.device, row.precision, f"{wall.median:.3f}", f"{wall.min:.3f}", f"{wall.mean:.3f}",
-                f"{wall.p95:.3f}", f"{wall.p99:.3f}", f"{wall.max:.3f}", f"{wall.std:.3f}",
+                row.engine, row.device, row.precision, *(f"{time:.3f}" for time in times),
                 f"{self.shape[0] / wall.median * 1e3:.0f}", f"{device.median:.3f}" if device else "-",
                 f"{self.shape[0] / row.fastest * 1e3:.0f}" if row.engine != "null" else "-",
                 f"{row.fastest / best:.2f}" if row.engine != "null" else "-",
@@ -214,16 +215,14 @@ def bench_engines(
         if name not in known:
             raise UsageError(f"no engine is called {name!r}", remedy=f"choose among {', '.join(sorted(known))}")
     if batch < 1 or runs < 1 or warmups < 0 or not seconds > 0:
-        raise UsageError(
-            f"batch {batch}, runs {runs}, warm-ups {warmups}, seconds {seconds:g}",
-            remedy="use 1 or more; warm-ups 0 or more",
-        )
+        message = f"batch {batch}, runs {runs}, warm-ups {warmups}, seconds {seconds:g}"
+        raise UsageError(message, remedy="use 1 or more; warm-ups 0 or more")
     shape = _shape(path, batch, imgsz)
     image = np.random.default_rng(0).random(shape, np.float32)
     asked = dict.fromkeys([precision] if isinstance(precision, str) else precision)
     peers: list[_Peer] = []
     rows: list[Row] = []
-    for device in dict.fromkeys(_device(device) for device in devices):
+    for device in dict.fromkeys(usable_device() if device == "auto" else device for device in devices):
         for name, number_format in product(engines or known, asked):
             row = Row(name, device, number_format if number_format != "auto" else "")
             say(f"opening {row.title}")
@@ -262,18 +261,6 @@ def machine() -> dict[str, str]:
     return found
 
 
-def _device(asked: str) -> str:
-    if asked != "auto":
-        return asked
-    from framefuse.cuda import device
-
-    try:
-        device.cupy()
-    except FramefuseError:
-        return "cpu"
-    return "cuda"
-
-
 def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, int, int, int]:
     facts = read_onnx(path)
     stated = facts.inputs[0].shape
@@ -283,10 +270,8 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
     asked = {"batch": (batch, stated[0]), "height": (height, stated[2]), "width": (width, stated[3])}
     for name, (wanted, fixed) in asked.items():
         if fixed and wanted != fixed and not (name == "batch" and wanted == 1):
-            raise UsageError(
-                f"{name} {wanted} was asked for, but {path.name} has a fixed {name} of {fixed}",
-                remedy="export the model with a dynamic shape, or leave it out",
-            )
+            message = f"{name} {wanted} was asked for, but {path.name} has a fixed {name} of {fixed}"
+            raise UsageError(message, remedy="export the model with a dynamic shape, or leave it out")
     if imgsz:
         with suppress(ModelError):  # models without a card can be measured too
             check_size(read_card(path), height, width)

@@ -181,10 +181,8 @@ def _check_grey(levels: Sequence[int]) -> None:
 def _onnxruntime_packages() -> str:
     plain, gpu = version_of("onnxruntime"), version_of("onnxruntime-gpu")
     if plain and gpu:
-        raise EngineError(
-            f"onnxruntime {plain} and onnxruntime-gpu {gpu} are both installed; they overwrite each other's files",
-            remedy="pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
-        )
+        message = f"onnxruntime {plain} and onnxruntime-gpu {gpu} are both installed; they overwrite each other's files"
+        raise EngineError(message, remedy="pip uninstall onnxruntime onnxruntime-gpu, then install one of them")
     found = f"onnxruntime-gpu {gpu}" if gpu else f"onnxruntime {plain}" if plain else "none"
     if plain or gpu:
         try:

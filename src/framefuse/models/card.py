@@ -138,10 +138,8 @@ def _metadata(key: str, text: str) -> Any:
     try:
         return getattr(CardFile(**{key: value}), key)
     except ValidationError as error:
-        raise CardError(
-            f"onnx metadata {key} = {text!r} is not valid: {error.errors()[0]['msg']}",
-            remedy=f"add {key} to the card: {CardFile.model_fields[key].description}",
-        ) from error
+        message = f"onnx metadata {key} = {text!r} is not valid: {error.errors()[0]['msg']}"
+        raise CardError(message, remedy=f"add {key} to the card: {CardFile.model_fields[key].description}") from error
 
 
 METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -270,26 +268,18 @@ def _image_input(facts: OnnxFacts) -> TensorFacts:
     """The only input, (b, 3, h, w)."""
     listed = ", ".join(map(str, facts.inputs)) or "none"
     if any("orig" in tensor.name and "size" in tensor.name for tensor in facts.inputs):
-        raise CardError(
-            f"the model takes the image size as a second input: {listed}",
-            remedy="export it without its post-processor, which framefuse replaces (outputs boxes and logits)",
-        )
+        remedy = "export it without its post-processor, which framefuse replaces (outputs boxes and logits)"
+        raise CardError(f"the model takes the image size as a second input: {listed}", remedy=remedy)
     if len(facts.inputs) != 1:
-        raise ModelError(
-            f"{facts.path.name} has {len(facts.inputs)} inputs, expected one image: {listed}",
-            remedy="export the model with a single image input (batch, 3, height, width)",
-        )
+        message = f"{facts.path.name} has {len(facts.inputs)} inputs, expected one image: {listed}"
+        raise ModelError(message, remedy="export the model with a single image input (batch, 3, height, width)")
     image = facts.inputs[0]
     if len(image.shape) != 4 or image.shape[1] != 3:
-        raise ModelError(
-            f"input {image} of {facts.path.name} is not (batch, 3, height, width)",
-            remedy="export the model for RGB images in NCHW order",
-        )
+        message = f"input {image} of {facts.path.name} is not (batch, 3, height, width)"
+        raise ModelError(message, remedy="export the model for RGB images in NCHW order")
     if image.dtype not in INPUT_DTYPES:
-        raise ModelError(
-            f"input {image} of {facts.path.name} is {image.dtype}, expected one of {', '.join(INPUT_DTYPES)}",
-            remedy="export the model with a float32 input",
-        )
+        message = f"input {image} of {facts.path.name} is {image.dtype}, expected one of {', '.join(INPUT_DTYPES)}"
+        raise ModelError(message, remedy="export the model with a float32 input")
     return image
 
 
@@ -299,10 +289,8 @@ def _input_size(image: TensorFacts, facts: _Facts) -> tuple[int, int]:
     stated = facts.find("imgsz")
     if stated is None:
         if None in fixed:
-            raise CardError(
-                f"input {image} has a free size, and its training size is not stated",
-                remedy="add imgsz: 640 (or imgsz: [height, width]) to the card",
-            )
+            message = f"input {image} has a free size, and its training size is not stated"
+            raise CardError(message, remedy="add imgsz: 640 (or imgsz: [height, width]) to the card")
         facts.origin["imgsz"] = "onnx input shape"
         return int(fixed[0] or 0), int(fixed[1] or 0)
     for axis, known, wanted in zip(("height", "width"), fixed, stated, strict=True):

@@ -101,10 +101,8 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
                 os.rename(folder / name, Path(scratch, "earlier"))
             os.rename(staged, folder / name)
     except OSError as error:
-        raise ModelError(
-            f"{redact_source(source)} cannot be put into {folder}: {error.strerror or error}",
-            remedy="free some space, or set XDG_CACHE_HOME to a writable folder",
-        ) from error
+        message = f"{redact_source(source)} cannot be put into {folder}: {error.strerror or error}"
+        raise ModelError(message, remedy="free some space, or set XDG_CACHE_HOME to a writable folder") from error
     path, problem = folder / name / f"{name}.onnx", None
     try:
         read_card(path)
@@ -116,11 +114,7 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
 def _stage(
     origin: Origin, folder: Path, name: str, sha256: str | None, known: Known | None
 ) -> tuple[str, str, str, int]:
-    """Bring the model and its card into a folder; returns source, licence, hash and size.
-
-    Raises:
-        ModelError: see `get_model`.
-    """
+    """Bring the model and its card into a folder; returns source, licence, hash and size."""
     path = folder / f"{name}.onnx"
     try:
         origin.bring(origin.file, path)
@@ -153,16 +147,12 @@ def _origin(source: str, checked: bool) -> Origin:
     if source.startswith("https://") or (source.startswith("http://") and checked):
         return _on_web(source, redact_source(source))
     if source.startswith("http://"):
-        raise UsageError(
-            f"{redact_source(source)} is not protected against changes on the way",
-            remedy="use https, or give the hash that the file must have with --sha256",
-        )
+        message = f"{redact_source(source)} is not protected against changes on the way"
+        raise UsageError(message, remedy="use https, or give the hash that the file must have with --sha256")
     path = Path(source)
     if not path.is_file():
-        raise ModelError(
-            f"there is no file {path}, and no known model of that name",
-            remedy=f"pass a file, hf://OWNER/REPO, https://..., or one of {', '.join(KNOWN)}",
-        )
+        message = f"there is no file {path}, and no known model of that name"
+        raise ModelError(message, remedy=f"pass a file, hf://OWNER/REPO, https://..., or one of {', '.join(KNOWN)}")
 
     def bring(file: str, target: Path) -> None:
         shutil.copyfile(path.with_name(file), target)
@@ -174,12 +164,7 @@ def _origin(source: str, checked: bool) -> Origin:
 
 
 def _on_web(url: str, shown: str, token: str | None = None) -> Origin:
-    """A file behind an address, and the files beside it.
-
-    Args:
-        shown: the address without secrets.
-        token: sent as a bearer token to the first host, not to those that it redirects to.
-    """
+    """A file behind an address, which messages name as `shown`, without secrets, and the files beside it."""
     name = unquote(PurePosixPath(urlsplit(url).path).name)
     if not name:
         raise UsageError(f"{shown} names no file", remedy="give the address of the .onnx file itself")
@@ -232,14 +217,9 @@ def _on_hub(address: str) -> Origin:
 
 
 def _read(url: str, target: BinaryIO, shown: str, token: str | None) -> str | None:
-    """Copy what an address has; returns its length as the server states it.
-
-    Raises:
-        ModelError: it cannot be read; the message names it as `shown`.
-        FileNotFoundError: there is no such file.
-    """
+    """Copy what an address has; returns the length that the server states. FileNotFoundError: there is none."""
     request = Request(url, headers={"User-Agent": "framefuse"})
-    if token:
+    if token:  # for the first host, not for those that it redirects to
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with urlopen(request, timeout=TIMEOUT) as answer:

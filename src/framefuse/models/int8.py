@@ -91,10 +91,8 @@ def _check(path: Path, model: Any, opset: int) -> None:
     if any(len(tensor.dims) > 1 for tensor in fp16_weights):
         raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")
     if not MIN_OPSET <= opset <= onnx_opset_version():
-        raise ModelError(
-            f"{path} has opset {opset}; {MIN_OPSET} to {onnx_opset_version()} are supported",
-            remedy="export it again with opset 17",
-        )
+        message = f"{path} has opset {opset}; {MIN_OPSET} to {onnx_opset_version()} are supported"
+        raise ModelError(message, remedy="export it again with opset 17")
 
 
 def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
@@ -114,10 +112,8 @@ def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
             kept[number] = f"{graph.nodes[number].op_type}: only convolutions are quantised"
     chosen = [graph.name(number) for number in network if number not in kept]
     if not chosen:
-        raise ModelError(
-            f"the model has {len(convolutions)} convolutions, none of them between stem and head",
-            remedy="INT8 gains nothing here; use the model as it is",
-        )
+        message = f"the model has {len(convolutions)} convolutions, none of them between stem and head"
+        raise ModelError(message, remedy="INT8 gains nothing here; use the model as it is")
     return chosen, {graph.name(number): kept[number] for number in sorted(kept)}
 
 
@@ -164,10 +160,8 @@ def calibrate(
             collect()
             ranges = calibrator.compute_data()
         except ValueError as error:  # NumPy's histogram rejects values that are not finite
-            raise ModelError(
-                f"the model's values on the calibration frames have no range: {error}",
-                remedy="check that it is trained: layers return NaN, or only zeros",
-            ) from error
+            message = f"the model's values on the calibration frames have no range: {error}"
+            raise ModelError(message, remedy="check that it is trained: layers return NaN, or only zeros") from error
     for name, data in ranges.items():
         if not np.isfinite([float(np.ravel(edge)[0]) for edge in data.range_value]).all():
             raise ModelError(f"tensor {name} is not finite on the calibration frames", remedy="check the model")

@@ -174,15 +174,11 @@ def _parse(path: Path) -> Any:
     if not model.ir_version or not model.opset_import or not model.graph.output:
         raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path, data))
     if strange := next((name for name in _names(model.graph) if isinstance(name, bytes)), None):
-        raise ModelError(
-            f"{path} has a name in its graph that is not UTF-8: {brief(strange)}",
-            remedy="export the model again, with names of ASCII characters",
-        )
+        message = f"{path} has a name in its graph that is not UTF-8: {brief(strange)}"
+        raise ModelError(message, remedy="export the model again, with names of ASCII characters")
     if (opset := opset_of(model)) > onnx_opset_version():
-        raise ModelError(
-            f"{path} has opset {opset}; the newest supported one is {onnx_opset_version()}",
-            remedy="export it again with opset 17",
-        )
+        message = f"{path} has opset {opset}; the newest supported one is {onnx_opset_version()}"
+        raise ModelError(message, remedy="export it again with opset 17")
     return model
 
 
@@ -250,15 +246,11 @@ def _check_external(path: Path, tensor: Any) -> None:
             remedy="export the model again",
         ) from error
     if not location or written.anchor or ".." in written.parts or not target.is_relative_to(folder):
-        raise ModelError(
-            f"{path} keeps weights outside its folder: tensor {brief(tensor.name)} is in {brief(location)}",
-            remedy="put the model and its external data into one folder, without links",
-        )
+        message = f"{path} keeps weights outside its folder: tensor {brief(tensor.name)} is in {brief(location)}"
+        raise ModelError(message, remedy="put the model and its external data into one folder, without links")
     if not present:
-        raise ModelError(
-            f"{path} keeps tensor {brief(tensor.name)} in {brief(location)}, but there is no such file",
-            remedy="copy the external data next to the model",
-        )
+        message = f"{path} keeps tensor {brief(tensor.name)} in {brief(location)}, but there is no such file"
+        raise ModelError(message, remedy="copy the external data next to the model")
     size = target.stat().st_size
     if start < 0 or length < 0 or start + length > size:
         raise ModelError(

@@ -165,10 +165,8 @@ class _Work:
         largest = largest_values(self._model, list(everything), self._card.input_name, frames[:16])
         if not all(np.isfinite(largest[name]) for name in self._card.outputs):
             first = next(name for name, value in largest.items() if not np.isfinite(value))
-            raise ModelError(
-                f"{self._source} gives NaN or infinity on the first frames ({self.calibration}): tensor {first}",
-                remedy="check the model: it is damaged or untrained",
-            )
+            message = f"{self._source} gives NaN or infinity on the first frames ({self.calibration}): tensor {first}"
+            raise ModelError(message, remedy="check the model: it is damaged or untrained")
         kept = plan_fp16(self._model, largest)
         self._write(to_fp16(self._model, kept))
         graph = OnnxGraph(self._model)
@@ -222,11 +220,7 @@ def _card_of(text: bytes, source: Path) -> bytes:
 def _layers(
     graph: OnnxGraph, precision: str, kept: Mapping[str, str], errors: Mapping[str, float]
 ) -> list[LayerReport]:
-    """The layers with weights.
-
-    Args:
-        kept: those that stay in FP32, and why.
-    """
+    """The layers with weights; `kept` are those that stay in FP32, and why."""
     return [
         LayerReport(name := graph.name(number), graph.nodes[number].op_type, "fp32" if name in kept else precision,
                     kept.get(name, ""), errors.get(name))
@@ -268,10 +262,8 @@ def _frames(
         footage = read_data(labelled, card, count)
         return footage, footage.data
     if precision == "int8":
-        raise UsageError(
-            "int8 needs frames to calibrate with",
-            remedy="--calib SOURCE: a video, images or a camera that shows what the model will see",
-        )
+        remedy = "--calib SOURCE: a video, images or a camera that shows what the model will see"
+        raise UsageError("int8 needs frames to calibrate with", remedy=remedy)
     return None, None
 
 

@@ -14,23 +14,10 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import (
-    bench,
-    build,
-    config,
-    doctor,
-    interrupts,
-    kernels,
-    mistakes,
-    models,
-    parity,
-    predict,
-    sweep,
-    synth,
-    val,
-)
+from framefuse.cli import build, config, doctor, interrupts, kernels, models, parity, predict, sweep, synth, val
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
+from framefuse.cli.mistakes import explain, reconsider
 from framefuse.cli.options import Command, normalise
 from framefuse.common.machine import lacks_memory
 from framefuse.common.version import __version__
@@ -51,9 +38,9 @@ app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_la
 app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(parity.parity)
 app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
 app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(build.tune)
-app.command(epilog="Example: framefuse repair runs/detect/predict")(doctor.repair)
+app.command(epilog="Example: framefuse repair runs/detect/predict")(predict.repair)
 app.command()(doctor.doctor)
-app.add_typer(bench.app)
+app.add_typer(doctor.bench)
 app.add_typer(config.app)
 app.add_typer(kernels.app)
 app.add_typer(models.app)
@@ -101,10 +88,10 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
             print_error("interrupted", traceback=debug)
         return INTERRUPTED
     if isinstance(error, FramefuseError):
-        print_error(*mistakes.reconsider(error, words), stage=error.stage, traceback=debug)
+        print_error(*reconsider(error, words), stage=error.stage, traceback=debug)
         return error.exit_code
     if isinstance(error, typer.TyperException):
-        print_error(*mistakes.explain(error, words), traceback=debug)
+        print_error(*explain(error, words), traceback=debug)
         return 2
     cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
     if lack := lacks_memory(cause):

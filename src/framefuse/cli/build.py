@@ -62,19 +62,20 @@ def build(
     plan_only = f"{precision} is only for plans: add --engine tensorrt" if precision in PLAN_PRECISIONS else None
     check_choice("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS, remedy=plan_only)
     check_choice("--calibration", calibration, ("percentile", "entropy", "minmax"))
-    if engine:
-        from framefuse.engines.tensorrt.build import bindings
-
-        bindings()  # fail before the model is lowered if no plan can be built
-
-    from framefuse.lab.lowering import build_model
-    from framefuse.models import find_model
-
     say = progress_printer(quiet)
     plan = out if engine else None
-    if engine and _written_as(model, precision):
-        _build_plan(find_model(model), precision, shapes, workspace, plan, exist_ok, say, print_report)
-        return 0
+    if engine:
+        from framefuse.engines.onnx_shapes import load
+        from framefuse.engines.tensorrt.build import bindings, precision_of
+        from framefuse.models import find_model
+
+        bindings()  # fail before the model is lowered if no plan can be built
+        written = precision_of(load(find_model(model)))
+        if precision in (written, "fp32") or (precision, written) == ("fp8", "int8"):  # no need to lower the file
+            _build_plan(find_model(model), precision, shapes, workspace, plan, exist_ok, say, print_report)
+            return 0
+    from framefuse.lab.lowering import build_model
+
     lowered = "int8" if precision == "fp8" else precision
     if plan is not None:
         out = plan.with_suffix(".onnx")
@@ -102,16 +103,6 @@ def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: P
         raise UsageError(f"--out {str(out)!r} is not a plan", remedy="use a file name that ends in .plan")
     if out is not None and engine is None and out.suffix in (".plan", ".engine"):
         raise UsageError(f"--out {out} is a plan", remedy="add --engine tensorrt")
-
-
-def _written_as(model: str, precision: str) -> bool:
-    """Whether a plan of this precision can be built from the file without lowering it."""
-    from framefuse.engines.onnx_shapes import load
-    from framefuse.engines.tensorrt.build import precision_of
-    from framefuse.models import find_model
-
-    written = precision_of(load(find_model(model)))
-    return precision in (written, "fp32") or (precision, written) == ("fp8", "int8")
 
 
 def _build_plan(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from framefuse.cli.console import print_table
-from framefuse.cli.options import Command, ConfigFile, Preset, PrintJson, flag, text, with_settings
+from framefuse.cli.options import Command, ConfigFile, Preset, PrintJson, flag, text, with_fields
 from framefuse.cli.predict import DEFAULTS
 from framefuse.common.redact import redact_source
 from framefuse.config import GROUPS, PRESET_ALIASES, PRESETS, VARIABLE, Settings, group_of, load_settings, takes
@@ -20,7 +20,7 @@ app = typer.Typer(name="config", help="Show the options, or write a configuratio
 
 
 @app.command(cls=Command)
-@with_settings
+@with_fields
 def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson = False, **given: Any) -> int:
     """Print the values that 'predict' would use, and where each one comes from."""
     effective = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ)

@@ -76,17 +76,14 @@ def show(
         from framefuse.kernels import build
 
         family = cubins.describe(name).family if on_cuda else cpu.names()[name]
-        alone = on_cuda and family == "preprocess"
-        function = _preprocess_on_cuda(name) if alone else build.function(name, family, cuda=on_cuda)
+        if on_cuda and family == "preprocess":  # 64 PrimFuncs, each of which TVM parses for one or two seconds
+            tir: Any = importlib.import_module("framefuse.kernels.preprocess.tir_cuda")
+            _, layout, sample, memory, *one = name.split("_")
+            function = tir.variant(layout, sample, memory, alone=one == ["one"])
+        else:
+            function = build.function(name, family, cuda=on_cuda)
         if emit == "asm":
             typer.echo(build.assembly(function, build.own_level(family) or cpu.describe().level))
         else:
             typer.echo(function.script())
     return 0
-
-
-def _preprocess_on_cuda(name: str) -> Any:
-    """One of the 64 PrimFuncs of this family; TVM takes one or two seconds to parse each. Other families are small."""
-    tir: Any = importlib.import_module("framefuse.kernels.preprocess.tir_cuda")
-    _, layout, sample, memory, *one = name.split("_")
-    return tir.variant(layout, sample, memory, alone=one == ["one"])

@@ -1,16 +1,17 @@
-"""framefuse predict: a source and a model in, detections out."""
+"""framefuse predict: a source and a model in, detections out. framefuse repair: complete outputs of a killed run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from framefuse.cli.console import LEVELS, set_up_logs
 from framefuse.cli.mistakes import is_media
-from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_settings
+from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
 
@@ -18,7 +19,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {"save_jsonl": True}
 """Defaults of `predict` that differ from those of Settings: a user at a terminal expects an output file."""
 
 
-@with_settings
+@with_fields
 def predict(
     source: Annotated[
         str | None, typer.Argument(help="video, image, folder, quoted glob '*.jpg', camera (0) or address (rtsp://...)")
@@ -90,3 +91,22 @@ def predict(
         many = len(pipeline.sources) > 1 or bool(info.parts) or info.kind == "images" or isinstance(chosen, list)
         return run(pipeline, quiet=quiet, on_result=lambda result: print(to_json(result, name_source=many), flush=True))
     return run(pipeline, quiet=quiet, print_report=print_report)
+
+
+def repair(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="folders of runs, such as runs/predict/predict")
+    ],
+) -> int:
+    """Complete the outputs of a run that was killed or whose machine lost power."""
+    from framefuse.common.text import without_controls
+    from framefuse.sinks.repair import repair_folder
+
+    repairs = []
+    for folder in folders:
+        for repair in repair_folder(folder):
+            repairs.append(repair)
+            typer.echo(without_controls(str(repair)))
+    if not repairs:
+        typer.echo("every output is complete")
+    return int(any(repair.failed for repair in repairs))

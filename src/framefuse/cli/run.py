@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from framefuse.fleet.fleet import Fleet
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Result
-    from framefuse.report.facts import ReportFacts
     from framefuse.sources import Source
 
 
@@ -74,20 +72,15 @@ def run(
             lines = [summary, *(f"wrote    {path}" for path in report.outputs)]
         lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
         if console.as_json:
-            _log_end(report, pipeline.folder)
+            for text in report.warnings:
+                log(logging.WARNING, text)
+            facts = {name: getattr(report, name) for name in ("frames", "seconds", "fps", "detections", "unreadable")}
+            log(logging.INFO, report.summary(), event="end", **facts, folder=pipeline.folder and str(pipeline.folder))
         elif not quiet and any(lines):
             stderr().print(without_controls("\n".join(filter(None, lines))), markup=False)
         if print_report:
             typer.echo(report.to_json())
     return PARTIAL if report.unreadable else 0
-
-
-def _log_end(report: ReportFacts, folder: Path | None) -> None:
-    for text in report.warnings:
-        log(logging.WARNING, text)
-    names = "frames", "seconds", "fps", "detections", "unreadable"
-    facts = {name: getattr(report, name) for name in names}
-    log(logging.INFO, report.summary(), event="end", **facts, folder=folder and str(folder))
 
 
 def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> int:

@@ -15,7 +15,7 @@ import typer
 
 from framefuse.cli.console import counter, stderr
 from framefuse.cli.interrupts import stop_if_interrupted
-from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_settings
+from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
 from framefuse.common.text import counted
 from framefuse.config import Settings, load_settings
 from framefuse.errors import QualityError, SinkError
@@ -128,7 +128,7 @@ def write_clip(
     return video, truth
 
 
-@with_settings
+@with_fields
 def demo(
     frames: Annotated[
         int, option("N", f"length of the clip in frames (default: {FRAMES})", min=1, show_default=False)

@@ -250,14 +250,12 @@ def machine() -> dict[str, str]:
     from framefuse.lab.doctor import facts
 
     found = facts() | {"platform": platform.platform()}
-    try:
+    with suppress(FramefuseError):
         from framefuse.cuda import device
 
         runtime = device.cupy().cuda.runtime
         found["gpu"] = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
         found["cuda driver"] = str(runtime.driverGetVersion())
-    except FramefuseError:
-        pass
     return found
 
 

@@ -125,7 +125,13 @@ def build_engine(
             export_onnx(model, path, profile)
             reasons.append(f"exported from PyTorch, opset {OPSET}")
         else:
-            _copy(model, path)
+            import onnx
+
+            given = find_model(model)
+            read_onnx(given)
+            onnx.save(load_onnx(given), path)  # with its weights embedded
+            if given.with_suffix(".yaml").exists():
+                path.with_suffix(".yaml").write_bytes(given.with_suffix(".yaml").read_bytes())
         _state(path, metadata or {})
         _check_sizes(path, profile)
         if quantised:
@@ -225,17 +231,6 @@ def _target(model: Any, output: str | Path | None, precision: str) -> Path:
         return Path(output)
     stem = type(model).__name__.lower() if _is_module(model) else Path(model).stem
     return Path(f"{stem}-{precision if precision != 'auto' else 'built'}.onnx")
-
-
-def _copy(model: Any, path: Path) -> None:
-    """Copy the ONNX with its weights embedded, and its card."""
-    import onnx
-
-    found = find_model(model)
-    read_onnx(found)
-    onnx.save(load_onnx(found), path)
-    if (card := found.with_suffix(".yaml")).exists():
-        path.with_suffix(".yaml").write_bytes(card.read_bytes())
 
 
 def _check_sizes(path: Path, profile: Profile) -> None:

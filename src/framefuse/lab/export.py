@@ -119,9 +119,8 @@ def _of_program(place: str, name: str) -> Any:
 
 def _of_file(torch: Any, path: Path) -> Any:
     if not path.is_file():
-        raise UsageError(
-            f"there is no file {path}", remedy="pass torchvision:NAME, PACKAGE.MODULE:FUNCTION or a TorchScript file"
-        )
+        message = f"there is no file {path}"
+        raise UsageError(message, remedy="pass torchvision:NAME, PACKAGE.MODULE:FUNCTION or a TorchScript file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated, but the files are there

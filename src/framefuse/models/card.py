@@ -181,13 +181,11 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     default_task = "semantic" if stated_layout == "semantic" else "detect"
     task = facts.get("task", default_task, f"default: {default_task}")
     if task not in ("detect", "semantic"):
-        raise CardError(
-            f"task {task!r} is not supported", remedy="use a detector (task: detect) or a segmenter (task: semantic)"
-        )
+        message = f"task {task!r} is not supported"
+        raise CardError(message, remedy="use a detector (task: detect) or a segmenter (task: semantic)")
     if stated_layout is not None and (task == "semantic") != (stated_layout == "semantic"):
-        raise CardError(
-            f"task {task!r} and layout {stated_layout!r} contradict each other", remedy="leave one of them out"
-        )
+        message = f"task {task!r} and layout {stated_layout!r} contradict each other"
+        raise CardError(message, remedy="leave one of them out")
 
     height, width = _input_size(image, facts)
     names = facts.find("names")

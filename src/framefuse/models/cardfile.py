@@ -138,6 +138,5 @@ def parse_literal(key: str, text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise CardError(
-            f"onnx metadata {key} = {brief(text)} cannot be read", remedy=f"add {key} to the card"
-        ) from error
+        message = f"onnx metadata {key} = {brief(text)} cannot be read"
+        raise CardError(message, remedy=f"add {key} to the card") from error

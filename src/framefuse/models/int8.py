@@ -84,9 +84,8 @@ def _check(path: Path, model: Any, opset: int) -> None:
 
     kinds = {node.op_type for node in model.graph.node}
     if found := kinds & set(QUANTIZE_OPERATORS):
-        raise ModelError(
-            f"{path} is quantised already: it has {', '.join(sorted(found))} nodes", remedy="build from the FP32 model"
-        )
+        message = f"{path} is quantised already: it has {', '.join(sorted(found))} nodes"
+        raise ModelError(message, remedy="build from the FP32 model")
     fp16_weights = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
     if any(len(tensor.dims) > 1 for tensor in fp16_weights):
         raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")

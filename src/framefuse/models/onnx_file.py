@@ -165,7 +165,14 @@ def _parse(path: Path) -> Any:
     import onnx
     from onnx.defs import onnx_opset_version
 
-    data = _read(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"there is no model {path}", remedy="check the path") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", remedy=REMEDY) from error
+    if not data:
+        raise ModelError(f"{path} is empty (0 bytes)", remedy=REMEDY)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -180,18 +187,6 @@ def _parse(path: Path) -> Any:
         message = f"{path} has opset {opset}; the newest supported one is {onnx_opset_version()}"
         raise ModelError(message, remedy="export it again with opset 17")
     return model
-
-
-def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"there is no model {path}", remedy="check the path") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}", remedy=REMEDY) from error
-    if not data:
-        raise ModelError(f"{path} is empty (0 bytes)", remedy=REMEDY)
-    return data
 
 
 def _remedy(path: Path, data: bytes) -> str:

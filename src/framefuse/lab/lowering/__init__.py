@@ -188,19 +188,17 @@ class _Work:
         some = inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES]
         errors = sensitivities(self._model, ranges, candidates, name, some)
         worst_first = sorted(candidates, key=errors.__getitem__, reverse=True)
-        best: tuple[Accuracy, list[str]] | None = None
+        tried: list[tuple[Accuracy, list[str]]] = []
         for part in GIVEN_BACK:
             back = worst_first[: round(part * len(candidates))]
             chosen = [layer for layer in candidates if layer not in back]
             self._write(quantise(self._model, ranges, chosen))
             accuracy: Accuracy = judge.accuracy(self.path)
             self._say(f"int8 layers: {len(chosen)}; points lost: {accuracy.loss:+.2f} ({accuracy.measure})")
-            if best is None or accuracy.lowered > best[0].lowered:
-                best = accuracy, back
+            tried.append((accuracy, back))
             if allow_loss or accuracy.loss <= MAX_LOSS:
                 break
-        assert best is not None
-        accuracy, back = best
+        accuracy, back = max(tried, key=lambda one: one[0].lowered)
         kept = {**fixed, **dict.fromkeys(back, "one of the most sensitive")}
         return accuracy, _layers(OnnxGraph(self._model), "int8", kept, errors), {}
 

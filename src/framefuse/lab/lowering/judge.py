@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -258,23 +259,20 @@ def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tupl
         models: name -> file and precision.
         size: height and width of the model input.
     """
-    times: dict[str, list[float]] = {name: [] for name in models}
+    best = dict.fromkeys(models, float("inf"))
     pools: dict[str, RequestPool] = {}
-    engines = []
-    for name, (path, precision) in models.items():
-        options = EngineOptions("cpu", precision, streams=1, threads=1)  # type: ignore[arg-type]
-        engine = open_engine("openvino", path, options)
-        engines.append(engine)
-        pools[name] = engine.request_pool(card.batch, *size, slots=1)
-    for _ in range(ROUNDS):
-        for name, pool in pools.items():
-            slot = pool.acquire()
-            assert slot is not None, "the only slot was released"
-            started = process_time()
-            pool.submit(slot)
-            pool.wait(slot)
-            times[name].append((process_time() - started) * 1e3 / card.batch)
-            pool.release(slot)
-    for engine in engines:
-        engine.close()
-    return {name: min(values) for name, values in times.items()}
+    with ExitStack() as opened:
+        for name, (path, precision) in models.items():
+            options = EngineOptions("cpu", precision, streams=1, threads=1)  # type: ignore[arg-type]
+            engine = opened.enter_context(closing(open_engine("openvino", path, options)))
+            pools[name] = engine.request_pool(card.batch, *size, slots=1)
+        for _ in range(ROUNDS):
+            for name, pool in pools.items():
+                slot = pool.acquire()
+                assert slot is not None, "the only slot was released"
+                started = process_time()
+                pool.submit(slot)
+                pool.wait(slot)
+                best[name] = min(best[name], (process_time() - started) * 1e3 / card.batch)
+                pool.release(slot)
+    return best

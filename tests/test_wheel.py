@@ -28,8 +28,7 @@ kernels.preprocess(Frame.from_array(np.full((8, 8, 3), 7, np.uint8)), out, conte
     pad_value=0.0, mean=(0.0,) * 3, std=(1.0,) * 3, channel_order="rgb")
 assert (out == 7).all()
 assert importlib.util.find_spec("tvm") is None and importlib.util.find_spec("ziglang") is None
-from framefuse.models import find_model
-from framefuse.models.shipped import SHIPPED
+from framefuse.models import SHIPPED, find_model
 assert all(find_model(name).exists() for name in SHIPPED)
 print(kernels.__file__)
 """

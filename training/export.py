@@ -2,8 +2,9 @@
 
     python -m training.export runs/train/scout-n/weights.pt [...]
 
-writes src/framefuse/models/weights/NAME.onnx and .yaml, training/results/NAME.json and .png, and prints the line for
-src/framefuse/models/shipped.py. body-n gives two models: body-n with all body parts, body-n-2 with body and background.
+writes src/framefuse/models/weights/NAME.onnx and .yaml, training/results/NAME.json and .png, and prints the hash for
+src/framefuse/models/__init__.py. body-n gives two models: body-n with all body parts, body-n-2 with body and
+background.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def main() -> None:
             ) from error
         for path in made:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            print(f'"{path.stem}": Shipped("{path.name}", "{digest}", "..."),  # {path.stat().st_size:,} bytes')
+            print(f'"{path.stem}": "{digest}",  # {path.stat().st_size:,} bytes')
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from framefuse.models.shipped import DATA
+from framefuse.models import DATA
 
 NAMES = {0: "red", 1: "green", 2: "blue"}
 STRIDE = 8

@@ -15,15 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
 from framefuse.common.machine import available_cores
 from framefuse.common.names import VALUES, nearby, nearest, wish
@@ -34,6 +26,7 @@ Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_in
 
 ClassId = Annotated[int, Field(ge=0, le=65535)]
 ClassName = Annotated[str, Field(strict=True, min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
 DAY = 86400
 """Upper limit of all waiting times, in seconds."""
 UNWRITABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
@@ -60,7 +53,7 @@ class Settings(BaseModel):
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = Field(
         "auto", description="number format of the model; auto: the best safe one for this machine (see the report)"
     )
-    calib: str | None = Field(None, min_length=1, description="engine cudnn: frames to choose each layer's precision")
+    calib: Text | None = Field(None, description="engine cudnn: frames to choose each layer's precision")
     imgsz: list[PositiveInt] | None = Field(
         None, min_length=1, max_length=2, description="input size: a number, or height and width; default: the model's"
     )
@@ -95,9 +88,8 @@ class Settings(BaseModel):
     min_area: float = Field(0, ge=0, description="smallest box to keep: square pixels, or a share of the frame up to 1")
 
     # views
-    tiles: str | None = Field(
+    tiles: Text | None = Field(
         None,
-        min_length=1,
         description="also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap; auto: as many as "
         "the size of the frame and the measured time of the model suggest",
     )
@@ -109,9 +101,8 @@ class Settings(BaseModel):
         description="--tiles auto: frames per second that the tiles leave time for, all sources together; default: the "
         "rate of live sources, no limit for files",
     )
-    roi: str | None = Field(
+    roi: Text | None = Field(
         None,
-        min_length=1,
         description="look only here: x,y,width,height or a polygon x1,y1,x2,y2,x3,y3 in pixels or shares of the frame; "
         "several with semicolons",
     )
@@ -154,9 +145,8 @@ class Settings(BaseModel):
     max_age: float = Field(1.0, gt=0, le=DAY, description="live sources: drop frames older than this many seconds")
     timeout: float = Field(10.0, gt=0, le=DAY, description="live sources: seconds without data that count as a loss")
     reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: no limit")
-    tls_verify: str = Field(
+    tls_verify: Text = Field(
         "auto",
-        min_length=1,
         description="verify certificates of https and rtsps servers: on, off, a PEM file of trusted ones, or auto: on "
         "for https, off for rtsps, because cameras sign their own",
         json_schema_extra={"enum": ["auto", "on", "off", "FILE"]},
@@ -182,15 +172,15 @@ class Settings(BaseModel):
     save_frames: bool = Field(False, description="write the frames as images; with --save-txt this makes a data set")
     save_hits: bool = Field(False, description="write the frames with detections as images")
     project: Path = Field(Path("runs/predict"), description="parent folder of the runs")
-    name: str | None = Field(None, min_length=1, description="folder of the run; default: named after the command")
+    name: Text | None = Field(None, description="folder of the run; default: named after the command")
     resume: bool = Field(False, description="continue an earlier run: skip files whose outputs are complete")
     shard: str | None = Field(None, description="2/4: every fourth file from the second, into its own folder")
     exist_ok: bool = Field(False, description="write into an existing run folder, keeping its other files")
-    encoder: str = Field(
-        "auto", min_length=1, description="FFmpeg's encoder for --save; auto: NVENC if the GPU has it, otherwise x264"
+    encoder: Text = Field(
+        "auto", description="FFmpeg's encoder for --save; auto: NVENC if the GPU has it, otherwise x264"
     )
     crf: int = Field(23, ge=0, le=51, description="quality of --save; lower is better")
-    encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")
+    encode_preset: Text = Field("ultrafast", description="speed preset of the encoder")
     encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: its default")
     show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
     show_views: bool = Field(False, description="--save and --show: outline the tiles, regions and eyes, dashed")
@@ -249,17 +239,12 @@ class Settings(BaseModel):
         parts = [part.strip() if isinstance(part, str) else part for part in value]
         return [int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts if part != ""]
 
-    @field_validator("track", mode="before")
+    @field_validator("track", "tls_verify", mode="before")
     @classmethod
-    def _usual_tracker(cls, value: Any) -> Any:
-        """Accept true and false as the usual tracker and none."""
-        return (None, "bytetrack")[value] if isinstance(value, bool) else value
-
-    @field_validator("tls_verify", mode="before")
-    @classmethod
-    def _switch(cls, value: Any) -> Any:
-        """Accept the booleans that YAML makes of on and off."""
-        return ("off", "on")[value] if isinstance(value, bool) else value
+    def _switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """Accept the booleans that YAML makes of on and off, and true as the usual tracker."""
+        words = (None, "bytetrack") if info.field_name == "track" else ("off", "on")
+        return words[value] if isinstance(value, bool) else value
 
     @field_validator("name")
     @classmethod
@@ -504,11 +489,7 @@ def _spelled(field: str, value: str, python: bool) -> str | None:
 
 
 def _read_variables(environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Key -> (value, "variable NAME").
-
-    Raises:
-        UsageError: a variable has nearly the name of a setting.
-    """
+    """Key -> (value, "variable NAME"); UsageError if a variable has nearly the name of a setting."""
     found = {}
     for name in filter(lambda name: name.startswith(VARIABLE), environment):
         key = name.removeprefix(VARIABLE).lower()
@@ -528,9 +509,7 @@ def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:
         return {key: (value, f"file {path}, line {line}") for key, (value, line) in lines.items()}
     except OSError as error:
         near = nearby(path, (".yaml", ".yml"))
-        raise ConfigError(
-            f"cannot read the configuration file {path}: {error.strerror}",
-            remedy=near if near.startswith("did") else "'framefuse config init FILE' creates one",
-        ) from error
+        remedy = near if near.startswith("did") else "'framefuse config init FILE' creates one"
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}", remedy=remedy) from error
     except ValueError as error:
         raise ConfigError(f"cannot use {path}: {error}", remedy="write one 'name: value' per line") from error

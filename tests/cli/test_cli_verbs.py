@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from framefuse import __version__
-from framefuse.cli import demo
-from framefuse.cli.config import commented_yaml
-from framefuse.cli.reference import markdown
+from framefuse.cli import synth
+from framefuse.cli.config import commented_yaml, markdown
 from framefuse.config import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +25,7 @@ def test_demo_finds_what_is_there_and_writes_everything(run: Any) -> None:
     assert (code, out) == (0, "")
     objects, detections, right = map(int, re.search(r"truth +(\d+) objects, (\d+) detections, (\d+) of", err).groups())
     assert objects > 90
-    assert right > demo.COLLAPSE["precision"] * detections and right > demo.COLLAPSE["recall"] * objects
+    assert right > synth.COLLAPSE["precision"] * detections and right > synth.COLLAPSE["recall"] * objects
     truth = json.loads(next(Path("runs/demo/demo/input").glob("*.json")).read_text())
     assert sum(not row["iscrowd"] for row in truth["annotations"]) == objects
     written = {path.suffix for path in Path("runs/demo/demo").rglob("*.*")}
@@ -41,12 +40,14 @@ def test_demo_fails_when_nothing_is_found(run: Any) -> None:
 
 def test_demo_is_held_to_what_the_model_has_reached(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Settings()
-    held, loose = demo.required(demo.FRAMES, usual), demo.required(30, usual)
-    assert all(0 < demo.RECORDED[name] - held[name] <= 0.03 and loose[name] < held[name] for name in held)
-    assert demo.required(demo.FRAMES, Settings(conf=0.5)) == demo.required(demo.FRAMES, Settings(imgsz=[320])) == loose
-    assert demo.required(demo.FRAMES, Settings(engine="onnxruntime", precision="fp32")) == held
-    monkeypatch.setattr(demo, "FRAMES", 6)
-    monkeypatch.setattr(demo, "RECORDED", {"precision": 1.5, "recall": 0.5})
+    held, loose = synth.required(synth.FRAMES, usual), synth.required(30, usual)
+    assert all(0 < synth.RECORDED[name] - held[name] <= 0.03 and loose[name] < held[name] for name in held)
+    assert (
+        synth.required(synth.FRAMES, Settings(conf=0.5)) == synth.required(synth.FRAMES, Settings(imgsz=[320])) == loose
+    )
+    assert synth.required(synth.FRAMES, Settings(engine="onnxruntime", precision="fp32")) == held
+    monkeypatch.setattr(synth, "FRAMES", 6)
+    monkeypatch.setattr(synth, "RECORDED", {"precision": 1.5, "recall": 0.5})
     code, _, err = run("demo", "--frames", "6", "--quiet")
     assert code == 4
     assert "expected at least 1.480 and 0.480" in err

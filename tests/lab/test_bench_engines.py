@@ -17,8 +17,7 @@ from framefuse.cli.app import main
 from framefuse.engines import ENGINES, Slot
 from framefuse.engines.onnxruntime import engine as onnxruntime
 from framefuse.errors import CapabilityError, UsageError
-from framefuse.lab.bench import bench_engines
-from framefuse.lab.bench_report import BenchReport, Row, Timing
+from framefuse.lab.bench import BenchReport, Row, Timing, bench_engines
 
 SIZE = (small_models.HEIGHT, small_models.WIDTH)
 

@@ -19,9 +19,8 @@ import pytest
 from framefuse import Pipeline
 from framefuse.cli.app import main
 from framefuse.errors import ModelError, UsageError
-from framefuse.models import find_model
+from framefuse.models import KNOWN, fetched_models, find_model
 from framefuse.models.card import read_card
-from framefuse.models.catalogue import KNOWN, fetched_models
 from framefuse.models.hub import card_of_transformers, get_model
 from training.squares import write_squares
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from framefuse import Pipeline
+from framefuse import Pipeline, models
 from framefuse.errors import ModelError
 from framefuse.lab import doctor
-from framefuse.models import find_model, list_models, shipped
+from framefuse.models import DATA, REINSTALL, SHA256, SHIPPED, find_model, list_models
 from framefuse.models.card import read_card
 from framefuse.models.cardfile import read_card_file
-from framefuse.models.shipped import DATA, SHIPPED
 
 LARGEST = {"scout-n": 3.1e6, "scout-s": 10e6, "scout-n-int8": 1e6, "body-n": 3e6, "body-n-2": 3e6}
 """Bytes of the file, whatever its precision."""
@@ -80,19 +78,20 @@ def test_a_shipped_model_sees_the_world(name: str, engine: str) -> None:
 
 
 def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(DATA / SHIPPED["scout-n"].file, tmp_path)
-    path = tmp_path / SHIPPED["scout-n"].file
-    assert shipped.shipped_model("scout-n", tmp_path) == path
+    shutil.copy(DATA / "scout-n.onnx", tmp_path)
+    path = tmp_path / "scout-n.onnx"
+    monkeypatch.setattr(models, "DATA", tmp_path)
+    assert find_model("scout-n") == path
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(
         ModelError, match=r"scout-n\.onnx is not the model scout-n: its SHA-256 is \w{64}, not "
     ) as caught:
-        shipped.shipped_model("scout-n", tmp_path)
-    assert SHIPPED["scout-n"].sha256 in caught.value.message and "install framefuse again" in str(caught.value.remedy)
-    monkeypatch.setitem(shipped.SHIPPED, "scout-n", replace(SHIPPED["scout-n"], file="lost.onnx"))
-    with pytest.raises(ModelError, match=r"lost\.onnx, the model scout-n, cannot be read"):
+        find_model("scout-n")
+    assert SHA256["scout-n"] in caught.value.message and "install framefuse again" in str(caught.value.remedy)
+    path.unlink()
+    with pytest.raises(ModelError, match=r"scout-n\.onnx, the model scout-n, cannot be read"):
         find_model("scout-n")
 
 
@@ -104,10 +103,10 @@ def test_a_name_that_is_nearly_right_is_suggested() -> None:
 
 def test_the_doctor_looks_at_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> doctor.Check:
-        return doctor._try("shipped models", doctor._shipped_models, remedy=shipped.REMEDY)
+        return doctor._try("shipped models", doctor._shipped_models, remedy=REINSTALL)
 
     assert check().status == "PASS"
-    monkeypatch.setitem(SHIPPED, "scout-s", replace(SHIPPED["scout-s"], sha256="0" * 64))
+    monkeypatch.setitem(SHA256, "scout-s", "0" * 64)
     found = check()
     assert found.status == "FAIL" and "scout-s.onnx is not the model scout-s" in found.detail
     assert "install framefuse again" in found.remedy

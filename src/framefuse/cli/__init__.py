@@ -1,1 +1,1 @@
-"""The command line: one file per verb. `app.py` joins them; `entry.py` is the entry point of the shell command."""
+"""The command line: one or two related verbs per file. `app.py` joins them; the shell command enters at `entry.py`."""

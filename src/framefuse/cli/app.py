@@ -1,4 +1,4 @@
-"""The command line: one file per verb, and `main`, which turns errors into messages and exit codes.
+"""The command line: every verb, and `main`, which turns errors into messages and exit codes.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 usage error, 3 this machine lacks
 something that was requested, 4 quality gate failed, 5 some inputs could not be read, 130 interrupted, 141 the reader of
@@ -14,28 +14,10 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import (
-    bench,
-    build,
-    config,
-    demo,
-    doctor,
-    export,
-    interrupts,
-    kernels,
-    logs,
-    mistakes,
-    models,
-    parity,
-    predict,
-    repair,
-    sweep,
-    synth,
-    tune,
-    val,
-)
-from framefuse.cli.console import print_error
+from framefuse.cli import build, config, doctor, interrupts, kernels, models, parity, predict, sweep, synth, val
+from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
+from framefuse.cli.mistakes import explain, reconsider
 from framefuse.cli.options import Command, normalise
 from framefuse.common.machine import lacks_memory
 from framefuse.common.version import __version__
@@ -48,17 +30,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
-app.command(cls=Command)(demo.demo)
+app.command(cls=Command)(synth.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
 app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
 app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
-app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(export.export)
+app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(models.export)
 app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(parity.parity)
 app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
-app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(tune.tune)
-app.command(epilog="Example: framefuse repair runs/detect/predict")(repair.repair)
+app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(build.tune)
+app.command(epilog="Example: framefuse repair runs/detect/predict")(predict.repair)
 app.command()(doctor.doctor)
-app.add_typer(bench.app)
+app.add_typer(doctor.bench)
 app.add_typer(config.app)
 app.add_typer(kernels.app)
 app.add_typer(models.app)
@@ -84,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. `framefuse.cli.entry` calls it for the shell command."""
     words = normalise(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in words
-    logs.set_up(None, "--log-json" in words, False)  # also for what is wrong with the command line
+    set_up_logs(json_lines="--log-json" in words)  # also for what is wrong with the command line
     try:
         code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
         sys.stdout.flush()
@@ -106,10 +88,10 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
             print_error("interrupted", traceback=debug)
         return INTERRUPTED
     if isinstance(error, FramefuseError):
-        print_error(*mistakes.reconsider(error, words), stage=error.stage, traceback=debug)
+        print_error(*reconsider(error, words), stage=error.stage, traceback=debug)
         return error.exit_code
     if isinstance(error, typer.TyperException):
-        print_error(*mistakes.explain(error, words), traceback=debug)
+        print_error(*explain(error, words), traceback=debug)
         return 2
     cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
     if lack := lacks_memory(cause):

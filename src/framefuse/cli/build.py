@@ -1,8 +1,11 @@
-"""framefuse build: convert a model to FP16 or INT8 for every engine, or build a plan for TensorRT."""
+"""framefuse build: convert a model to FP16 or INT8 for every engine, or build a plan for TensorRT. framefuse tune: find
+schedules for engine tvm by measurement, in slices that can be interrupted and resumed.
+"""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +13,8 @@ import typer
 
 from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, stderr
 from framefuse.cli.options import PrintReport, Quiet, option
-from framefuse.errors import UsageError
+from framefuse.common.text import counted
+from framefuse.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from framefuse.lab.lowering import BuildReport
@@ -58,36 +62,26 @@ def build(
     plan_only = f"{precision} is only for plans: add --engine tensorrt" if precision in PLAN_PRECISIONS else None
     check_choice("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS, remedy=plan_only)
     check_choice("--calibration", calibration, ("percentile", "entropy", "minmax"))
-    if engine:
-        from framefuse.engines.tensorrt.build import bindings
-
-        bindings()  # fail before the model is lowered if no plan can be built
-
-    from framefuse.lab.lowering import build_model
-    from framefuse.models import find_model
-
     say = progress_printer(quiet)
     plan = out if engine else None
-    if engine and _written_as(model, precision):
-        _build_plan(find_model(model), precision, shapes, workspace, plan, exist_ok, say, print_report)
-        return 0
+    if engine:
+        from framefuse.engines.onnx_shapes import load
+        from framefuse.engines.tensorrt.build import bindings, precision_of
+        from framefuse.models import find_model
+
+        bindings()  # fail before the model is lowered if no plan can be built
+        written = precision_of(load(find_model(model)))
+        if precision in (written, "fp32") or (precision, written) == ("fp8", "int8"):  # no need to lower the file
+            _build_plan(find_model(model), precision, shapes, workspace, plan, exist_ok, say, print_report)
+            return 0
+    from framefuse.lab.lowering import build_model
+
     lowered = "int8" if precision == "fp8" else precision
     if plan is not None:
         out = plan.with_suffix(".onnx")
-    options: dict[str, Any] = {"precision": lowered, "calibration": calibration}
-    report = build_model(
-        model,
-        calib=calib,
-        data=data,
-        images=images,
-        judge=judge,
-        out=out,
-        allow_loss=allow_loss,
-        exist_ok=exist_ok,
-        frames=frames,
-        say=say,
-        **options,
-    )
+    footage: dict[str, Any] = {"calib": calib, "frames": frames, "data": data, "images": images, "judge": judge}
+    options: dict[str, Any] = {"precision": lowered, "calibration": calibration, "allow_loss": allow_loss}
+    report = build_model(model, out=out, exist_ok=exist_ok, say=say, **footage, **options)
     if print_report:
         typer.echo(report.to_json())
     elif not quiet:
@@ -109,16 +103,6 @@ def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: P
         raise UsageError(f"--out {str(out)!r} is not a plan", remedy="use a file name that ends in .plan")
     if out is not None and engine is None and out.suffix in (".plan", ".engine"):
         raise UsageError(f"--out {out} is a plan", remedy="add --engine tensorrt")
-
-
-def _written_as(model: str, precision: str) -> bool:
-    """Whether a plan of this precision can be built from the file without lowering it."""
-    from framefuse.engines.onnx_shapes import load
-    from framefuse.engines.tensorrt.build import precision_of
-    from framefuse.models import find_model
-
-    written = precision_of(load(find_model(model)))
-    return precision in (written, "fp32") or (precision, written) == ("fp8", "int8")
 
 
 def _build_plan(
@@ -163,3 +147,82 @@ def _print_layers(report: BuildReport) -> None:
     ]
     rows += [(f"{count} nodes", "", "fp32", "", why) for why, count in report.islands.items()]
     print_table(("layer", "kind", "runs in", "noise alone", "why"), rows, dim=lambda row: row[2] == report.precision)
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
+    trials: Annotated[int, option("N", "schedules to measure per function", min=1)] = 64,
+    slice_seconds: Annotated[
+        float, option("SECONDS", "stop after this long; run again to continue", "--slice")
+    ] = 480.0,
+    database: Annotated[Path | None, option("DIR", "tuning database; default: where engine tvm looks for it")] = None,
+    precision: Annotated[str, option("fp32|fp16", "precision that the model will run at")] = "fp32",
+    target: Annotated[str, option("NAME", "cpu, cuda, or a name such as cuda-sm_90")] = "cpu",
+    size: Annotated[str | None, option("WxH", "model input size; default: the model's own")] = None,
+    batch: Annotated[int, option("N", "batch that the model will run at", min=1)] = 1,
+    tasks: Annotated[int | None, option("N", "tune only the N heaviest functions", min=1)] = None,
+    threads: Annotated[int, option("N", "CPU threads; 0: all cores", min=0)] = 0,
+    quiet: Quiet = False,
+) -> int:
+    """Measure schedules for the functions of a model. A later call continues where this one stops."""
+    from framefuse.common.machine import available_cores
+    from framefuse.engines.tvm import compiling, records, targets, tuning
+    from framefuse.engines.tvm.importer import import_model
+    from framefuse.engines.tvm.package import check_tuner, tvm
+    from framefuse.models import find_model
+
+    check_choice("--precision", precision, compiling.PRECISIONS)
+    if not 1 <= slice_seconds <= tuning.LONGEST_SLICE:
+        message = f"--slice {slice_seconds:g} is not between 1 and {tuning.LONGEST_SLICE:g} seconds"
+        raise UsageError(message, remedy="use several slices: each continues where the last one ended")
+    path = find_model(model)
+    width, height = _size(size, path)
+    tvm()
+    check_tuner()
+    cores = threads or available_cores()
+    where = targets.parse(target, cores)
+    if where.kind == "llvm" and where != (here := targets.this_cpu(cores)):
+        message = f"--target {target} is not this CPU ({here.name}), but tuning measures on the target"
+        raise UsageError(message, remedy="run it on that machine with --target cpu")
+    kept = records.Records(database or records.default_folder(where), where)
+    say = progress_printer(quiet)
+    if kept.note:
+        say(kept.note)
+    lowered = compiling.lower(import_model(path, (batch, 3, height, width)), where, precision)
+    found = tuning.tasks_of(lowered, where, heaviest=tasks)
+    say(f"{counted(len(found), 'function')} for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
+    done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)
+    if not quiet:
+        rows = [
+            (
+                name if len(name) <= tuning.LONGEST_NAME else f"{name[: tuning.LONGEST_NAME - 3]}...",
+                f"{share:.1%}",
+                str(count),
+                f"{best:.0f}" if count else "",
+            )
+            for name, share, count, best in tuning.summary(found)
+        ]
+        print_table(("function", "share of operations", "schedules", "best us"), rows)
+        after = "all trials are done" if done.finished else "run it again to continue"
+        stderr().print(f"{counted(done.added, 'schedule')} in {done.seconds:.0f} s; {after}", markup=False)
+    return 0
+
+
+def _size(text: str | None, model: Path) -> tuple[int, int]:
+    from framefuse.models.card import read_card
+
+    if text is None:
+        preprocess = read_card(model).preprocess
+        return preprocess.width, preprocess.height
+    try:
+        width, height = (int(part) for part in text.lower().split("x"))
+    except ValueError as error:
+        raise UsageError(f"--size {text} is not WIDTHxHEIGHT", remedy="write it as 640x384") from error
+    if width < 1 or height < 1:
+        raise UsageError(f"--size {text} is empty", remedy="write it as 640x384")
+    with suppress(ModelError):  # a model without a card can be tuned too
+        card = read_card(model)
+        if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
+            message = f"--size {text} is not a multiple of the model's stride {card.preprocess.stride}"
+            raise UsageError(message, remedy=f"use --size {near[1]}x{near[0]}")
+    return width, height

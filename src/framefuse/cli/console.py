@@ -1,15 +1,22 @@
-"""Console output of the command line. Passwords in addresses are hidden in every message."""
+"""What the command line says: tables on stdout; errors, progress and log lines on stderr, without passwords.
+
+On stderr it writes text, or with --log-json one JSON object per line, for services. Everything is then a line {"time",
+"level", "logger", "message", ...}: the warnings of sources, progress, errors with `remedy` and `stage`, and in the end
+the facts of the report.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,9 +29,10 @@ from framefuse.errors import SinkError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-
-error_logger: logging.Logger | None = None
-"""Takes errors instead of the terminal, with --log-json."""
+LEVELS = "debug", "info", "warning", "error"
+logger = logging.getLogger("framefuse")
+as_json = False
+"""Whether log lines are JSON, and replace all other text on stderr."""
 
 
 def stderr() -> Console:
@@ -115,9 +123,9 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
     """
     from rich.text import Text
 
-    if error_logger is not None:
+    if as_json:
         facts = {key: value for key, value in (("remedy", remedy), ("stage", stage)) if value}
-        error_logger.error(message, extra={"facts": facts}, exc_info=traceback)
+        logger.error(message, extra={"facts": facts}, exc_info=traceback)
         return
     if traceback:
         import traceback as tracebacks
@@ -130,9 +138,12 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
         console.print(Text(f"  -> {without_controls(redact(remedy))}", style="dim"))
 
 
-def print_unusable(why: str, remedy: str | None = None) -> None:
-    """Say that a model was written, but lacks something."""
-    typer.echo(f"It cannot be used yet: {why}" + (f"\n  -> {remedy}" if remedy else ""), err=True)
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], objects: bool) -> None:
+    """Print a table on stdout, or as JSON one object for each row."""
+    if objects:
+        typer.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
+    else:
+        print_table(columns, rows)
 
 
 def print_table(
@@ -150,3 +161,44 @@ def print_table(
         line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
         title = row is columns or len(row) == 1
         typer.secho(line, bold=title, dim=not title and dim(row))
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": redact(record.getMessage()),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = redact(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return without_controls(redact(super().format(record)))
+
+
+def set_up_logs(level: str | None = None, json_lines: bool = False, quiet: bool = False) -> None:
+    """Print log lines of this level and above on stderr.
+
+    Raises:
+        UsageError: there is no such level.
+    """
+    global as_json
+    check_choice("--log-level", level or "info", LEVELS)
+    as_json = json_lines
+    chosen = level or ("error" if quiet else "info" if json_lines else "warning")
+    logger.setLevel(chosen.upper())
+    handler = logging.StreamHandler()
+    plain = "%(message)s" if level is None else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    handler.setFormatter(JsonFormatter() if json_lines else TextFormatter(plain))
+    logger.handlers[:] = [handler] if json_lines or level is not None else []
+
+
+def log(level: int, message: str, **facts: Any) -> None:
+    """Log a message with facts, which only JSON shows."""
+    logger.log(level, message, extra={"facts": facts})

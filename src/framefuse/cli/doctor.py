@@ -1,18 +1,21 @@
-"""framefuse doctor: what works on this machine, what does not, and what to do about it.
-
-Exit code 3 if a core part does not work.
+"""framefuse doctor: what works on this machine, what does not, and what to do about it (exit code 3 if a core part does
+not work). framefuse bench: measurements of this machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from framefuse.cli.options import PrintJson
+from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, write_out
+from framefuse.cli.options import PrintJson, option, size
 from framefuse.errors import CapabilityError
 
+bench = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=None)
 STYLES = {"PASS": "green", "FAIL": "bold red", "ABSENT": "dim"}
 
 
@@ -44,4 +47,45 @@ def doctor(print_json: PrintJson = False) -> int:
     broken = [check.name for check in found if check.core and check.status != "PASS"]
     if broken:
         raise CapabilityError(f"the core does not work here: {', '.join(broken)}", remedy="see the lines above")
+    return 0
+
+
+@bench.command()
+def engines(
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
+    engine: Annotated[list[str] | None, option("NAME,..", "engines; default: all")] = None,
+    device: Annotated[str, option("auto|cpu|cuda|all", "auto: the GPU if there is one")] = "auto",
+    precision: Annotated[str, option("NAME,..", "fp32, bf16, fp16, int8, or auto: the engine's own")] = "auto",
+    batch: Annotated[int, option("N", "images per batch", min=1)] = 1,
+    imgsz: Annotated[str | None, option("N...", "height and width")] = None,
+    runs: Annotated[int, option("N", "measured runs per engine", min=1)] = 100,
+    warmups: Annotated[int, option("N", "warm-up runs per engine", min=0)] = 20,
+    seconds: Annotated[float, option("N", "time limit per engine; slow engines do fewer runs")] = 60,
+    out: Annotated[Path | None, option("FILE", "write the result as JSON")] = None,
+    print_json: PrintJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print only the result and errors")] = False,
+) -> int:
+    """Measure one model on every engine: latency, build time, size, and the difference of the outputs."""
+    from framefuse.lab.bench import bench_engines
+
+    engine = [name for words in engine or () for name in words.split(",")]
+    precisions = precision.split(",")
+    check_choice("--device", device, ("auto", "cpu", "cuda", "all"))
+    for name in precisions:
+        check_choice("--precision", name, ("auto", "fp32", "bf16", "fp16", "int8"))
+    check_out(out, model)
+    options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
+    counts: dict[str, Any] = {"batch": batch, "warmups": warmups, "runs": runs, "seconds": seconds}
+    sides = size(imgsz) if imgsz else None
+    report = bench_engines(model, engines=engine, imgsz=sides, say=progress_printer(quiet), **options, **counts)
+    if print_json:
+        typer.echo(report.to_json())
+    else:
+        batch, _, height, width = report.shape
+        title = f"{report.model}, batch {batch} of {width}x{height}, {report.runs} runs"
+        typer.echo(f"{title}; errors against {report.reference}\n")
+        print_table(*report.table())
+    if out is not None:
+        write_out(out, report.to_json() + "\n")
+    report.check(engine)
     return 0

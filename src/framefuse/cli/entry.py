@@ -15,9 +15,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import BinaryIO, NoReturn
 
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted, take_signals
 from framefuse.errors import SinkError
@@ -53,33 +54,24 @@ def _open_streams() -> None:
     os.close(spare)
     data = os.dup(1)
     os.dup2(2, 1)  # keeps the output of C libraries out of the data
-    sys.stdout = _Stdout(os.fdopen(data, "wb"), *_encoding(sys.stdout), line_buffering=True)
-    sys.stderr = _Stderr(os.fdopen(2, "wb", closefd=False), *_encoding(sys.stderr), line_buffering=True)
+    sys.stdout = _Stream(os.fdopen(data, "wb"), sys.stdout, _as_sink_error)
+    sys.stderr = _Stream(os.fdopen(2, "wb", closefd=False), sys.stderr, partial(suppress, OSError))
 
 
-def _encoding(stream: object) -> tuple[str | None, str]:
-    """Encoding of a standard stream, None if it is closed. File names may contain what it cannot encode."""
-    return getattr(stream, "encoding", None), "backslashreplace"
+class _Stream(io.TextIOWrapper):
+    """Text in the encoding of a standard stream, which may be closed. File names may contain what it cannot encode."""
 
+    def __init__(self, data: BinaryIO, old: object, guard: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(data, getattr(old, "encoding", None), "backslashreplace", line_buffering=True)
+        self._guard = guard
 
-class _Stdout(io.TextIOWrapper):
     def write(self, text: str, /) -> int:
-        with _as_sink_error():
-            return super().write(text)
-
-    def flush(self) -> None:
-        with _as_sink_error():
-            super().flush()
-
-
-class _Stderr(io.TextIOWrapper):
-    def write(self, text: str, /) -> int:
-        with suppress(OSError):
+        with self._guard():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        with self._guard():
             super().flush()
 
 

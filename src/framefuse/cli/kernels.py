@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from framefuse.cli.console import print_table
+from framefuse.cli.console import print_rows
 from framefuse.cli.options import PrintJson
 from framefuse.common.names import nearest
 from framefuse.errors import CapabilityError, UsageError
@@ -18,19 +16,9 @@ from framefuse.errors import CapabilityError, UsageError
 app = typer.Typer(name="kernels", help="List the compiled kernels and show their code.")
 
 
-class Form(StrEnum):
-    TIR = "tir"
-    CUDA = "cuda"
-    PTX = "ptx"
-    ASM = "asm"
-
-
-class Device(StrEnum):
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-FORMS = {Form.CUDA: Device.CUDA, Form.PTX: Device.CUDA, Form.ASM: Device.CPU}
+Form = Literal["tir", "cuda", "ptx", "asm"]
+Device = Literal["cpu", "cuda"]
+FORMS: dict[Form, Device] = {"cuda": "cuda", "ptx": "cuda", "asm": "cpu"}
 """Forms that exist for one device only."""
 
 
@@ -42,10 +30,7 @@ def list_(print_json: PrintJson = False) -> int:
 
     rows = [(name, family, "cpu") for name, family in cpu.names().items()]
     rows += [(name, kernel.family, "cuda") for name, kernel in cubins.descriptions().items()]
-    if print_json:
-        typer.echo(json.dumps([dict(zip(("kernel", "family", "device"), row, strict=True)) for row in rows], indent=2))
-    else:
-        print_table(("kernel", "family", "device"), rows)
+    print_rows(("kernel", "family", "device"), rows, print_json)
     return 0
 
 
@@ -63,54 +48,42 @@ def show(
     from framefuse.cuda import cubins
     from framefuse.kernels import cpu
 
-    on = {Device.CPU: name in cpu.names(), Device.CUDA: name in cubins.descriptions()}
-    device = (FORMS.get(emit) if emit else None) or device or (Device.CPU if on[Device.CPU] else Device.CUDA)
+    on = {"cpu": name in cpu.names(), "cuda": name in cubins.descriptions()}
+    device = (FORMS.get(emit) if emit else None) or device or ("cpu" if on["cpu"] else "cuda")
     if not on[device]:
-        other = next((place.value for place in on if on[place]), None)
+        other = next((place for place in on if on[place]), None)
         if other is None:
             near = nearest(name, [*cpu.names(), *cubins.descriptions()], 3)
-            raise UsageError(
-                f"no kernel is named {name!r}",
-                remedy=f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them",
-            )
-        raise UsageError(
-            f"no kernel for {device.value} is named {name!r}, only one for {other}",
-            remedy="use --emit cuda or ptx for CUDA kernels, and asm for CPU kernels",
-        )
-    written = device is Device.CUDA and cubins.describe(name).written
-    if emit is Form.TIR and written:
+            remedy = f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them"
+            raise UsageError(f"no kernel is named {name!r}", remedy=remedy)
+        message = f"no kernel for {device} is named {name!r}, only one for {other}"
+        raise UsageError(message, remedy="use --emit cuda or ptx for CUDA kernels, and asm for CPU kernels")
+    on_cuda = device == "cuda"
+    written = on_cuda and cubins.describe(name).written
+    if emit == "tir" and written:
         raise UsageError(f"{name} is written in CUDA C++, not in TensorIR", remedy="--emit cuda prints it")
-    if emit is Form.CUDA or (emit is None and written):
+    if emit == "cuda" or (emit is None and written):
         typer.echo(cubins.describe(name).source)
-    elif emit is Form.PTX:
+    elif emit == "ptx":
         from framefuse.cuda import nvrtc
 
         kernel = cubins.describe(name)
         code = nvrtc.find().compile(kernel.source, name, capability, kernel.options, True)
         typer.echo(code.rstrip(b"\0").decode())
     else:
-        on_cuda = device is Device.CUDA
-        build = _build()
+        if importlib.util.find_spec("tvm") is None:
+            raise CapabilityError("TensorIR and assembly need TVM", remedy="pip install 'framefuse[tvm]'")
+        from framefuse.kernels import build
+
         family = cubins.describe(name).family if on_cuda else cpu.names()[name]
-        alone = on_cuda and family == "preprocess"
-        function = _preprocess_on_cuda(name) if alone else build.function(name, family, cuda=on_cuda)
-        if emit is Form.ASM:
+        if on_cuda and family == "preprocess":  # 64 PrimFuncs, each of which TVM parses for one or two seconds
+            tir: Any = importlib.import_module("framefuse.kernels.preprocess.tir_cuda")
+            _, layout, sample, memory, *one = name.split("_")
+            function = tir.variant(layout, sample, memory, alone=one == ["one"])
+        else:
+            function = build.function(name, family, cuda=on_cuda)
+        if emit == "asm":
             typer.echo(build.assembly(function, build.own_level(family) or cpu.describe().level))
         else:
             typer.echo(function.script())
     return 0
-
-
-def _preprocess_on_cuda(name: str) -> Any:
-    """One of the 64 PrimFuncs of this family; TVM takes one or two seconds to parse each. Other families are small."""
-    tir: Any = importlib.import_module("framefuse.kernels.preprocess.tir_cuda")
-    _, layout, sample, memory, *one = name.split("_")
-    return tir.variant(layout, sample, memory, alone=one == ["one"])
-
-
-def _build() -> Any:
-    if importlib.util.find_spec("tvm") is None:
-        raise CapabilityError("TensorIR and assembly need TVM", remedy="pip install 'framefuse[tvm]'")
-    from framefuse.kernels import build
-
-    return build

@@ -1,16 +1,18 @@
-"""framefuse models: list the models known by name, show the card of one, or fetch one."""
+"""framefuse models: list the models known by name, show the card of one, or fetch one. framefuse export: write one."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from framefuse.cli.console import print_table, print_unusable
-from framefuse.cli.options import PrintJson, option
+from framefuse.cli.console import check_out, print_rows, print_table
+from framefuse.cli.options import PrintJson, option, size
 from framefuse.common.redact import redact_source
+from framefuse.errors import CardError
 
 if TYPE_CHECKING:
     from framefuse.models.card import Card
@@ -28,8 +30,7 @@ def models(context: typer.Context) -> None:
 @app.command("list")
 def list_(print_json: PrintJson = False) -> int:
     """List the models known by name, and free ones that others publish and 'framefuse models get' fetches."""
-    from framefuse.models import list_models
-    from framefuse.models.catalogue import KNOWN, fetched_models
+    from framefuse.models import KNOWN, fetched_models, list_models
 
     rows = [(name, "in the package", "Apache-2.0", about) for name, about in list_models().items()]
     fetched = fetched_models()
@@ -39,18 +40,12 @@ def list_(print_json: PrintJson = False) -> int:
         if name not in fetched:
             rows.append((name, f"framefuse models get {name}", known.licence, known.about))
     heads = ("model", "where", "licence", "what it does")
-    if print_json:
-        typer.echo(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
-    else:
-        print_table(heads, rows)
+    print_rows(heads, rows, print_json)
     return 0
 
 
 @app.command()
-def show(
-    model: Annotated[str, typer.Argument(help="name or ONNX file")],
-    print_json: PrintJson = False,
-) -> int:
+def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_json: PrintJson = False) -> int:
     """Print the card of a model, and where each fact comes from."""
     from framefuse.models import find_model
     from framefuse.models.card import read_card
@@ -85,14 +80,43 @@ def get(
     if print_json:
         typer.echo(json.dumps(asdict(found), indent=2, default=str))
     else:
-        size = f"{found.size / 1e6:,.1f} MB"
-        shown = ("name", found.name), ("licence", found.licence), ("SHA-256", found.sha256), ("size", size)
+        megabytes = f"{found.size / 1e6:,.1f} MB"
+        shown = ("name", found.name), ("licence", found.licence), ("SHA-256", found.sha256), ("size", megabytes)
         print_table(("fact", "value"), [*shown, ("source", found.source), ("file", str(found.path))])
     if found.problem:
-        print_unusable(*found.problem.split("\n", 1))
+        _print_unusable(*found.problem.split("\n", 1))
     else:
         typer.echo(f"Use it by its name: framefuse predict video.mp4 {found.name}", err=True)
     return 0
+
+
+def export(
+    network: Annotated[str, typer.Argument(help="torchvision:NAME, PACKAGE.MODULE:FUNCTION, or a TorchScript file")],
+    weights: Annotated[
+        str | None, option("FILE|none", "state dictionary; default: the weights that the network comes with")
+    ] = None,
+    imgsz: Annotated[str, option("N|H,W", "input size in pixels")] = "640",
+    names: Annotated[str | None, option("A,B,...", "class names")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write; default: NAME.onnx in this folder")] = None,
+) -> int:
+    """Write a network of PyTorch as an ONNX file with its card. Models of ultralytics: `yolo export` does that."""
+    from framefuse.lab.export import export_model
+
+    check_out(out)
+    classes = names.split(",") if names else None
+    path, card = export_model(network, weights=weights, imgsz=size(imgsz), names=classes, out=out)
+    typer.echo(path)
+    if isinstance(card, CardError):
+        _print_unusable(card.message, card.remedy)
+    else:
+        found = facts(card)
+        typer.echo(f"{found['task']}, {found['layout']}, {found['imgsz']}, classes {found['names']}", err=True)
+    return 0
+
+
+def _print_unusable(why: str, remedy: str | None = None) -> None:
+    """Say that a model was written, but lacks something."""
+    typer.echo(f"It cannot be used yet: {why}" + (f"\n  -> {remedy}" if remedy else ""), err=True)
 
 
 def facts(card: Card) -> dict[str, str]:

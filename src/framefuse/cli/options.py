@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -105,16 +106,13 @@ def text(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def with_settings(command: Callable[..., int]) -> Callable[..., int]:
-    """Give `command(..., **given)` an option for every setting; `given` holds those that were set, as text and flags.
-
-    `load_settings` validates them, as it does the values of a YAML file.
-    """
-    return with_fields(command, tuple(Settings.model_fields), {})
-
-
-def with_fields(command: Callable[..., int], fields: Sequence[str], defaults: Mapping[str, Any]) -> Callable[..., int]:
-    """The same for some of the settings.
+def with_fields(
+    command: Callable[..., int],
+    fields: Sequence[str] = tuple(Settings.model_fields),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Callable[..., int]:
+    """Give `command(..., **given)` an option for each of these settings; `given` holds those that were set, as text and
+    flags. `load_settings` validates them, as it does the values of a YAML file.
 
     Args:
         defaults: defaults of the command where they differ from Settings, for the help.

@@ -1,17 +1,17 @@
-"""framefuse predict: a source and a model in, detections out."""
+"""framefuse predict: a source and a model in, detections out. framefuse repair: complete outputs of a killed run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli import logs
-from framefuse.cli.logs import LogJson, LogLevel
+from framefuse.cli.console import LEVELS, set_up_logs
 from framefuse.cli.mistakes import is_media
-from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_settings
+from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
 
@@ -19,7 +19,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {"save_jsonl": True}
 """Defaults of `predict` that differ from those of Settings: a user at a terminal expects an output file."""
 
 
-@with_settings
+@with_fields
 def predict(
     source: Annotated[
         str | None, typer.Argument(help="video, image, folder, quoted glob '*.jpg', camera (0) or address (rtsp://...)")
@@ -38,12 +38,14 @@ def predict(
     gpus: Annotated[str | None, option("0,1|all", "distribute the sources over these GPUs, one process each")] = None,
     print_report: PrintReport = False,
     quiet: Quiet = False,
-    log_level: LogLevel = None,
-    log_json: LogJson = False,
+    log_level: Annotated[str | None, option("|".join(LEVELS), "lowest level of log lines (default: warning)")] = None,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="write JSON lines on stderr, by default from level info on")
+    ] = False,
     **given: Any,
 ) -> int:
     """Detect objects in every frame of a source."""
-    logs.set_up(log_level, log_json, quiet)
+    set_up_logs(log_level, log_json, quiet)
     if model and is_media(model):
         raise typer.BadParameter(f"{model} is not a model")  # mistakes.py says what to write
     if stdout and print_report:
@@ -51,7 +53,10 @@ def predict(
     if half and given.setdefault("precision", "fp16") != "fp16":
         raise UsageError(f"--half and --precision {given['precision']} conflict", remedy="leave --half out")
     effective = load_settings(config, preset, given, defaults={} if stdout else DEFAULTS, environment=os.environ)
-    chosen = _choose_source(source, sources or [], effective.source)
+    given_sources = [*([] if source is None else [source]), *(sources or [])]
+    chosen = effective.source if not given_sources else given_sources[0] if len(given_sources) == 1 else given_sources
+    if chosen is None:
+        raise UsageError("no source is given", remedy="framefuse predict video.mp4 model.onnx")
     if model and model_option and model != model_option:
         raise UsageError(f"two models are given: {model} and {model_option}", remedy="leave one of them out")
     chosen_model = next((name for name in (model, model_option, effective.model) if name is not None), None)
@@ -88,11 +93,20 @@ def predict(
     return run(pipeline, quiet=quiet, print_report=print_report)
 
 
-def _choose_source(argument: str | None, options: list[str], configured: str | list[str] | None) -> str | list[str]:
-    """The sources of the command line, or else those of the file."""
-    given = ([argument] if argument is not None else []) + options
-    if not given:
-        if configured is None:
-            raise UsageError("no source is given", remedy="framefuse predict video.mp4 model.onnx")
-        return configured
-    return given[0] if len(given) == 1 else given
+def repair(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="folders of runs, such as runs/predict/predict")
+    ],
+) -> int:
+    """Complete the outputs of a run that was killed or whose machine lost power."""
+    from framefuse.common.text import without_controls
+    from framefuse.sinks.repair import repair_folder
+
+    repairs = []
+    for folder in folders:
+        for repair in repair_folder(folder):
+            repairs.append(repair)
+            typer.echo(without_controls(str(repair)))
+    if not repairs:
+        typer.echo("every output is complete")
+    return int(any(repair.failed for repair in repairs))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from framefuse.cli import interrupts, logs
-from framefuse.cli.console import stderr
+from framefuse.cli import console, interrupts
+from framefuse.cli.console import log, stderr
 from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 from framefuse.common.text import without_controls
 from framefuse.report.bar import Bar
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from framefuse.fleet.fleet import Fleet
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Result
-    from framefuse.report.facts import ReportFacts
     from framefuse.sources import Source
 
 
@@ -51,7 +49,7 @@ def run(
     results = iter(pipeline)
     ended: BaseException | None = None
     try:
-        with pipeline, _bar(pipeline.sources, quiet, False if logs.as_json else None) as bar:
+        with pipeline, _bar(pipeline.sources, quiet, False if console.as_json else None) as bar:
             try:
                 stop_if_interrupted()
                 for result in results:
@@ -73,21 +71,16 @@ def run(
             summary = report.summary() if report.frames and not isinstance(ended, ReaderGone) else ""
             lines = [summary, *(f"wrote    {path}" for path in report.outputs)]
         lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
-        if logs.as_json:
-            _log_end(report, pipeline.folder)
+        if console.as_json:
+            for text in report.warnings:
+                log(logging.WARNING, text)
+            facts = {name: getattr(report, name) for name in ("frames", "seconds", "fps", "detections", "unreadable")}
+            log(logging.INFO, report.summary(), event="end", **facts, folder=pipeline.folder and str(pipeline.folder))
         elif not quiet and any(lines):
             stderr().print(without_controls("\n".join(filter(None, lines))), markup=False)
         if print_report:
             typer.echo(report.to_json())
     return PARTIAL if report.unreadable else 0
-
-
-def _log_end(report: ReportFacts, folder: Path | None) -> None:
-    for text in report.warnings:
-        logs.say(logging.WARNING, text)
-    names = "frames", "seconds", "fps", "detections", "unreadable"
-    facts = {name: getattr(report, name) for name in names}
-    logs.say(logging.INFO, report.summary(), event="end", **facts, folder=folder and str(folder))
 
 
 def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> int:
@@ -108,12 +101,12 @@ def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) 
 
 
 def _bar(sources: Sequence[Source], quiet: bool, bar: bool | None = None) -> Bar:
-    console = stderr()
+    terminal = stderr()
 
     def line(text: str, **facts: float) -> None:
-        if logs.as_json:
-            logs.say(logging.INFO, text, event="progress", **facts)
+        if console.as_json:
+            log(logging.INFO, text, event="progress", **facts)
         else:
-            console.print(text, markup=False)
+            terminal.print(text, markup=False)
 
-    return Bar([source.info for source in sources], console, shown=not quiet, line=line, bar=bar)
+    return Bar([source.info for source in sources], terminal, shown=not quiet, line=line, bar=bar)

@@ -13,7 +13,7 @@ import numpy as np
 
 from framefuse.errors import ModelError, UsageError
 from framefuse.models.onnx_file import inputs_of, load_onnx, with_shapes
-from framefuse.models.onnx_nodes import attribute, evaluate
+from framefuse.models.onnx_graph import attribute, evaluate
 
 Shape = tuple[int, int, int, int]
 """Batch, channels, height, width."""

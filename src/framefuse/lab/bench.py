@@ -9,12 +9,13 @@ and all outputs are compared with those of the first FP32 row, so that no engine
 
 from __future__ import annotations
 
+import json
 import platform
 import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -34,8 +35,8 @@ from framefuse.engines import (
     open_engine,
 )
 from framefuse.engines.device_requests import capture, device_request_pool
-from framefuse.errors import FramefuseError, ModelError, UsageError
-from framefuse.lab.bench_report import BenchReport, Row, Timing
+from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
+from framefuse.lab.building import usable_device
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.onnx_file import read_onnx
@@ -44,6 +45,116 @@ from framefuse.runtime.choices import check_size
 WARMUPS, RUNS, ROUNDS = 20, 100, 10
 SECONDS = 60.0
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Statistics of several runs, in milliseconds."""
+
+    runs: int
+    min: float
+    median: float
+    mean: float
+    p95: float
+    p99: float
+    max: float
+    std: float
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> Timing:
+        values = np.asarray(milliseconds, np.float64)
+        median, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
+        std = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        return cls(len(values), float(values.min()), median, float(values.mean()), p95, p99, float(values.max()), std)
+
+
+@dataclass
+class Row:
+    """One engine on one device."""
+
+    engine: str
+    device: str
+    precision: str = ""
+    """The precision that ran. If the row did not run: the requested one, or empty for auto."""
+    build_seconds: float = 0.0
+    """From the ONNX to an engine that is ready for this shape; `reasons` tell whether a cache was used."""
+    artifact_bytes: int = 0
+    """Size of the file that the engine runs: its own build, or the ONNX itself."""
+    wall: Timing | None = None
+    device_time: Timing | None = None
+    error: float | None = None
+    """Norm of the difference from the reference's outputs, divided by the norm of those outputs."""
+    reasons: list[str] = field(default_factory=list)
+    not_run: str = ""
+    """Why it did not run on this machine; empty if it did."""
+
+    @property
+    def fastest(self) -> float:
+        """Median device time if there is one, else median wall-clock time of a request; 0 if it did not run."""
+        timing = self.device_time or self.wall
+        return timing.median if timing else 0.0
+
+    @property
+    def title(self) -> str:
+        return " ".join(filter(None, (self.engine, self.precision, "on", self.device)))
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Rows with the same key are duplicates."""
+        return self.engine, self.device, self.not_run or self.precision
+
+
+@dataclass
+class BenchReport:
+    """All rows, and the machine that they were measured on."""
+
+    model: str
+    shape: tuple[int, int, int, int]
+    rows: list[Row]
+    warmups: int
+    runs: int
+    reference: str
+    machine: dict[str, str]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows of text; a row that did not run is a single sentence."""
+        header = ("engine", "device", "precision", "median ms", "min", "mean", "p95", "p99", "max", "std", "FPS",
+                  "device ms", "img/s", "vs fastest", "build s", "size MB", "error")  # fmt: skip
+        ran = [row for row in self.rows if row.wall is not None and row.engine != "null"]
+        best = min((row.fastest for row in ran), default=0.0)
+        lines: list[tuple[str, ...]] = []
+        for row in self.rows:
+            if row.wall is None:
+                continue
+            wall, device = row.wall, row.device_time
+            times = (wall.median, wall.min, wall.mean, wall.p95, wall.p99, wall.max, wall.std)
+            lines.append((
+                row.engine, row.device, row.precision, *(f"{time:.3f}" for time in times),
+                f"{self.shape[0] / wall.median * 1e3:.0f}", f"{device.median:.3f}" if device else "-",
+                f"{self.shape[0] / row.fastest * 1e3:.0f}" if row.engine != "null" else "-",
+                f"{row.fastest / best:.2f}" if row.engine != "null" else "-",
+                f"{row.build_seconds:.1f}", f"{row.artifact_bytes / 1e6:.1f}",
+                "-" if row.error is None else f"{row.error:.1e}",
+            ))  # fmt: skip
+        lines += [(f"{row.title}: not run here, because {row.not_run}",) for row in self.rows if row.not_run]
+        return header, lines
+
+    def check(self, engines: Sequence[str] = ()) -> None:
+        """Check that every engine in `engines` was measured, and at least one engine in all.
+
+        Raises:
+            CapabilityError: one was not; the message says why.
+        """
+        ran = {row.engine for row in self.rows if row.wall is not None}
+        for name in engines:
+            if name not in ran:
+                why = "; ".join(dict.fromkeys(row.not_run for row in self.rows if row.engine == name))
+                raise CapabilityError(f"engine {name} was not measured: {why}", remedy="framefuse doctor")
+        if not ran - {"null"} and "null" not in engines:
+            raise CapabilityError(f"no engine could run {self.model}; the table says why", remedy="framefuse doctor")
 
 
 @dataclass
@@ -104,16 +215,14 @@ def bench_engines(
         if name not in known:
             raise UsageError(f"no engine is called {name!r}", remedy=f"choose among {', '.join(sorted(known))}")
     if batch < 1 or runs < 1 or warmups < 0 or not seconds > 0:
-        raise UsageError(
-            f"batch {batch}, runs {runs}, warm-ups {warmups}, seconds {seconds:g}",
-            remedy="use 1 or more; warm-ups 0 or more",
-        )
+        message = f"batch {batch}, runs {runs}, warm-ups {warmups}, seconds {seconds:g}"
+        raise UsageError(message, remedy="use 1 or more; warm-ups 0 or more")
     shape = _shape(path, batch, imgsz)
     image = np.random.default_rng(0).random(shape, np.float32)
     asked = dict.fromkeys([precision] if isinstance(precision, str) else precision)
     peers: list[_Peer] = []
     rows: list[Row] = []
-    for device in dict.fromkeys(_device(device) for device in devices):
+    for device in dict.fromkeys(usable_device() if device == "auto" else device for device in devices):
         for name, number_format in product(engines or known, asked):
             row = Row(name, device, number_format if number_format != "auto" else "")
             say(f"opening {row.title}")
@@ -141,27 +250,13 @@ def machine() -> dict[str, str]:
     from framefuse.lab.doctor import facts
 
     found = facts() | {"platform": platform.platform()}
-    try:
+    with suppress(FramefuseError):
         from framefuse.cuda import device
 
         runtime = device.cupy().cuda.runtime
         found["gpu"] = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
         found["cuda driver"] = str(runtime.driverGetVersion())
-    except FramefuseError:
-        pass
     return found
-
-
-def _device(asked: str) -> str:
-    if asked != "auto":
-        return asked
-    from framefuse.cuda import device
-
-    try:
-        device.cupy()
-    except FramefuseError:
-        return "cpu"
-    return "cuda"
 
 
 def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, int, int, int]:
@@ -173,10 +268,8 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
     asked = {"batch": (batch, stated[0]), "height": (height, stated[2]), "width": (width, stated[3])}
     for name, (wanted, fixed) in asked.items():
         if fixed and wanted != fixed and not (name == "batch" and wanted == 1):
-            raise UsageError(
-                f"{name} {wanted} was asked for, but {path.name} has a fixed {name} of {fixed}",
-                remedy="export the model with a dynamic shape, or leave it out",
-            )
+            message = f"{name} {wanted} was asked for, but {path.name} has a fixed {name} of {fixed}"
+            raise UsageError(message, remedy="export the model with a dynamic shape, or leave it out")
     if imgsz:
         with suppress(ModelError):  # models without a card can be measured too
             check_size(read_card(path), height, width)

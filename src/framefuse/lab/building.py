@@ -23,7 +23,7 @@ from typing import Any, cast, get_args
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.cache import write_atomically
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
-from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
+from framefuse.errors import FramefuseError, ModelError, SinkError, UsageError
 from framefuse.models import find_model
 from framefuse.models.onnx_file import is_quantised, load_onnx, read_onnx
 from framefuse.runtime.choices import select
@@ -97,7 +97,9 @@ def build_engine(
     if metadata is not None and not isinstance(metadata, Mapping):
         raise UsageError(f"metadata is a {type(metadata).__name__}", remedy="pass a mapping of names to texts")
     profile = Profile.of(shapes)
-    device = _device(device, engine)
+    if device == "auto":
+        only = find_backend(engine).capabilities.devices if engine != "auto" else ()
+        device = cast(Device, only[0]) if len(only) == 1 else usable_device()
     if engine == "auto":
         backend, choice = select(device, precision)
     else:
@@ -123,7 +125,13 @@ def build_engine(
             export_onnx(model, path, profile)
             reasons.append(f"exported from PyTorch, opset {OPSET}")
         else:
-            _copy(model, path)
+            import onnx
+
+            given = find_model(model)
+            read_onnx(given)
+            onnx.save(load_onnx(given), path)  # with its weights embedded
+            if given.with_suffix(".yaml").exists():
+                path.with_suffix(".yaml").write_bytes(given.with_suffix(".yaml").read_bytes())
         _state(path, metadata or {})
         _check_sizes(path, profile)
         if quantised:
@@ -195,10 +203,8 @@ def export_onnx(module: Any, path: Path, profile: Profile) -> None:
             )  # fmt: skip
     except Exception as error:  # whatever the module's own code or the exporter raises
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise ModelError(
-            f"PyTorch cannot export {type(module).__name__} at {profile.opt}: {first}",
-            remedy="export it to ONNX yourself",
-        ) from error
+        message = f"PyTorch cannot export {type(module).__name__} at {profile.opt}: {first}"
+        raise ModelError(message, remedy="export it to ONNX yourself") from error
     finally:
         module.train(was_training)
 
@@ -210,14 +216,11 @@ def _is_module(model: Any) -> bool:
     )
 
 
-def _device(asked: Device, engine: str) -> Device:
-    if asked != "auto":
-        return asked
-    if engine != "auto" and len(devices := find_backend(engine).capabilities.devices) == 1:
-        return cast(Device, devices[0])
+def usable_device() -> Device:
+    """cuda if CuPy finds a usable GPU, else cpu."""
     from framefuse.cuda import device
 
-    with contextlib.suppress(CapabilityError):
+    with contextlib.suppress(FramefuseError):
         device.cupy()
         return "cuda"
     return "cpu"
@@ -230,36 +233,17 @@ def _target(model: Any, output: str | Path | None, precision: str) -> Path:
     return Path(f"{stem}-{precision if precision != 'auto' else 'built'}.onnx")
 
 
-def _copy(model: Any, path: Path) -> None:
-    """Copy the ONNX with its weights embedded, and its card."""
-    import onnx
-
-    found = find_model(model)
-    read_onnx(found)
-    onnx.save(load_onnx(found), path)
-    if (card := found.with_suffix(".yaml")).exists():
-        path.with_suffix(".yaml").write_bytes(card.read_bytes())
-
-
 def _check_sizes(path: Path, profile: Profile) -> None:
-    """
-    Raises:
-        ModelError: the model does not have exactly one input with four axes.
-        UsageError: the profile contradicts an axis that the model fixes.
-    """
+    """Raise ModelError without one input of four axes, UsageError if the profile contradicts an axis that is fixed."""
     inputs = read_onnx(path).inputs
     if len(inputs) != 1 or len(inputs[0].shape) not in (0, len(AXES)):
-        raise ModelError(
-            f"the model has the inputs {', '.join(map(str, inputs)) or 'none'}, expected one image",
-            remedy="export it with a single input (batch, 3, height, width)",
-        )
+        message = f"the model has the inputs {', '.join(map(str, inputs)) or 'none'}, expected one image"
+        raise ModelError(message, remedy="export it with a single input (batch, 3, height, width)")
     stated = inputs[0].shape or (None,) * len(AXES)
     for axis, fixed, low, high in zip(AXES, stated, profile.min, profile.max, strict=True):
         if fixed is not None and (low, high) != (fixed, fixed):
-            raise UsageError(
-                f"the profile {profile} has {axis} {low} to {high}, but the model fixes it at {fixed}",
-                remedy=f"use {axis} {fixed}, or export the model with a dynamic {axis}",
-            )
+            message = f"the profile {profile} has {axis} {low} to {high}, but the model fixes it at {fixed}"
+            raise UsageError(message, remedy=f"use {axis} {fixed}, or export the model with a dynamic {axis}")
 
 
 def _state(path: Path, metadata: Mapping[str, str]) -> None:

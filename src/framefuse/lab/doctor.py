@@ -19,7 +19,7 @@ from framefuse.config import settings_from
 from framefuse.engines import ENGINES, backends, engine_names, find_backend
 from framefuse.engines.backend import version_of
 from framefuse.errors import CapabilityError, EngineError, FramefuseError
-from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
+from framefuse.models import REINSTALL, SHIPPED, shipped_model
 
 Status = Literal["PASS", "FAIL", "ABSENT"]
 
@@ -82,7 +82,7 @@ def checks() -> Iterator[Check]:
     for name in sorted(engine_names().keys() - ENGINES.keys()):
         yield _try(f"engine {name}", partial(_plug_in, name))
     yield _try("onnxruntime packages", _onnxruntime_packages)
-    yield _try("shipped models", _shipped_models, remedy=REMEDY)
+    yield _try("shipped models", _shipped_models, remedy=REINSTALL)
     yield driver
     yield _of_gpu(_try("cuda", _cuda), driver)
     yield _of_gpu(_try("nvdec", _nvdec), driver)
@@ -181,10 +181,8 @@ def _check_grey(levels: Sequence[int]) -> None:
 def _onnxruntime_packages() -> str:
     plain, gpu = version_of("onnxruntime"), version_of("onnxruntime-gpu")
     if plain and gpu:
-        raise EngineError(
-            f"onnxruntime {plain} and onnxruntime-gpu {gpu} are both installed; they overwrite each other's files",
-            remedy="pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
-        )
+        message = f"onnxruntime {plain} and onnxruntime-gpu {gpu} are both installed; they overwrite each other's files"
+        raise EngineError(message, remedy="pip uninstall onnxruntime onnxruntime-gpu, then install one of them")
     found = f"onnxruntime-gpu {gpu}" if gpu else f"onnxruntime {plain}" if plain else "none"
     if plain or gpu:
         try:

@@ -81,10 +81,8 @@ def export_model(
             written.replace(path)
     except Exception as error:  # almost any: the network's own code runs
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"{network} cannot be exported: {reason}",
-            remedy="a network takes images (batch, 3, height, width) and returns a tensor, or a dictionary with `out`",
-        ) from error
+        remedy = "a network takes images (batch, 3, height, width) and returns a tensor, or a dictionary with `out`"
+        raise ModelError(f"{network} cannot be exported: {reason}", remedy=remedy) from error
     if names:
         facts["names"] = list(names)
     path.with_suffix(".yaml").write_text(yaml.safe_dump(facts, sort_keys=False), encoding="utf-8")
@@ -102,10 +100,8 @@ def _of_torchvision(name: str, weights: str | None) -> tuple[Any, dict[str, Any]
         raise CapabilityError(f"torchvision cannot be used: {error}", remedy="pip install torchvision") from error
     if name not in models.list_models(models.segmentation):
         known = ", ".join(models.list_models(models.segmentation))
-        raise UsageError(
-            f"torchvision has no segmenter {name!r}",
-            remedy=f"export one of {known}; detectors and classifiers of torchvision are not supported",
-        )
+        remedy = f"export one of {known}; detectors and classifiers of torchvision are not supported"
+        raise UsageError(f"torchvision has no segmenter {name!r}", remedy=remedy)
     chosen = models.get_model_weights(name).DEFAULT
     steps, labels = chosen.transforms(), chosen.meta["categories"]
     module = models.get_model(name, weights=chosen if weights is None else None, weights_backbone=None)
@@ -117,17 +113,14 @@ def _of_program(place: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(place), name)()
     except (ImportError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"{place}:{name} gives no network: {error}",
-            remedy="name a function without arguments, as PACKAGE.MODULE:FUNCTION, that can be imported from here",
-        ) from error
+        remedy = "name a function without arguments, as PACKAGE.MODULE:FUNCTION, that can be imported from here"
+        raise UsageError(f"{place}:{name} gives no network: {error}", remedy=remedy) from error
 
 
 def _of_file(torch: Any, path: Path) -> Any:
     if not path.is_file():
-        raise UsageError(
-            f"there is no file {path}", remedy="pass torchvision:NAME, PACKAGE.MODULE:FUNCTION or a TorchScript file"
-        )
+        message = f"there is no file {path}"
+        raise UsageError(message, remedy="pass torchvision:NAME, PACKAGE.MODULE:FUNCTION or a TorchScript file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated, but the files are there

@@ -1,20 +1,69 @@
-"""Finds models by name or path. A card (card.py) describes a model; shipped.py lists the models in the package."""
+"""Models known by name: those in the package, those that others publish, and those that hub.py has fetched.
+
+The first are files in `weights/`, each with a card (card.py). They are made by `training/` in the repository, which has
+recipes, seeds, curves and scores.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from framefuse.common.files import file_hash, user_cache
 from framefuse.common.names import nearby, nearest
 from framefuse.common.redact import brief, redact_source
-from framefuse.errors import ModelError, UsageError
-from framefuse.models.catalogue import KNOWN, fetched_model
-from framefuse.models.shipped import SHIPPED, shipped_model
+from framefuse.errors import CardError, ModelError, UsageError
+
+DATA = Path(__file__).parent / "weights"
+SHIPPED = {
+    "scout-n": "finds the ten classes of the synthetic street; FP32, 0.7 M parameters",
+    "scout-n-int8": "scout-n in INT8, stem and head in FP32; 3.3 times smaller",
+    "scout-s": "the same classes, better on small objects; FP16, 4.4 M parameters",
+    "body-n": "body parts of the synthetic people, pixel by pixel; FP32, 0.7 M parameters",
+    "body-n-2": "people against background in the same world; FP32, 0.7 M parameters",
+    "squares": "finds saturated red, green and blue squares; not trained, for demos and tests",
+}
+"""Name of a model in the package -> one-line description. The file is NAME.onnx."""
+SHA256 = {
+    "scout-n": "0fcb3c7f1e85563a44b9b69dafbc144fbd397384858a1b6741bc278670aa5b9c",
+    "scout-n-int8": "bc9b575774bfca51b64832cd98c435819946fd6a7aad63d74bfde3f7f0c03eaa",
+    "scout-s": "1ba6e309a960a64b08ac45080b16171802c13b9abf414bca4669ad5da53e6322",
+    "body-n": "1f6b685de8efa44122fd6425d56ef24fa97e13a29ac8cba1ee4743c9758efa2d",
+    "body-n-2": "d4e7371509ea90d5b22e73581b0ef75be7f891a28abf1e6fe71696597eac5bbf",
+    "squares": "1599e443eda130ead090231f17c685a1be25397465d76d92d1878efd9bacb94c",
+}
+"""Hashes of their files. `python -m training.export` prints these entries."""
+REINSTALL = "install framefuse again (pip install --force-reinstall framefuse), or pass the path of your own model file"
+NAME = re.compile(r"\w[\w.-]*")
+"""What a fetched model may be called."""
+
+
+class Known(NamedTuple):
+    """A detector that others publish."""
+
+    address: str
+    licence: str
+    """As its authors state it; SPDX."""
+    about: str
+
+
+KNOWN = {
+    "rtdetr-r18": Known("hf://onnx-community/rtdetr_r18vd", "Apache-2.0", "RT-DETR, ResNet-18: 80 classes of COCO"),
+    "rtdetr-r50": Known("hf://onnx-community/rtdetr_r50vd", "Apache-2.0", "RT-DETR, ResNet-50: 80 classes of COCO"),
+    "dfine-m": Known("hf://onnx-community/dfine_m_coco-ONNX", "Apache-2.0", "D-FINE, medium: 80 classes of COCO"),
+    "dfine-l": Known("hf://onnx-community/dfine_l_coco-ONNX", "Apache-2.0", "D-FINE, large: 80 classes of COCO"),
+    "rfdetr-base": Known("hf://onnx-community/rfdetr_base-ONNX", "Apache-2.0", "RF-DETR, base: 80 classes of COCO"),
+}
+"""Name -> detector with a free licence, which hub.py can fetch."""
 
 
 def list_models() -> dict[str, str]:
-    """Model names for `find_model`, each with a one-line description."""
-    return {name: model.about for name, model in SHIPPED.items()}
+    """Names of the models in the package for `find_model`, each with a one-line description."""
+    return dict(SHIPPED)
 
 
 def find_model(model: str | Path) -> Path:
@@ -42,7 +91,7 @@ def find_model(model: str | Path) -> Path:
 def _how_to_get(model: str, path: Path) -> str:
     if model in KNOWN or "://" in model:
         return f"fetch it once: framefuse models get {redact_source(model)}"
-    known = [*list_models(), *KNOWN]
+    known = [*SHIPPED, *KNOWN]
     family = [name for name in known if name.partition("-")[0] == model.partition("-")[0]]
     if near := nearest(model, known, spelling=True) or family:
         return f"did you mean {near[0]!r}?"
@@ -50,6 +99,46 @@ def _how_to_get(model: str, path: Path) -> str:
         return f"framefuse reads ONNX; export it where it is: yolo export model={path.name} format=onnx dynamic=True"
     hint = nearby(path, {".onnx"}) if redact_source(model) == model else "check the path"
     return f"{hint}, or pass a name that 'framefuse models' lists"
+
+
+def shipped_model(name: str) -> Path:
+    """The file of a shipped model, with its hash checked.
+
+    Raises:
+        ModelError: the file is missing or was changed.
+    """
+    path = DATA / f"{name}.onnx"
+    try:
+        found = file_hash(path)
+    except OSError as error:
+        raise ModelError(f"{path}, the model {name}, cannot be read: {error.strerror}", remedy=REINSTALL) from error
+    if found != SHA256[name]:
+        message = f"{path} is not the model {name}: its SHA-256 is {found}, not {SHA256[name]}"
+        raise ModelError(message, remedy=REINSTALL)
+    return path
+
+
+def folder_of_models() -> Path:
+    """Where each fetched model has a folder of its own."""
+    return user_cache() / "models"
+
+
+def fetched_model(name: str) -> Path | None:
+    """The file of a model that was fetched under this name."""
+    path = folder_of_models() / name / f"{name}.onnx"
+    return path if NAME.fullmatch(name) and path.is_file() else None
+
+
+def fetched_models() -> dict[str, Mapping[str, Any]]:
+    """Names of the fetched models, each with the entry `about` of its card."""
+    from framefuse.models.cardfile import read_card_file
+
+    found: dict[str, Mapping[str, Any]] = {}
+    for folder in sorted(folder_of_models().glob("[!.]*")):
+        if fetched_model(folder.name):
+            with suppress(CardError):
+                found[folder.name] = read_card_file(folder / f"{folder.name}.yaml").about or {}
+    return found
 
 
 __all__ = ["find_model", "list_models"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
@@ -131,25 +132,20 @@ class _Facts:
         return value  # type: ignore[no-any-return]  # CardFile and METADATA have checked the type
 
 
-def _metadata_size(text: str) -> tuple[int, int]:
-    value = parse_literal("imgsz", text)
-    sides = [value, value] if isinstance(value, int) else value
-    if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(isinstance(v, int) and v > 0 for v in sides):
-        raise CardError(f"onnx metadata imgsz = {text!r} is no size", remedy="add imgsz: [height, width] to the card")
-    return sides[0], sides[1]
-
-
-def _metadata_stride(text: str) -> int:
-    value = parse_literal("stride", text)
-    if not isinstance(value, int) or value < 1:
-        raise CardError(f"onnx metadata stride = {text!r} is not a number", remedy="add stride: 32 to the card")
-    return value
+def _metadata(key: str, text: str) -> Any:
+    """A value of the ONNX metadata, of the type that the card file has."""
+    value = parse_literal(key, text)
+    try:
+        return getattr(CardFile(**{key: value}), key)
+    except ValidationError as error:
+        message = f"onnx metadata {key} = {text!r} is not valid: {error.errors()[0]['msg']}"
+        raise CardError(message, remedy=f"add {key} to the card: {CardFile.model_fields[key].description}") from error
 
 
 METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
     "names": ("names", lambda text: check_names(parse_literal("names", text), "onnx metadata")),
-    "imgsz": ("imgsz", _metadata_size),
-    "stride": ("stride", _metadata_stride),
+    "imgsz": ("imgsz", partial(_metadata, "imgsz")),
+    "stride": ("stride", partial(_metadata, "stride")),
     "task": ("task", str),
     "layout": ("end2end", lambda text: "end2end" if text.lower() == "true" else None),
 }
@@ -185,13 +181,11 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     default_task = "semantic" if stated_layout == "semantic" else "detect"
     task = facts.get("task", default_task, f"default: {default_task}")
     if task not in ("detect", "semantic"):
-        raise CardError(
-            f"task {task!r} is not supported", remedy="use a detector (task: detect) or a segmenter (task: semantic)"
-        )
+        message = f"task {task!r} is not supported"
+        raise CardError(message, remedy="use a detector (task: detect) or a segmenter (task: semantic)")
     if stated_layout is not None and (task == "semantic") != (stated_layout == "semantic"):
-        raise CardError(
-            f"task {task!r} and layout {stated_layout!r} contradict each other", remedy="leave one of them out"
-        )
+        message = f"task {task!r} and layout {stated_layout!r} contradict each other"
+        raise CardError(message, remedy="leave one of them out")
 
     height, width = _input_size(image, facts)
     names = facts.find("names")
@@ -272,26 +266,18 @@ def _image_input(facts: OnnxFacts) -> TensorFacts:
     """The only input, (b, 3, h, w)."""
     listed = ", ".join(map(str, facts.inputs)) or "none"
     if any("orig" in tensor.name and "size" in tensor.name for tensor in facts.inputs):
-        raise CardError(
-            f"the model takes the image size as a second input: {listed}",
-            remedy="export it without its post-processor, which framefuse replaces (outputs boxes and logits)",
-        )
+        remedy = "export it without its post-processor, which framefuse replaces (outputs boxes and logits)"
+        raise CardError(f"the model takes the image size as a second input: {listed}", remedy=remedy)
     if len(facts.inputs) != 1:
-        raise ModelError(
-            f"{facts.path.name} has {len(facts.inputs)} inputs, expected one image: {listed}",
-            remedy="export the model with a single image input (batch, 3, height, width)",
-        )
+        message = f"{facts.path.name} has {len(facts.inputs)} inputs, expected one image: {listed}"
+        raise ModelError(message, remedy="export the model with a single image input (batch, 3, height, width)")
     image = facts.inputs[0]
     if len(image.shape) != 4 or image.shape[1] != 3:
-        raise ModelError(
-            f"input {image} of {facts.path.name} is not (batch, 3, height, width)",
-            remedy="export the model for RGB images in NCHW order",
-        )
+        message = f"input {image} of {facts.path.name} is not (batch, 3, height, width)"
+        raise ModelError(message, remedy="export the model for RGB images in NCHW order")
     if image.dtype not in INPUT_DTYPES:
-        raise ModelError(
-            f"input {image} of {facts.path.name} is {image.dtype}, expected one of {', '.join(INPUT_DTYPES)}",
-            remedy="export the model with a float32 input",
-        )
+        message = f"input {image} of {facts.path.name} is {image.dtype}, expected one of {', '.join(INPUT_DTYPES)}"
+        raise ModelError(message, remedy="export the model with a float32 input")
     return image
 
 
@@ -301,10 +287,8 @@ def _input_size(image: TensorFacts, facts: _Facts) -> tuple[int, int]:
     stated = facts.find("imgsz")
     if stated is None:
         if None in fixed:
-            raise CardError(
-                f"input {image} has a free size, and its training size is not stated",
-                remedy="add imgsz: 640 (or imgsz: [height, width]) to the card",
-            )
+            message = f"input {image} has a free size, and its training size is not stated"
+            raise CardError(message, remedy="add imgsz: 640 (or imgsz: [height, width]) to the card")
         facts.origin["imgsz"] = "onnx input shape"
         return int(fixed[0] or 0), int(fixed[1] or 0)
     for axis, known, wanted in zip(("height", "width"), fixed, stated, strict=True):

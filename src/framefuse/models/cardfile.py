@@ -70,24 +70,18 @@ def read_card_file(path: Path) -> CardFile:
         if key not in CardFile.model_fields:
             near = nearest(key, CardFile.model_fields)
             meant = f"did you mean {near[0]!r}? " if near else ""
-            raise CardError(
-                f"card {path} has an unknown key {brief(key)}",
-                remedy=f"{meant}Valid keys: {', '.join(CardFile.model_fields)}",
-            )
+            message = f"card {path} has an unknown key {brief(key)}"
+            raise CardError(message, remedy=f"{meant}Valid keys: {', '.join(CardFile.model_fields)}")
     try:
         card = CardFile(**content)
     except ValidationError as error:
         problem = error.errors()[0]
         key = str(problem["loc"][0])
-        raise CardError(
-            f"card {path}: {key} = {brief(content[key])}: {problem['msg']}",
-            remedy=f"{key}: {CardFile.model_fields[key].description}",
-        ) from error
+        message = f"card {path}: {key} = {brief(content[key])}: {problem['msg']}"
+        raise CardError(message, remedy=f"{key}: {CardFile.model_fields[key].description}") from error
     if card.std is not None and any(0 < abs(value) < 1 for value in card.std):
-        raise CardError(
-            f"card {path}: std = {list(card.std)} looks like fractions of 1",
-            remedy="give mean and std in grey levels 0..255 (multiply both by 255)",
-        )
+        message = f"card {path}: std = {list(card.std)} looks like fractions of 1"
+        raise CardError(message, remedy="give mean and std in grey levels 0..255 (multiply both by 255)")
     names = _names_from_file(path.parent, card.names) if isinstance(card.names, str) else card.names
     return card if names is None else card.model_copy(update={"names": check_names(names, f"card {path.name}")})
 
@@ -127,15 +121,11 @@ def check_names(names: Any, where: str) -> dict[int, str]:
     except UnicodeEncodeError as error:
         raise CardError(f"names in {where} hold a lone surrogate: {error}", remedy="write them in UTF-8") from error
     except (TypeError, ValueError, OverflowError) as error:
-        raise CardError(
-            f"names in {where} have a key that is not a class number: {error}",
-            remedy="write names: {0: first, 1: second}",
-        ) from error
+        message = f"names in {where} have a key that is not a class number: {error}"
+        raise CardError(message, remedy="write names: {0: first, 1: second}") from error
     if sorted(numbered) != list(range(len(names))):
-        raise CardError(
-            f"names in {where} have the class numbers {sorted(numbered)[:10]}..., expected 0..{len(names) - 1}",
-            remedy="name every class of the model, from 0",
-        )
+        message = f"names in {where} have the class numbers {sorted(numbered)[:10]}..., expected 0..{len(names) - 1}"
+        raise CardError(message, remedy="name every class of the model, from 0")
     return dict(sorted(numbered.items()))
 
 
@@ -148,6 +138,5 @@ def parse_literal(key: str, text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise CardError(
-            f"onnx metadata {key} = {brief(text)} cannot be read", remedy=f"add {key} to the card"
-        ) from error
+        message = f"onnx metadata {key} = {brief(text)} cannot be read"
+        raise CardError(message, remedy=f"add {key} to the card") from error

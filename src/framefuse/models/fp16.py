@@ -36,7 +36,7 @@ def plan_fp16(model: Any, largest: Mapping[str, float]) -> dict[int, str]:
         ModelError: the model has no layers with weights.
     """
     graph = OnnxGraph(model)
-    layers = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
+    layers = graph.network(*WEIGHTED)
     if not layers:
         raise ModelError("the model has no layer with weights", remedy="there is nothing to convert to FP16")
     network = graph.up_to(graph.last(layers))
@@ -61,7 +61,7 @@ def plan_fp16(model: Any, largest: Mapping[str, float]) -> dict[int, str]:
 def network_tensors(model: Any) -> list[str]:
     """Float32 tensors that the network computes before decoding, whose ranges `plan_fp16` needs."""
     graph = OnnxGraph(model)
-    layers = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
+    layers = graph.network(*WEIGHTED)
     types = tensor_types(model)
     network = sorted(graph.up_to(graph.last(layers))) if layers else []
     return [name for number in network for name in graph.nodes[number].output if types.get(name) == "float32"]

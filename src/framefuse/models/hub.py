@@ -13,12 +13,12 @@ import re
 import shutil
 import ssl
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import Request, urlopen
@@ -28,9 +28,9 @@ import yaml
 from framefuse.common.files import file_hash
 from framefuse.common.redact import redact_source
 from framefuse.errors import CardError, ModelError, UsageError
+from framefuse.models import KNOWN, NAME, Known, folder_of_models
 from framefuse.models.card import read_card
 from framefuse.models.cardfile import read_card_file
-from framefuse.models.catalogue import KNOWN, NAME, Known, folder_of_models
 from framefuse.models.onnx_file import external_files, read_onnx
 
 TIMEOUT = 30.0
@@ -56,27 +56,21 @@ class Fetched:
     """What the card still lacks; None: it can be used at once."""
 
 
-class Origin(Protocol):
+@dataclass(frozen=True)
+class Origin:
     """A place that has a model."""
 
     file: str
     stem: str
     """What to call the model, unless the user says."""
     address: str
+    bring: Callable[[str, Path], None]
+    """Copies a file, relative to the folder of the model, to a path: ModelError if it cannot be read, FileNotFoundError
+    if there is no such file."""
+    card: Callable[[], dict[str, Any]] = dict
+    """Entries of a card, from what the place says about the model, and perhaps `licence`."""
     sha256: str = ""
     """Of `file`, as the place states it; "" if it does not."""
-
-    def bring(self, file: str, target: Path) -> None:
-        """Copy a file to `target`; `file` is relative to the folder of the model.
-
-        Raises:
-            ModelError: it cannot be read.
-            FileNotFoundError: there is no such file.
-        """
-
-    def card(self) -> dict[str, Any]:
-        """Entries of a card, from what the place says about the model, and perhaps `licence`."""
-        return {}
 
 
 def get_model(source: str, *, name: str | None = None, sha256: str | None = None) -> Fetched:
@@ -107,10 +101,8 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
                 os.rename(folder / name, Path(scratch, "earlier"))
             os.rename(staged, folder / name)
     except OSError as error:
-        raise ModelError(
-            f"{redact_source(source)} cannot be put into {folder}: {error.strerror or error}",
-            remedy="free some space, or set XDG_CACHE_HOME to a writable folder",
-        ) from error
+        message = f"{redact_source(source)} cannot be put into {folder}: {error.strerror or error}"
+        raise ModelError(message, remedy="free some space, or set XDG_CACHE_HOME to a writable folder") from error
     path, problem = folder / name / f"{name}.onnx", None
     try:
         read_card(path)
@@ -122,11 +114,7 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
 def _stage(
     origin: Origin, folder: Path, name: str, sha256: str | None, known: Known | None
 ) -> tuple[str, str, str, int]:
-    """Bring the model and its card into a folder; returns source, licence, hash and size.
-
-    Raises:
-        ModelError: see `get_model`.
-    """
+    """Bring the model and its card into a folder; returns source, licence, hash and size."""
     path = folder / f"{name}.onnx"
     try:
         origin.bring(origin.file, path)
@@ -153,119 +141,85 @@ def _stage(
 
 
 def _origin(source: str, checked: bool) -> Origin:
-    """
-    Args:
-        checked: whether the hash of the file is known in advance.
-    """
+    """Where a model is; `checked` says that the hash of the file is known in advance."""
     if source.startswith("hf://"):
-        return HubOrigin(source)
+        return _on_hub(source)
     if source.startswith("https://") or (source.startswith("http://") and checked):
-        return WebOrigin(source)
+        return _on_web(source, redact_source(source))
     if source.startswith("http://"):
-        raise UsageError(
-            f"{redact_source(source)} is not protected against changes on the way",
-            remedy="use https, or give the hash that the file must have with --sha256",
-        )
-    return FileOrigin(Path(source))
+        message = f"{redact_source(source)} is not protected against changes on the way"
+        raise UsageError(message, remedy="use https, or give the hash that the file must have with --sha256")
+    path = Path(source)
+    if not path.is_file():
+        message = f"there is no file {path}, and no known model of that name"
+        raise ModelError(message, remedy=f"pass a file, hf://OWNER/REPO, https://..., or one of {', '.join(KNOWN)}")
+
+    def bring(file: str, target: Path) -> None:
+        shutil.copyfile(path.with_name(file), target)
+
+    def card() -> dict[str, Any]:
+        return read_card_file(path.with_suffix(".yaml")).model_dump(mode="json", exclude_none=True)
+
+    return Origin(path.name, path.name.removesuffix(".onnx"), str(path.absolute()), bring, card)
 
 
-class FileOrigin(Origin):
-    """A file on this machine, with the card beside it."""
+def _on_web(url: str, shown: str, token: str | None = None) -> Origin:
+    """A file behind an address, which messages name as `shown`, without secrets, and the files beside it."""
+    name = unquote(PurePosixPath(urlsplit(url).path).name)
+    if not name:
+        raise UsageError(f"{shown} names no file", remedy="give the address of the .onnx file itself")
 
-    def __init__(self, path: Path) -> None:
-        self.file, self.stem = path.name, path.name.removesuffix(".onnx")
-        self.address, self._path = str(path.absolute()), path
-        if not path.is_file():
-            raise ModelError(
-                f"there is no file {path}, and no known model of that name",
-                remedy=f"pass a file, hf://OWNER/REPO, https://..., or one of {', '.join(KNOWN)}",
-            )
-
-    def bring(self, file: str, target: Path) -> None:
-        shutil.copyfile(self._path.with_name(file), target)
-
-    def card(self) -> dict[str, Any]:
-        return read_card_file(self._path.with_suffix(".yaml")).model_dump(mode="json", exclude_none=True)
-
-
-class WebOrigin(Origin):
-    """A file behind an address, and the files beside it.
-
-    Args:
-        shown: the address without secrets.
-        token: sent as a bearer token to the first host, not to those that it redirects to.
-        sha256: what the host states; "" if it does not.
-    """
-
-    def __init__(self, url: str, shown: str | None = None, token: str | None = None, sha256: str = "") -> None:
-        self.address, self.sha256 = shown or redact_source(url), sha256
-        self._url, self._token = url, token
-        self.file = unquote(PurePosixPath(urlsplit(url).path).name)
-        self.stem = self.file.removesuffix(".onnx")
-        if not self.file:
-            raise UsageError(f"{self.address} names no file", remedy="give the address of the .onnx file itself")
-
-    def bring(self, file: str, target: Path) -> None:
+    def bring(file: str, target: Path) -> None:
         with target.open("wb") as saved:
-            url = self._url if file == self.file else urljoin(self._url, file)
-            wanted = _read(url, saved, self.address, self._token)
+            wanted = _read(url if file == name else urljoin(url, file), saved, shown, token)
         if wanted is not None and int(wanted) != target.stat().st_size:
-            raise ModelError(
-                f"{self.address} ended after {target.stat().st_size:,} of {int(wanted):,} bytes", remedy="try again"
-            )
+            message = f"{shown} ended after {target.stat().st_size:,} of {int(wanted):,} bytes"
+            raise ModelError(message, remedy="try again")
+
+    return Origin(name, name.removesuffix(".onnx"), shown, bring)
 
 
-class HubOrigin(WebOrigin):
+def _on_hub(address: str) -> Origin:
     """A repository on Hugging Face. The variables HF_TOKEN and HF_ENDPOINT apply."""
+    parts = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*/[\w.-]+\.onnx)?/?", address)
+    if parts is None:
+        raise UsageError(f"{address} is no address of a model", remedy="use hf://OWNER/REPO[@REVISION][/FILE.onnx]")
+    repository, revision = parts[1], parts[2] or "main"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    token = os.environ.get("HF_TOKEN")
+    try:
+        facts = _json(f"{endpoint}/api/models/{repository}/revision/{revision}?blobs=true", address, token)
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{address}: there is no such repository or revision, or it is private",
+            remedy="check the address; private repositories need the variable HF_TOKEN",
+        ) from error
+    files = {one["rfilename"]: one for one in facts["siblings"]}
+    wanted = [parts[3].lstrip("/")] if parts[3] else ["onnx/model.onnx", "model.onnx"]
+    file = next((name for name in wanted if name in files), None)
+    if file is None:
+        found = [name for name in files if name.endswith(".onnx")]
+        remedy = f"it has {', '.join(found[:5])}: hf://{repository}/{found[0]}" if found else EXPORT
+        raise ModelError(f"{address} has no file {' or '.join(wanted)}", remedy=remedy)
+    root, shown = f"{endpoint}/{repository}/resolve/{facts['sha']}/", f"hf://{repository}@{facts['sha']}/{file}"
 
-    def __init__(self, address: str) -> None:
-        parts = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*/[\w.-]+\.onnx)?/?", address)
-        if parts is None:
-            raise UsageError(f"{address} is no address of a model", remedy="use hf://OWNER/REPO[@REVISION][/FILE.onnx]")
-        repository, revision = parts[1], parts[2] or "main"
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        token = os.environ.get("HF_TOKEN")
-        try:
-            facts = _json(f"{endpoint}/api/models/{repository}/revision/{revision}?blobs=true", address, token)
-        except FileNotFoundError as error:
-            raise ModelError(
-                f"{address}: there is no such repository or revision, or it is private",
-                remedy="check the address; private repositories need the variable HF_TOKEN",
-            ) from error
-        files = {one["rfilename"]: one for one in facts["siblings"]}
-        wanted = [parts[3].lstrip("/")] if parts[3] else ["onnx/model.onnx", "model.onnx"]
-        file = next((name for name in wanted if name in files), None)
-        if file is None:
-            found = [name for name in files if name.endswith(".onnx")]
-            raise ModelError(
-                f"{address} has no file {' or '.join(wanted)}",
-                remedy=f"it has {', '.join(found[:5])}: hf://{repository}/{found[0]}" if found else EXPORT,
-            )
-        self._root = f"{endpoint}/{repository}/resolve/{facts['sha']}/"
-        self._licence = (facts.get("cardData") or {}).get("license")
-        shown, sha256 = f"hf://{repository}@{facts['sha']}/{file}", (files[file].get("lfs") or {}).get("sha256", "")
-        super().__init__(self._root + file, shown, token, sha256)
-        self.stem = repository.partition("/")[2].removesuffix(".onnx")
-
-    def card(self) -> dict[str, Any]:
-        found = []
+    def card() -> dict[str, Any]:
+        stated: list[dict[str, Any]] = []
         for name in ("config.json", "preprocessor_config.json"):
             try:
-                found.append(_json(self._root + name, self.address, self._token))
+                stated.append(_json(root + name, shown, token))
             except FileNotFoundError:
-                found.append({})
-        return {**card_of_transformers(*found), "licence": self._licence}
+                stated.append({})
+        return {**card_of_transformers(*stated), "licence": (facts.get("cardData") or {}).get("license")}
+
+    stem, sha256 = repository.partition("/")[2].removesuffix(".onnx"), (files[file].get("lfs") or {}).get("sha256", "")
+    return replace(_on_web(root + file, shown, token), stem=stem, sha256=sha256, card=card)
 
 
 def _read(url: str, target: BinaryIO, shown: str, token: str | None) -> str | None:
-    """Copy what an address has; returns its length as the server states it.
-
-    Raises:
-        ModelError: it cannot be read; the message names it as `shown`.
-        FileNotFoundError: there is no such file.
-    """
+    """Copy what an address has; returns the length that the server states. FileNotFoundError: there is none."""
     request = Request(url, headers={"User-Agent": "framefuse"})
-    if token:
+    if token:  # for the first host, not for those that it redirects to
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with urlopen(request, timeout=TIMEOUT) as answer:

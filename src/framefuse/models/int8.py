@@ -17,6 +17,7 @@ import io
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.ort import SILENT, cpu_session, onnxruntime
 from framefuse.errors import ModelError
-from framefuse.models.onnx_file import QUANTIZE_OPERATORS, plain_words
+from framefuse.models.onnx_file import QUANTIZE_OPERATORS, opset_of, plain_words
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
 
 Calibration = Literal["percentile", "entropy", "minmax"]
@@ -46,8 +47,8 @@ def prepare(path: Path) -> Any:
 
     ort = onnxruntime("build")
     model = onnx.load(path)
-    _check(path, model)
-    opset = _opset(model)
+    opset = opset_of(model)
+    _check(path, model, opset)
     options = ort.SessionOptions()
     options.log_severity_level = SILENT
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # only standard ONNX operators
@@ -77,29 +78,20 @@ def prepare(path: Path) -> Any:
     return prepared
 
 
-def _check(path: Path, model: Any) -> None:
+def _check(path: Path, model: Any, opset: int) -> None:
     from onnx import TensorProto
     from onnx.defs import onnx_opset_version
 
     kinds = {node.op_type for node in model.graph.node}
     if found := kinds & set(QUANTIZE_OPERATORS):
-        raise ModelError(
-            f"{path} is quantised already: it has {', '.join(sorted(found))} nodes",
-            remedy="build from the FP32 model",
-        )
+        message = f"{path} is quantised already: it has {', '.join(sorted(found))} nodes"
+        raise ModelError(message, remedy="build from the FP32 model")
     fp16_weights = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
     if any(len(tensor.dims) > 1 for tensor in fp16_weights):
         raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")
-    opset = _opset(model)
     if not MIN_OPSET <= opset <= onnx_opset_version():
-        raise ModelError(
-            f"{path} has opset {opset}; {MIN_OPSET} to {onnx_opset_version()} are supported",
-            remedy="export it again with opset 17",
-        )
-
-
-def _opset(model: Any) -> int:
-    return max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+        message = f"{path} has opset {opset}; {MIN_OPSET} to {onnx_opset_version()} are supported"
+        raise ModelError(message, remedy="export it again with opset 17")
 
 
 def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
@@ -119,10 +111,8 @@ def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
             kept[number] = f"{graph.nodes[number].op_type}: only convolutions are quantised"
     chosen = [graph.name(number) for number in network if number not in kept]
     if not chosen:
-        raise ModelError(
-            f"the model has {len(convolutions)} convolutions, none of them between stem and head",
-            remedy="INT8 gains nothing here; use the model as it is",
-        )
+        message = f"the model has {len(convolutions)} convolutions, none of them between stem and head"
+        raise ModelError(message, remedy="INT8 gains nothing here; use the model as it is")
     return chosen, {graph.name(number): kept[number] for number in sorted(kept)}
 
 
@@ -154,36 +144,27 @@ def calibrate(
         calibrator = create_calibrator(
             path, ["Conv"], str(Path(folder) / "augmented.onnx"), calibrate_method=kind, extra_options=options
         )
+        pending: list[NDArray[Any]] = []
+
+        def collect() -> None:
+            feeds = iter([{input_name: batch} for batch in pending])
+            calibrator.collect_data(SimpleNamespace(get_next=lambda: next(feeds, None)))
+            pending.clear()
+
         try:
-            pending: list[NDArray[Any]] = []
             for batch in batches:
                 if pending and (len(pending) == FRAMES_PER_UPDATE or pending[0].shape != batch.shape):
-                    calibrator.collect_data(_Reader(input_name, pending))
-                    pending = []
+                    collect()
                 pending.append(batch)
-            calibrator.collect_data(_Reader(input_name, pending))
+            collect()
             ranges = calibrator.compute_data()
         except ValueError as error:  # NumPy's histogram rejects values that are not finite
-            raise ModelError(
-                f"the model's values on the calibration frames have no range: {error}",
-                remedy="check that it is trained: layers return NaN, or only zeros",
-            ) from error
+            message = f"the model's values on the calibration frames have no range: {error}"
+            raise ModelError(message, remedy="check that it is trained: layers return NaN, or only zeros") from error
     for name, data in ranges.items():
         if not np.isfinite([float(np.ravel(edge)[0]) for edge in data.range_value]).all():
             raise ModelError(f"tensor {name} is not finite on the calibration frames", remedy="check the model")
     return ranges
-
-
-class _Reader:
-    """Calibration data reader for onnxruntime.quantization."""
-
-    def __init__(self, input_name: str, batches: Sequence[NDArray[Any]]) -> None:
-        self._input_name = input_name
-        self._batches = iter(batches)
-
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
-        batch = next(self._batches, None)
-        return None if batch is None else {self._input_name: batch}
 
 
 def quantise(model: Any, ranges: Any, layers: Iterable[str]) -> Any:
@@ -222,8 +203,7 @@ def sensitivities(
     Measured at the last weighted layers, before decoding, where values are homogeneous.
     """
     graph = OnnxGraph(model)
-    network = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
-    taps = [str(graph.nodes[number].output[0]) for number in graph.last(network)]
+    taps = [str(graph.nodes[number].output[0]) for number in graph.last(graph.network(*WEIGHTED))]
     truth = list(_run(model, taps, input_name, batches))
     signals = [float(np.var(values)) for values in truth]
     found = {}

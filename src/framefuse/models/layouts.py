@@ -64,23 +64,17 @@ def resolve(
     else:
         ordered = _detr_order(chosen, keep=wanted is not None)
         if not any(len(tensor.shape) in (0, 3) for tensor in chosen):
-            raise CardError(
-                f"no output holds boxes in a layout that framefuse reads: {listed}",
-                remedy=f"export the model with its decoding and with one of these outputs: {READ}",
-            )
+            message = f"no output holds boxes in a layout that framefuse reads: {listed}"
+            raise CardError(message, remedy=f"export the model with its decoding and with one of these outputs: {READ}")
         if ordered is None or layout not in (None, "detr"):
-            raise CardError(
-                f"it is unclear which outputs hold the detections: {listed}",
-                remedy="add outputs: [name, ...] (and layout: yolov5, yolov8, end2end or detr) to the card",
-            )
+            remedy = "add outputs: [name, ...] (and layout: yolov5, yolov8, end2end or detr) to the card"
+            raise CardError(f"it is unclear which outputs hold the detections: {listed}", remedy=remedy)
         chosen, name = ordered, "detr"
         count = count_classes(name, [tensor.shape for tensor in chosen], activation)
         why = f"onnx output shapes {'; '.join(map(str, chosen))}"
         if len(chosen) == 3 and box_units is None:
-            raise CardError(
-                f"the units of output {chosen[1]} are not stated",
-                remedy="add box_units: relative (0..1 of the model input) or box_units: pixels (of it) to the card",
-            )
+            remedy = "add box_units: relative (0..1 of the model input) or box_units: pixels (of it) to the card"
+            raise CardError(f"the units of output {chosen[1]} are not stated", remedy=remedy)
     if class_count is not None and count is not None and count != class_count:
         raise CardError(
             f"{class_count} class names are given, but the outputs have {count} classes ({name}: {listed})",
@@ -144,10 +138,8 @@ def _single(
     if len(fitting or found) != 1:
         names = "no class names" if class_count is None else f"{class_count} class names"
         could = " or ".join(fitting or found) or "no known layout"
-        raise CardError(
-            f"output {tensor} with {names} is {could}",
-            remedy="add layout: yolov5, yolov8, end2end or detr" + (" and names" if class_count is None else ""),
-        )
+        remedy = "add layout: yolov5, yolov8, end2end or detr" + (" and names" if class_count is None else "")
+        raise CardError(f"output {tensor} with {names} is {could}", remedy=remedy)
     ((name, count),) = (fitting or found).items()
     return name, count, f"onnx output shape {tensor}" + (f" and {class_count} names" if class_count else "")
 
@@ -156,16 +148,12 @@ def _check_semantic(tensor: TensorFacts, size: tuple[int, int]) -> int | None:
     """Number of classes of an output (b, classes, h, w); h and w must be the same fraction of the input's sides."""
     shape = tensor.shape
     if len(shape) != 4 or (shape[1] is not None and not 2 <= shape[1] <= 256):
-        raise CardError(
-            f"output {tensor} is not (b, 2 to 256 classes, h, w)",
-            remedy="export the logits of all classes, background included",
-        )
+        message = f"output {tensor} is not (b, 2 to 256 classes, h, w)"
+        raise CardError(message, remedy="export the logits of all classes, background included")
     height, width = shape[2:]
     if height and width and height * size[1] != width * size[0]:
-        raise CardError(
-            f"output {tensor} does not have the aspect ratio of the input {size[1]}x{size[0]}",
-            remedy="export logits at the size of the input, or at 1/2, 1/4, ... of it",
-        )
+        message = f"output {tensor} does not have the aspect ratio of the input {size[1]}x{size[0]}"
+        raise CardError(message, remedy="export logits at the size of the input, or at 1/2, 1/4, ... of it")
     return shape[1]
 
 
@@ -193,11 +181,7 @@ def _candidates(shape: tuple[int | None, ...], size: tuple[int, int]) -> dict[Ou
 
 
 def _detr_order(tensors: Sequence[TensorFacts], *, keep: bool) -> list[TensorFacts] | None:
-    """Two outputs as boxes, logits; three as labels, boxes, scores; None if they are something else.
-
-    Args:
-        keep: the user gave the order.
-    """
+    """Two outputs as boxes, logits; three as labels, boxes, scores; else None. With `keep`, the user gave the order."""
     if keep:
         boxes_at = len(tensors) - 2
         return list(tensors) if boxes_at in (0, 1) and tensors[boxes_at].shape[2:] in ((4,), (None,), ()) else None

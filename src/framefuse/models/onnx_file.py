@@ -96,6 +96,11 @@ def inputs_of(model: Any) -> list[Any]:
     return [value for value in model.graph.input if value.name not in weights]
 
 
+def opset_of(model: Any) -> int:
+    """Version of the standard operators of a model; 0 if it has none."""
+    return max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
 def with_shapes(model: Any) -> Any:
     """The model with all shapes inferred from those of its inputs, which raises unrelated classes. Changes the model
     that is passed: what it states of other shapes goes, because inference does not overwrite the symbols of exports."""
@@ -160,29 +165,6 @@ def _parse(path: Path) -> Any:
     import onnx
     from onnx.defs import onnx_opset_version
 
-    data = _read(path)
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(data)
-    except Exception as error:  # DecodeError, of a class that depends on the protobuf implementation
-        raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path, data)) from error
-    if not model.ir_version or not model.opset_import or not model.graph.output:
-        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path, data))
-    if strange := next((name for name in _names(model.graph) if isinstance(name, bytes)), None):
-        raise ModelError(
-            f"{path} has a name in its graph that is not UTF-8: {brief(strange)}",
-            remedy="export the model again, with names of ASCII characters",
-        )
-    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    if opset > onnx_opset_version():
-        raise ModelError(
-            f"{path} has opset {opset}; the newest supported one is {onnx_opset_version()}",
-            remedy="export it again with opset 17",
-        )
-    return model
-
-
-def _read(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -191,7 +173,20 @@ def _read(path: Path) -> bytes:
         raise ModelError(f"{path} cannot be read: {error.strerror}", remedy=REMEDY) from error
     if not data:
         raise ModelError(f"{path} is empty (0 bytes)", remedy=REMEDY)
-    return data
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception as error:  # DecodeError, of a class that depends on the protobuf implementation
+        raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path, data)) from error
+    if not model.ir_version or not model.opset_import or not model.graph.output:
+        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path, data))
+    if strange := next((name for name in _names(model.graph) if isinstance(name, bytes)), None):
+        message = f"{path} has a name in its graph that is not UTF-8: {brief(strange)}"
+        raise ModelError(message, remedy="export the model again, with names of ASCII characters")
+    if (opset := opset_of(model)) > onnx_opset_version():
+        message = f"{path} has opset {opset}; the newest supported one is {onnx_opset_version()}"
+        raise ModelError(message, remedy="export it again with opset 17")
+    return model
 
 
 def _remedy(path: Path, data: bytes) -> str:
@@ -246,15 +241,11 @@ def _check_external(path: Path, tensor: Any) -> None:
             remedy="export the model again",
         ) from error
     if not location or written.anchor or ".." in written.parts or not target.is_relative_to(folder):
-        raise ModelError(
-            f"{path} keeps weights outside its folder: tensor {brief(tensor.name)} is in {brief(location)}",
-            remedy="put the model and its external data into one folder, without links",
-        )
+        message = f"{path} keeps weights outside its folder: tensor {brief(tensor.name)} is in {brief(location)}"
+        raise ModelError(message, remedy="put the model and its external data into one folder, without links")
     if not present:
-        raise ModelError(
-            f"{path} keeps tensor {brief(tensor.name)} in {brief(location)}, but there is no such file",
-            remedy="copy the external data next to the model",
-        )
+        message = f"{path} keeps tensor {brief(tensor.name)} in {brief(location)}, but there is no such file"
+        raise ModelError(message, remedy="copy the external data next to the model")
     size = target.stat().st_size
     if start < 0 or length < 0 or start + length > size:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Queries on an ONNX graph: producers and consumers of tensors, first and last weighted layers, decoding."""
+"""Queries on ONNX graphs: who makes and reads a tensor, weighted layers, decoding; attributes and values of nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 """Operators with weights."""
 MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
@@ -42,6 +46,10 @@ class OnnxGraph:
             for number, node in enumerate(self.nodes)
             if node.op_type in kinds and any(name in self.weights for name in node.input[1:2])
         ]
+
+    def network(self, *kinds: str) -> list[int]:
+        """The same without those that decode."""
+        return [number for number in self.layers(*kinds) if not self.decodes(number)]
 
     def decodes(self, number: int) -> bool:
         """Whether a convolution computes an expectation over a softmax, as YOLOv8 decodes its boxes."""
@@ -82,3 +90,35 @@ def reads(node: Any) -> Iterator[str]:
             inner |= {value.name for value in (*graph.input, *graph.initializer)}
             yield from (name for part in graph.node for name in reads(part) if name not in inner)
             yield from (value.name for value in graph.output if value.name not in inner)
+
+
+def evaluate(nodes: list[Any], values: dict[str, Array], outputs: list[str], model: Any) -> list[Array]:
+    """Run nodes with onnx's reference evaluator, which raises errors of any class for what it cannot run.
+
+    Args:
+        model: where the nodes are from, for its opsets.
+    """
+    from onnx import TensorProto, ValueInfoProto, helper
+    from onnx.reference import ReferenceEvaluator
+
+    kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in values.items()}
+    graph = helper.make_graph(
+        nodes,
+        "part",
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()],
+        [ValueInfoProto(name=name) if name else helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+         for name in outputs],
+    )  # fmt: skip
+    part = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    return [np.asarray(value) for value in ReferenceEvaluator(part).run(outputs, values)]
+
+
+def attribute(node: Any, name: str, default: Any) -> Any:
+    """An attribute of a node, text as str; `default` if it is absent."""
+    from onnx import helper
+
+    for attribute in node.attribute:
+        if attribute.name == name:
+            value = helper.get_attribute_value(attribute)
+            return value.decode() if isinstance(value, bytes) else value
+    return default

@@ -30,8 +30,9 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     {"schema": SCHEMA, "frame": int, "seconds": presentation time or null, "pts": the same in ticks or null,
     "time_base": seconds per tick as a fraction, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
     "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. With views, a detection also has "view", the
-    tag of the one that shows it; with tracking, "tracker_id", the number of its track or null. From a semantic
-    segmenter also "shares": {class: the fraction of the frame that it covers, 4 decimals}.
+    tag of the one that shows it; with tracking, "tracker_id", the number of its track or null, and in both eyes
+    "pair_id", the track of the same object in the other eye or null. From a semantic segmenter also "shares": {class:
+    the fraction of the frame that it covers, 4 decimals}.
 
     Args:
         name_source: with "source" after the schema, the file or address, to tell several sources apart.
@@ -42,6 +43,9 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
         tracked = {} if found.tracker_id is None else {"tracker_id": track}
         named = {"class_id": number, "class": found.name(number)}
         detections.append({"xyxy": box, "confidence": score, **named, **tracked})
+    if found.pair_id is not None:
+        for row, number in zip(detections, found.pair_id.tolist(), strict=True):
+            row["pair_id"] = number if number >= 0 else None
     if found.view is not None:
         for row, number in zip(detections, found.view.tolist(), strict=True):
             row["view"] = result.views[number].tag

@@ -15,7 +15,7 @@ import numpy as np
 from framefuse.engines.cudnn.import_state import ImportState
 from framefuse.engines.cudnn.network import Attention, Conv, Split, attend
 from framefuse.kernels.network.call import MAX_KEYS, MAX_VALUES
-from framefuse.models.onnx_nodes import attribute
+from framefuse.models.onnx_graph import attribute
 
 TOLERANCE = 1e-4
 CHANNEL_MULTIPLE = 8

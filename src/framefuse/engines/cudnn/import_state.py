@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from framefuse.engines.cudnn.network import Operation, Shape
 from framefuse.errors import ModelError
 from framefuse.models.onnx_file import inputs_of
-from framefuse.models.onnx_nodes import evaluate
+from framefuse.models.onnx_graph import evaluate
 
 Array = NDArray[Any]
 

@@ -21,7 +21,7 @@ from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Oper
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import load_onnx
-from framefuse.models.onnx_nodes import attribute, evaluate
+from framefuse.models.onnx_graph import attribute, evaluate
 
 SUPPORTED = (
     "convolutions with SiLU, ReLU or no activation and a residual, max pooling that keeps the size, nearest upsampling "

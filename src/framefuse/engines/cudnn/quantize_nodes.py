@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.import_state import ImportState
-from framefuse.models.onnx_nodes import attribute
+from framefuse.models.onnx_graph import attribute
 
 OPERATORS = ("QuantizeLinear", "DequantizeLinear")
 

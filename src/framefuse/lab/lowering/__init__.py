@@ -2,13 +2,12 @@
 
     build_model("yolov8n.onnx", precision="int8", calib="video.mp4") -> BuildReport, and yolov8n-int8.onnx
 
-frames.py reads the frames, models/fp16.py and models/int8.py rewrite the graph, judge.py measures accuracy and speed.
+frames.py reads the frames, models/fp16.py and models/int8.py rewrite the graph, judge.py measures accuracy and speed
+and reports them.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,11 @@ import numpy as np
 
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief
+from framefuse.engines.cache import write_atomically
 from framefuse.errors import ModelError, QualityError, SinkError, UsageError
+from framefuse.lab.evaluation import Dataset, open_data
 from framefuse.lab.lowering.frames import Footage, noise, read_data, read_footage, read_frames
-from framefuse.lab.lowering.report import Accuracy, BuildReport, LayerReport, Seen
+from framefuse.lab.lowering.judge import Accuracy, BuildReport, Judge, LayerReport, Seen, look_at, measure_speed
 from framefuse.models import find_model
 from framefuse.models.card import CALIBRATION_KEY, Card, read_card
 from framefuse.models.fp16 import network_tensors, plan_fp16, to_fp16
@@ -92,13 +93,12 @@ def build_model(
     target = _target(model, path, precision, out, exist_ok)
     card = read_card(path)
     prepared = prepare(path)
-    footage, judged = _frames(card, precision, calib, data, images, judge, frames, say)
+    labelled = None if data is None else open_data(data, images)
+    footage, judged = _frames(card, precision, calib, labelled, judge, frames, say)
     with tempfile.TemporaryDirectory() as folder:
         work = _Work(path, card, prepared, footage, Path(folder) / target.name, say)
         scorer = None
         if judged is not None:
-            from framefuse.lab.lowering.judge import Judge
-
             say("scoring the FP32 model")
             scorer = Judge(path, judged, data is not None)
         if precision == "fp16":
@@ -106,10 +106,18 @@ def build_model(
         else:
             accuracy, layers, islands = work.int8(scorer, calibration, allow_loss)
         warnings = [work.seen.warning(accuracy)] if work.seen and work.seen.narrow and accuracy else []
-        _check_loss(accuracy, layers, precision, path, allow_loss, warnings)
+        if accuracy and accuracy.loss > MAX_LOSS and not allow_loss:
+            raise _too_much(accuracy, layers, f"{path.name} in {precision}", warnings)
         say("measuring speed")
-        speed = work.speed()
-        _deliver(work.path, target)
+        size = footage.inputs[0].shape[2:] if footage else (card.preprocess.height, card.preprocess.width)
+        models = {"fp32": (path, "fp32"), "auto": (path, "auto"), "lowered": (work.path, "auto")}
+        speed = measure_speed(models, card, (size[0], size[1]))
+        try:
+            if (card_file := work.path.with_suffix(".yaml")).exists():
+                write_atomically(target.with_suffix(".yaml"), card_file.read_bytes())
+            write_atomically(target, work.path.read_bytes())
+        except OSError as error:
+            raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
     return BuildReport(
         source=path,
         output=target,
@@ -155,32 +163,20 @@ class _Work:
         tensors = network_tensors(self._model)
         everything = dict.fromkeys([*tensors, *self._card.outputs])
         largest = largest_values(self._model, list(everything), self._card.input_name, frames[:16])
-        self._check_finite(largest)
+        if not all(np.isfinite(largest[name]) for name in self._card.outputs):
+            first = next(name for name, value in largest.items() if not np.isfinite(value))
+            message = f"{self._source} gives NaN or infinity on the first frames ({self.calibration}): tensor {first}"
+            raise ModelError(message, remedy="check the model: it is damaged or untrained")
         kept = plan_fp16(self._model, largest)
         self._write(to_fp16(self._model, kept))
         graph = OnnxGraph(self._model)
         layers = _layers(graph, "fp16", {graph.name(number): why for number, why in kept.items()}, {})
         return judge.accuracy(self.path) if judge else None, layers, dict(Counter(kept.values()))
 
-    def _check_finite(self, largest: Mapping[str, float]) -> None:
-        """
-        Raises:
-            ModelError: the model gives NaN or infinity.
-        """
-        if all(np.isfinite(largest[name]) for name in self._card.outputs):
-            return
-        first = next(name for name, value in largest.items() if not np.isfinite(value))
-        raise ModelError(
-            f"{self._source} gives NaN or infinity on the first frames ({self.calibration}), from tensor {first} on",
-            remedy="check the model: it is damaged or untrained",
-        )
-
     def int8(
         self, judge: Any, calibration: Calibration, allow_loss: bool
     ) -> tuple[Accuracy, list[LayerReport], dict[str, int]]:
         assert self._footage is not None, "int8 needs frames"
-        from framefuse.lab.lowering.judge import look_at
-
         inputs, name = self._footage.inputs, self._card.input_name
         candidates, fixed = plan_int8(self._model)
         self.seen = look_at(self._footage, self._card)
@@ -192,30 +188,19 @@ class _Work:
         some = inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES]
         errors = sensitivities(self._model, ranges, candidates, name, some)
         worst_first = sorted(candidates, key=errors.__getitem__, reverse=True)
-        best: tuple[Accuracy, list[str]] | None = None
+        tried: list[tuple[Accuracy, list[str]]] = []
         for part in GIVEN_BACK:
             back = worst_first[: round(part * len(candidates))]
             chosen = [layer for layer in candidates if layer not in back]
             self._write(quantise(self._model, ranges, chosen))
             accuracy: Accuracy = judge.accuracy(self.path)
             self._say(f"int8 layers: {len(chosen)}; points lost: {accuracy.loss:+.2f} ({accuracy.measure})")
-            if best is None or accuracy.lowered > best[0].lowered:
-                best = accuracy, back
+            tried.append((accuracy, back))
             if allow_loss or accuracy.loss <= MAX_LOSS:
                 break
-        assert best is not None
-        accuracy, back = best
+        accuracy, back = max(tried, key=lambda one: one[0].lowered)
         kept = {**fixed, **dict.fromkeys(back, "one of the most sensitive")}
         return accuracy, _layers(OnnxGraph(self._model), "int8", kept, errors), {}
-
-    def speed(self) -> dict[str, float]:
-        """Milliseconds of the FP32 file in fp32 and in its default precision, and of the lowered file."""
-        from framefuse.lab.lowering.judge import measure_speed
-
-        spec = self._card.preprocess
-        size = self._footage.inputs[0].shape[2:] if self._footage else (spec.height, spec.width)
-        models = {"fp32": (self._source, "fp32"), "auto": (self._source, "auto"), "lowered": (self.path, "auto")}
-        return measure_speed(models, self._card, (size[0], size[1]))
 
 
 def _card_of(text: bytes, source: Path) -> bytes:
@@ -233,11 +218,7 @@ def _card_of(text: bytes, source: Path) -> bytes:
 def _layers(
     graph: OnnxGraph, precision: str, kept: Mapping[str, str], errors: Mapping[str, float]
 ) -> list[LayerReport]:
-    """The layers with weights.
-
-    Args:
-        kept: those that stay in FP32, and why.
-    """
+    """The layers with weights; `kept` are those that stay in FP32, and why."""
     return [
         LayerReport(name := graph.name(number), graph.nodes[number].op_type, "fp32" if name in kept else precision,
                     kept.get(name, ""), errors.get(name))
@@ -263,22 +244,12 @@ def _target(model: str | Path, path: Path, precision: str, out: str | Path | Non
 
 
 def _frames(
-    card: Card,
-    precision: str,
-    calib: Any,
-    data: Any,
-    images: str | Path | None,
-    judge: Any,
-    count: int,
-    say: Callable[[str], None],
+    card: Card, precision: str, calib: Any, labelled: Dataset | None, judge: Any, count: int, say: Callable[[str], None]
 ) -> tuple[Footage | None, Any]:
     """The frames to calibrate with, and those to measure accuracy on; None for either if there are none."""
-    from framefuse.lab.evaluation import open_data
-
-    if judge is not None and (data is not None or str(judge) == str(calib)):
-        why = "labelled data judge already" if data is not None else "the same source calibrates, and judges by itself"
+    if judge is not None and (labelled is not None or str(judge) == str(calib)):
+        why = "the same source calibrates, and judges by itself" if labelled is None else "labelled data judge already"
         raise UsageError(f"judge is {brief(judge)}, but {why}", remedy="leave --judge out, or name another source")
-    labelled = None if data is None else open_data(data, images)
     if calib is not None and not (labelled and str(calib) == labelled.uri):
         other = labelled if judge is None else read_frames(judge, count)
         say("reading calibration frames")
@@ -289,47 +260,20 @@ def _frames(
         footage = read_data(labelled, card, count)
         return footage, footage.data
     if precision == "int8":
-        raise UsageError(
-            "int8 needs frames to calibrate with",
-            remedy="--calib SOURCE: a video, images or a camera that shows what the model will see",
-        )
+        remedy = "--calib SOURCE: a video, images or a camera that shows what the model will see"
+        raise UsageError("int8 needs frames to calibrate with", remedy=remedy)
     return None, None
 
 
-def _check_loss(
-    accuracy: Accuracy | None,
-    layers: Sequence[LayerReport],
-    precision: str,
-    path: Path,
-    allow_loss: bool,
-    warnings: Sequence[str],
-) -> None:
-    if accuracy is None or allow_loss or accuracy.loss <= MAX_LOSS:
-        return
+def _too_much(accuracy: Accuracy, layers: Sequence[LayerReport], what: str, warnings: Sequence[str]) -> QualityError:
     worst = sorted((layer for layer in layers if layer.error), key=lambda layer: -(layer.error or 0.0))[:3]
     names = ", ".join(f"{layer.name} (noise {layer.error:.1%})" for layer in worst)
-    raise QualityError(
-        f"{path.name} in {precision} loses {accuracy.loss:.2f} points of {accuracy.measure} "
+    return QualityError(
+        f"{what} loses {accuracy.loss:.2f} points of {accuracy.measure} "
         f"({accuracy.fp32:.2f} -> {accuracy.lowered:.2f} on {accuracy.data}, truth: {accuracy.truth}); "
         f"{MAX_LOSS:g} are allowed" + (f"; most sensitive: {names}" if names else ""),
         remedy=f"{'; '.join(warnings) or 'calibrate with more or more typical frames'}; --allow-loss writes it anyway",
     )
-
-
-def _deliver(made: Path, target: Path) -> None:
-    """Copy model and card into place; readers see each file either complete or not at all."""
-    sources = {target.with_suffix(".yaml"): made.with_suffix(".yaml"), target: made}
-    partials = {place: place.with_name(f".{place.name}.{os.getpid()}") for place in sources if sources[place].exists()}
-    try:
-        for place, partial in partials.items():
-            shutil.copyfile(sources[place], partial)
-        for place, partial in partials.items():
-            partial.replace(place)
-    except OSError as error:
-        raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
-    finally:
-        for partial in partials.values():
-            partial.unlink(missing_ok=True)
 
 
 __all__ = ["Accuracy", "BuildReport", "LayerReport", "Seen", "build_model"]

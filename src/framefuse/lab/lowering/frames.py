@@ -86,10 +86,8 @@ def read_frames(source: Any, count: int, *, first: int = 0, step: int = 1) -> Da
     info = (probe := opened(())).info
     probe.close()
     if info.live:
-        raise UsageError(
-            f"{info.uri} is live, so it cannot show both models the same frames",
-            remedy="record a clip and use that, or pass labelled images (--data)",
-        )
+        message = f"{info.uri} is live, so it cannot show both models the same frames"
+        raise UsageError(message, remedy="record a clip and use that, or pass labelled images (--data)")
     return Dataset(info.uri, {}, (), opened, lambda frame: (frame.source_id, frame.index, frame.pts), {}.__getitem__)
 
 

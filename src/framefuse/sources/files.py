@@ -52,7 +52,7 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     try:
         video = _Video.find(container, str(path), options)
         if options.device == "cuda":
-            from framefuse.sources.decoders import choose_decoder
+            from framefuse.sources.nvdec import choose_decoder
 
             video.decoder, why = choose_decoder(
                 video.stream,

@@ -12,7 +12,7 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
 from av.stream import Discard
 
-from framefuse.sources.container import TAGS, demuxed
+from framefuse.sources.ffmpeg import TAGS, demuxed
 
 MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus"})
 """Codecs that players expect in an MP4. FFmpeg accepts more (PCM), but few programs can play them."""

@@ -33,7 +33,7 @@ from framefuse.cuda.errors import LESS_MEMORY
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.sources.annexb import NAL_TYPES, AnnexB, NalTypes
-from framefuse.sources.decoder import Decoder
+from framefuse.sources.ffmpeg import Decoder
 from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 CODECS = {name: name.upper() for name in ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4")} | {"mpeg2video": "MPEG2"}

@@ -26,7 +26,7 @@ from framefuse.config import UNWRITABLE
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Key, Labels, plain
 from framefuse.sources import Source, SourceInfo, SourceOptions
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 
 Record = dict[str, Any]
 NAMED = 3

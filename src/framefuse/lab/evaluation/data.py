@@ -16,7 +16,7 @@ from framefuse.lab.evaluation.mot import open_sequence, sequences_in
 from framefuse.lab.evaluation.world import open_world
 from framefuse.prediction import FrameInfo
 from framefuse.sources import Source, SourceInfo
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 
 
 def open_data(data: Any, images: str | Path | None = None) -> Dataset:

@@ -17,7 +17,7 @@ from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
 from framefuse.prediction import FrameInfo
 from framefuse.sources import Source, SourceInfo, SourceOptions
 from framefuse.sources.images import open_images
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 
 INI = "seqinfo.ini"
 COUNTED = 1, -1

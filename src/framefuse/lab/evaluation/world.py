@@ -11,7 +11,7 @@ import numpy as np
 from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.planes import wrap
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 from framefuse.sources.synthetic import to_video
 from framefuse.world import Truth, World
 

@@ -40,8 +40,7 @@ from framefuse.pipeline import Pipeline
 from framefuse.prediction import FrameInfo
 from framefuse.preprocess import Placement
 from framefuse.runtime.choices import check_cuda, choose_preprocess
-from framefuse.sources import Source, SourceOptions
-from framefuse.sources.spread import open_spread
+from framefuse.sources import Source, SourceOptions, open_spread
 
 KERNEL = 0.5
 """Grey levels that our float32 kernels may differ from the float64 reference: half a step of 8 bits."""

@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
                        "kernels/boxes/common.cuh", "cuda/*.py", "cuda/*.cuh"),
     "program": ("frame.py", "prediction.py", "preprocess.py", "runtime/program.py", "runtime/ledger.py",
                 "postprocess/*.py"),
-    "CUDA program": ("runtime/cuda/*.py", "sources/nvdec.py", "sources/decoders.py"),
+    "CUDA program": ("runtime/cuda/*.py", "sources/nvdec.py"),
     "pipeline": ("pipeline.py", "runtime/stages.py", "runtime/channel.py", "runtime/batching.py", "runtime/readers.py",
                  "runtime/choices.py", "runtime/plan.py", "runtime/requested_sinks.py", "runtime/threads.py",
                  "runtime/tracking.py", "sources/*.py"),

@@ -52,7 +52,7 @@ from framefuse.prediction import Detections
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.tiles import Tiles
 from framefuse.sources import SourceInfo, open_source
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 from framefuse.world import World
 
 NEAR = "synthetic://street?size=3840x2160&frames=300&split=test&complexity=1"

@@ -33,7 +33,7 @@ from framefuse.lab.evaluation import Dataset, Scores, open_data, validate
 from framefuse.lab.evaluation.dataset import Key
 from framefuse.models import find_model, list_models
 from framefuse.sources import Source, SourceInfo
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 from framefuse.world import World
 
 FIRST_SEED = 9001

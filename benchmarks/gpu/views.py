@@ -31,7 +31,7 @@ from framefuse.engines import device_requests
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.runtime.cuda import captured_batch
 from framefuse.sources import SourceInfo
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 
 SURFACES = 8
 RUNS, SECONDS = 200, 2.0

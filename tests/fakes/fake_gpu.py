@@ -398,7 +398,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     from framefuse.runtime import choices
     from framefuse.runtime.cuda import captured_batch as captured_batch
     from framefuse.runtime.cuda import device_outputs as device_outputs
-    from framefuse.sources import decoders
+    from framefuse.sources import nvdec
 
     gpu = Array.gpu = Table.installed = Gpu(count)
     cupy, module = gpu.cupy(), module or codec()
@@ -408,7 +408,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
     monkeypatch.setattr(cuda_driver, "driver", gpu.driver)
-    monkeypatch.setattr(decoders, "load_nvdec", lambda: module)
+    monkeypatch.setattr(nvdec, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
     if not sources:
         monkeypatch.setattr(captured_batch, "PreprocessTable", Table)

@@ -133,7 +133,7 @@ def test_a_legend_names_the_colours_that_are_seen() -> None:
 
 def test_masks_are_drawn_into_video_of_odd_size(tmp_path: Path) -> None:
     from framefuse.sources import SourceOptions
-    from framefuse.sources.arrays import open_arrays
+    from framefuse.sources.images import open_arrays
 
     model = write_segmenter(tmp_path / "seg.onnx")
     pixels, truth = image(193, 127)

@@ -26,7 +26,7 @@ from framefuse.engines.cudnn.plan_cache import PlanCache
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuLostError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.runtime.choices import choose_engine
-from framefuse.sources.nvdec_support import refusal as _refusal
+from framefuse.sources.nvdec import refusal as _refusal
 from training.squares import write_squares
 from training.squares_clip import squares_clip
 

@@ -14,7 +14,7 @@ from PIL import Image
 import media
 from framefuse.errors import SourceError, UsageError
 from framefuse.sources import SourceOptions, open_source
-from framefuse.sources.arrays import open_arrays
+from framefuse.sources.images import open_arrays
 from reading import read
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from framefuse import Pipeline
 from framefuse.sources import SourceOptions
-from framefuse.sources.live import open_live
-from framefuse.sources.resume import LATE, Pace
+from framefuse.sources.live import LATE, Pace, open_live
 from servers import FPS, HlsServer
 
 QUICK = SourceOptions(timeout=2.0)

@@ -22,8 +22,7 @@ from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, 
 from framefuse.frame import Frame
 from framefuse.sources import Source, SourceOptions, open_source
 from framefuse.sources.connection import Address
-from framefuse.sources.live import open_live
-from framefuse.sources.resume import Backoff, Timeline
+from framefuse.sources.live import Backoff, Timeline, open_live
 from servers import LARGE, SMALL, HttpServer, RtspServer, Server, UdpSender
 
 SOON = 20.0

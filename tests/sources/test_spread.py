@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from framefuse.errors import SourceError
-from framefuse.sources import SourceOptions, open_source
-from framefuse.sources.spread import open_spread
+from framefuse.sources import SourceOptions, open_source, open_spread
 
 FPS = 25
 

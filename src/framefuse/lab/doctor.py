@@ -255,7 +255,7 @@ def _nvdec() -> str:
 
     from framefuse.cuda import device
     from framefuse.sources import SourceOptions, open_source
-    from framefuse.sources.nvdec_support import load_nvdec
+    from framefuse.sources.nvdec import load_nvdec
 
     load_nvdec()
     cp = device.cupy()

@@ -13,8 +13,7 @@ from framefuse.common.text import counted
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import Card
-from framefuse.sources import Source, SourceOptions
-from framefuse.sources.spread import open_spread
+from framefuse.sources import Source, SourceOptions, open_spread
 
 ATTEMPTS = 3
 """Attempts to connect to a camera. Few, because a user is waiting for the model."""

@@ -27,9 +27,9 @@ from framefuse.runtime.plan import plan_run
 from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
 from framefuse.runtime.stages import sized
 from framefuse.runtime.views import viewer_for
-from framefuse.sources import Source, SourceInfo, SourceOptions
-from framefuse.sources.arrays import is_image, open_arrays
+from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
 from framefuse.sources.paths import is_image_path, open_path
+from framefuse.sources.source import is_image
 
 
 class Model:
@@ -164,7 +164,7 @@ class Model:
         if isinstance(image, np.ndarray):
             return Frame.from_array(image, index=index)
         if is_image(image):
-            source: Source = open_arrays(image, self._sources)
+            source: Source = open_source(image, self._sources)
         elif isinstance(image, str | Path) and is_image_path(str(image)):
             source = open_path(str(image), self._sources)
         else:

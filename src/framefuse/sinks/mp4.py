@@ -31,7 +31,7 @@ from framefuse.errors import SinkError
 from framefuse.frame import Matrix
 from framefuse.sinks._lines import check_unmoved, make_durable, open_output, part_of, write_error
 from framefuse.sinks.canvas import planes_of
-from framefuse.sources.container import TAGS, demuxed
+from framefuse.sources.ffmpeg import TAGS, demuxed
 
 UNFINISHED = "being written by framefuse"
 """Comment in a file that is not complete, by which `repair` knows it."""

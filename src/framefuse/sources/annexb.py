@@ -54,11 +54,11 @@ class AnnexB:
     """
 
     def __init__(self, codec: str, extradata: bytes) -> None:
-        self._types = types = NAL_TYPES[codec]
+        self._codec, self._types = codec, NAL_TYPES[codec]
+        types = self._types
         relevant = {*types.parameter_sets, *types.random_access}
         self._relevant_bytes = frozenset(first for first in range(256) if types.of(first) in relevant)
         """First bytes of NAL units that may require parameter sets even if the packet is not marked as a key frame."""
-        self._parse_header = _parse_avcc if codec == "h264" else _parse_hvcc
         self._length_size = 0
         """Bytes of the length prefix; 0: the stream is already Annex B."""
         self._sets: dict[int, list[Any]] = {}
@@ -132,7 +132,7 @@ class AnnexB:
             self._length_size, sets = 0, _split_start_codes(extradata)
         else:
             try:
-                self._length_size, sets = self._parse_header(extradata)
+                self._length_size, sets = _parse_record(extradata, self._codec)
             except IndexError as error:
                 raise av.error.InvalidDataError(0, "the header of the stream is truncated") from error
         self._sets = {}
@@ -145,36 +145,21 @@ def _split_start_codes(data: Any) -> list[bytes]:
     return [unit for unit in units if unit]
 
 
-def _parse_avcc(record: bytes) -> tuple[int, list[bytes]]:
-    """Length size and parameter sets of an AVCDecoderConfigurationRecord (ISO/IEC 14496-15)."""
-    if record[0] != 1:
+def _parse_record(record: bytes, codec: str) -> tuple[int, list[bytes]]:
+    """Length size and parameter sets of a decoder configuration record, AVC or HEVC (ISO/IEC 14496-15)."""
+    avc = codec == "h264"
+    if record[0] != 1 and (avc or record[0] or not any(record[:21])):  # HEVC: 0 before the standard was published
         raise av.error.InvalidDataError(0, "the header of the stream has an unknown version")
     sets: list[bytes] = []
-    position = 6
-    for mask in (31, 255):  # sequence parameter sets, then picture parameter sets
-        for _ in range(record[position - 1] & mask):
-            position = _append(sets, record, position)
-        position += 1
-    return (record[4] & 3) + 1, sets
-
-
-def _parse_hvcc(record: bytes) -> tuple[int, list[bytes]]:
-    """Length size and parameter sets of an HEVCDecoderConfigurationRecord (ISO/IEC 14496-15)."""
-    if record[0] > 1 or not any(record[:21]):  # 0 before the standard was published
-        raise av.error.InvalidDataError(0, "the header of the stream has an unknown version")
-    sets: list[bytes] = []
-    position = 23
-    for _ in range(record[22]):
-        count = record[position + 1] << 8 | record[position + 2]
-        position += 3
+    position = 5 if avc else 23
+    for kind in range(2 if avc else record[22]):
+        if avc:  # sequence parameter sets, then picture parameter sets
+            count, position = record[position] & (255 if kind else 31), position + 1
+        else:
+            count, position = record[position + 1] << 8 | record[position + 2], position + 3
         for _ in range(count):
-            position = _append(sets, record, position)
-    return (record[21] & 3) + 1, sets
-
-
-def _append(sets: list[bytes], record: bytes, position: int) -> int:
-    """Append the parameter set at `position`; returns the position after it."""
-    end = position + 2 + (record[position] << 8 | record[position + 1])
-    record[end - 1]  # IndexError if the record is truncated
-    sets.append(record[position + 2 : end])
-    return end
+            begin = position + 2
+            position = begin + (record[position] << 8 | record[position + 1])
+            record[position - 1]  # IndexError if the record is truncated
+            sets.append(record[begin:position])
+    return (record[4 if avc else 21] & 3) + 1, sets

@@ -13,10 +13,9 @@ from typing import Any
 import av
 
 from framefuse.errors import CapabilityError, SourceError, StreamError
-from framefuse.sources.container import exact
+from framefuse.sources.ffmpeg import exact
 from framefuse.sources.planes import wrap
-from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.source import SourceInfo, SourceOptions, note
+from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions, note
 
 NONBLOCK = "+4"
 """AVFMT_FLAG_NONBLOCK, which has no name among FFmpeg's options. A blocking read of a device cannot be interrupted, so

@@ -14,8 +14,7 @@ from typing import Any
 from framefuse.common.redact import redact, redact_source
 from framefuse.common.text import counted
 from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
-from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.source import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, note
+from framefuse.sources.source import SCHEMES, Frames, PullSource, Source, SourceInfo, SourceOptions, is_camera, note
 
 Opener = tuple[str, Callable[[], Source]]
 """Name of a source, and the function that opens it."""

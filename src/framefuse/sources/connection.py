@@ -35,8 +35,7 @@ from av.stream import Discard
 from framefuse.common.machine import trim_heap
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
-from framefuse.sources.container import NOT_VIDEO, TAGS, demuxed, exact
-from framefuse.sources.decoder import HostDecoder, size_limit
+from framefuse.sources.ffmpeg import NOT_VIDEO, TAGS, HostDecoder, demuxed, exact, size_limit
 from framefuse.sources.source import SCHEMES, SourceOptions
 from framefuse.sources.tls import why_untrusted
 

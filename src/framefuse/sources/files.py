@@ -17,12 +17,18 @@ import av
 
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources.container import NOT_VIDEO, demuxed, exact, open_container
-from framefuse.sources.decoder import Decoder, HostDecoder, changed_codec
-from framefuse.sources.mpegts import next_program_table
+from framefuse.sources.ffmpeg import (
+    NOT_VIDEO,
+    Decoder,
+    HostDecoder,
+    changed_codec,
+    demuxed,
+    exact,
+    next_program_table,
+    open_container,
+)
 from framefuse.sources.planes import check_size
-from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.source import SYNTHETIC_TITLE, SourceInfo, SourceOptions, note
+from framefuse.sources.source import SYNTHETIC_TITLE, Frames, PullSource, SourceInfo, SourceOptions, note
 
 READ_ERRORS_IN_A_ROW = 16
 """Consecutive failed reads after which the rest of the file is given up."""
@@ -52,7 +58,7 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     try:
         video = _Video.find(container, str(path), options)
         if options.device == "cuda":
-            from framefuse.sources.decoders import choose_decoder
+            from framefuse.sources.nvdec import choose_decoder
 
             video.decoder, why = choose_decoder(
                 video.stream,

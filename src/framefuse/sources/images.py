@@ -1,4 +1,4 @@
-"""Image files, decoded by Pillow."""
+"""Images: files, decoded by Pillow, and NumPy and PIL images in memory."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import itertools
 import math
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
-from framefuse.errors import DecodeError, SourceError
+from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
 from framefuse.sources.planes import check_size
-from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.source import IMAGE_FORMATS, SourceInfo, SourceOptions, note
+from framefuse.sources.source import IMAGE_FORMATS, Frames, PullSource, SourceInfo, SourceOptions, is_image, note
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+SOURCE_ID = "array"
+"""Of images in memory."""
 MILLISECOND = Fraction(1, 1000)
 SEQUENCES = frozenset({"GIF", "PNG", "WEBP", "TIFF", "AVIF"})
 """Formats whose further images are frames or pages. In others (MPO of phones) they are previews and gain maps."""
@@ -88,6 +91,8 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     """The open image; any error inside the block becomes a SourceError that names the path."""
+    from PIL import Image, UnidentifiedImageError  # slow to import, and videos need none
+
     try:
         Image.init()  # without it, a format that this Pillow lacks is a KeyError
         formats = [name for name in IMAGE_FORMATS if name in Image.OPEN]
@@ -139,24 +144,17 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
     # After load, because for some formats Pillow then rotates the pixels itself and removes the tag.
     orientation = image.getexif().get(ORIENTATION_TAG, 1)
     if orientation in MIRRORED:
+        from PIL import ImageOps
+
         note(info, "mirrored by EXIF: flipped in a copy")
         image = ImageOps.exif_transpose(image)
-    name, pixels = to_array(image, info, source_id)
-    return Frame(
-        (pixels,),
-        PIXEL_FORMATS[name],
-        index=index,
-        pts=pts,
-        time_base=MILLISECOND,
-        source_id=source_id,
-        matrix="rgb",
-        full_range=True,
-        rotation=ROTATIONS.get(orientation, 0),
-    )
+    rotation = ROTATIONS.get(orientation, 0)
+    facts = {"index": index, "pts": pts, "time_base": MILLISECOND, "rotation": rotation}
+    return _wrap(image, info, source_id, source_id=source_id, **facts)
 
 
-def to_array(image: Image.Image, info: SourceInfo, source_id: str) -> tuple[str, NDArray[Any]]:
-    """Pixel format and (h, w) or (h, w, c) pixels of an image; losses are noted.
+def _wrap(image: Image.Image, info: SourceInfo, name: str, **facts: Any) -> Frame:
+    """A Frame with the pixels of an image, (h, w) or (h, w, c); losses are noted.
 
     Raises:
         SourceError: the pixels are neither 8 nor 16 bits deep.
@@ -166,8 +164,8 @@ def to_array(image: Image.Image, info: SourceInfo, source_id: str) -> tuple[str,
         pixels = np.array(image)
         if mode == "F" or int(pixels.min()) < 0 or int(pixels.max()) > 65535:
             kind = "floating point" if mode == "F" else "32-bit"
-            raise SourceError(f"{source_id}: {kind} pixels", remedy="save it with 8 or 16 bits per channel")
-        return "gray16", pixels.astype(np.uint16)
+            raise SourceError(f"{name}: {kind} pixels", remedy="save it with 8 or 16 bits per channel")
+        return Frame((pixels.astype(np.uint16),), PIXEL_FORMATS["gray16"], matrix="rgb", full_range=True, **facts)
     transparent = image.has_transparency_data
     if transparent:
         note(info, "transparency is ignored")
@@ -181,4 +179,64 @@ def to_array(image: Image.Image, info: SourceInfo, source_id: str) -> tuple[str,
         target = "RGB"
         note(info, f"{mode} images are converted to RGB")
     pixels = np.array(image if target == mode else image.convert(target))
-    return {"L": "gray", "RGB": "rgb24", "RGBA": "rgba"}[target], pixels
+    format = PIXEL_FORMATS[{"L": "gray", "RGB": "rgb24", "RGBA": "rgba"}[target]]
+    return Frame((pixels,), format, matrix="rgb", full_range=True, **facts)
+
+
+def open_arrays(source: Any, options: SourceOptions) -> PullSource:
+    """Read images from memory, without a copy if the rows of an array are contiguous.
+
+    Images of an iterator are copied: it may reuse one array, as `capture.read(array)` does, while the pipeline still
+    reads earlier images.
+
+    Args:
+        source: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA array, (n, h, w, 3) stack, PIL image, or an iterable of such
+            images, which is consumed lazily; its exceptions reach the caller unchanged. Arrays have no timestamps: pts
+            is None, and `start` and `end` do not apply.
+
+    Raises:
+        UsageError: an item is not an image, or its dtype or shape is not supported.
+        SourceError: there are no images.
+    """
+    info = SourceInfo(SOURCE_ID, "array")
+    if options.start is not None or options.end is not None:
+        note(info, "start and end are ignored: arrays have no timestamps")
+    images: Iterable[Any] = [source] if is_image(source) and getattr(source, "ndim", 3) < 4 else source
+    if isinstance(images, Sized):
+        if len(images) == 0:
+            raise SourceError("the array or list has no images")
+        first = _array_frame(next(iter(images)), 0, info)
+        info.width, info.height = first.width, first.height
+        info.frames = -(-len(images) // options.vid_stride)
+        if isinstance(images, list | tuple):  # anything else may create each image on access
+            info.mixed = len({_size(image) for image in images}) > 1
+    else:
+        note(info, "images of an iterator: one copy per frame")
+    return PullSource(info, lambda closed: _array_frames(images, info, options, closed))
+
+
+def _size(image: Any) -> Any:
+    return image.shape[:2] if isinstance(image, np.ndarray) else getattr(image, "size", None)
+
+
+def _array_frames(images: Iterable[Any], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:
+    persistent = isinstance(images, Sized)
+    for index, image in enumerate(images):
+        if closed.is_set():
+            return
+        if index % options.vid_stride == 0:
+            frame = _array_frame(image, index, info)
+            if not persistent:
+                frame = replace(frame, planes=tuple(plane.copy() for plane in frame.planes), owner=None)
+            yield frame
+
+
+def _array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
+    if not is_image(image):
+        raise UsageError(
+            f"item {index} is a {type(image).__name__}, not an image",
+            remedy="pass NumPy arrays or PIL images; put paths into a list",
+        )
+    if isinstance(image, np.ndarray):
+        return Frame.from_array(image, index=index, source_id=SOURCE_ID)
+    return _wrap(image, info, f"{SOURCE_ID} {index}", index=index, source_id=SOURCE_ID)

@@ -1,5 +1,7 @@
 """NVDEC through PyNvVideoCodec: FFmpeg demuxes, the GPU decodes into its own memory, and no pixel crosses the bus.
 
+What it does not support, FFmpeg decodes on the host.
+
 Copies on the GPU
     PyNvVideoCodec copies each frame from the hardware's surface to a surface of its own, device to device. If readers
     hold several frames at once (`held` > 1), as a batch of one stream does, this module copies it a second time, into a
@@ -17,9 +19,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import av
@@ -27,11 +30,21 @@ import numpy as np
 
 from framefuse.cuda import device, driver
 from framefuse.cuda.errors import LESS_MEMORY
-from framefuse.errors import EngineError, GpuMemoryError
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.sources.annexb import NAL_TYPES, AnnexB, NalTypes
-from framefuse.sources.nvdec_support import CODECS, MEMORY_NEEDED, SURFACES, free_memory
-from framefuse.sources.source import SourceInfo
+from framefuse.sources.ffmpeg import Decoder
+from framefuse.sources.source import SourceInfo, SourceOptions, note
+
+CODECS = {name: name.upper() for name in ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4")} | {"mpeg2video": "MPEG2"}
+"""FFmpeg's name of a codec -> PyNvVideoCodec's."""
+
+SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p010", "yuv420p12": "p016"}
+"""Pixel format of FFmpeg's decoder -> that of NVDEC's surface for the same stream."""
+
+MEMORY_NEEDED = 600_000_000
+"""Free bytes on the GPU that NVDEC needs. It creates a CUDA context of its own, and PyNvVideoCodec 2.2 crashes the
+process if there is no memory for it."""
 
 NO_PTS = -(2**63)
 """FFmpeg's AV_NOPTS_VALUE."""
@@ -42,6 +55,109 @@ HEADER_BYTES = 4096
 
 _started: set[int] = set()
 """GPUs on which this process has created a decoder, and with it the CUDA context that needs the memory."""
+
+
+def choose_decoder(
+    stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame], host: Decoder
+) -> tuple[Decoder, str]:
+    """NVDEC if it can decode this stream, else FFmpeg on the host; and the reason.
+
+    Args:
+        first_frame: decodes the first frame on the host; it tells what the header does not (colours, rotation).
+        host: FFmpeg's decoder for the stream.
+    """
+
+    def on_host(reason: str | None) -> tuple[Decoder, str]:
+        return host, f"decoded by FFmpeg on the host: {reason}"
+
+    try:
+        module = load_nvdec()
+    except CapabilityError as error:
+        return on_host(error.message)
+    name = stream.codec_context.name
+    if name not in CODECS:
+        return on_host(f"NVDEC has no {name}")
+    try:
+        sample = first_frame()
+    except FramefuseError as error:
+        return on_host(f"the first frame cannot be decoded ({error.message})")
+    if reason := refusal(module, CODECS[name], sample):
+        return on_host(reason)
+    try:
+        decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
+    except av.FFmpegError as error:
+        return on_host(error.strerror)
+    if options.held > 1:
+        note(info, f"each frame is copied twice on the GPU, as readers hold up to {options.held} frames at a time")
+    else:
+        note(info, "each frame is copied once on the GPU, by PyNvVideoCodec")
+    return decoder, f"decoded by NVDEC ({name})"
+
+
+def load_nvdec() -> Any:
+    """Import PyNvVideoCodec.
+
+    Raises:
+        CapabilityError: it is not installed, or finds no driver.
+    """
+    try:
+        import PyNvVideoCodec
+    except ImportError as error:
+        raise CapabilityError(f"PyNvVideoCodec fails: {error}", remedy="pip install 'framefuse[cuda13]'") from error
+    except Exception as error:  # RuntimeError from its own check of the driver
+        raise CapabilityError(
+            f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}",
+            remedy="check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
+        ) from error
+    return PyNvVideoCodec
+
+
+def refusal(module: Any, codec: str, sample: Frame) -> str | None:
+    """Why NVDEC on this GPU cannot decode the stream; None if it can."""
+    width, height, format = sample.coded_width, sample.coded_height, sample.format
+    if format.name not in SURFACES:
+        return f"NVDEC has no surface for {format.name}"
+    if width % 2 or height % 2:
+        return f"NVDEC would round the odd size {width}x{height} up"
+    known = getattr(module.cudaVideoCodec, codec, None)
+    if known is None:
+        return f"this PyNvVideoCodec has no {codec}"
+    free = free_memory()
+    if free < MEMORY_NEEDED:
+        return f"NVDEC needs {MEMORY_NEEDED / 1e6:.0f} MB of GPU memory, and {free / 1e6:.0f} MB are free"
+    lacking = f"NVDEC on this GPU has no {format.bits}-bit {codec}"
+    try:
+        with _querying:
+            limits = _limits(module, device.current_gpu(), known, format.bits)
+    except Exception as error:  # PyNvVCException, and plain RuntimeError if the driver refuses
+        return f"{lacking} ({str(error).splitlines()[0][:120]})"
+    if not limits.get("num_decoder_engines"):
+        return lacking
+    for name, side in (("width", width), ("height", height)):
+        least, most = limits[f"{name}_min"], limits[f"{name}_max"]
+        if not least <= side <= most:
+            return f"{name} {side} is outside NVDEC's range {least}..{most}"
+    if width * height > limits["mb_num_max"] * 256:
+        return f"{width}x{height} is more than {limits['mb_num_max']} macroblocks"
+    return None
+
+
+_querying = threading.Lock()
+
+
+@cache
+def _limits(module: Any, gpu: int, codec: Any, bits: int) -> Any:
+    """The decoder's capabilities. A query takes 0.2 s."""
+    chroma = getattr(module.cudaVideoChromaFormat, "420")
+    return module.GetDecoderCaps(gpuid=gpu, codec=codec, chromaformat=chroma, bitdepth=bits)
+
+
+def free_memory() -> int:
+    """Free bytes of GPU memory; if they are fewer than MEMORY_NEEDED, CuPy's unused blocks are freed first."""
+    module = device.cupy()
+    if module.cuda.runtime.memGetInfo()[0] < MEMORY_NEEDED:
+        module.get_default_memory_pool().free_all_blocks()
+    return int(module.cuda.runtime.memGetInfo()[0])
 
 
 @dataclass(slots=True)
@@ -113,11 +229,7 @@ class NvDecoder:
         self._module, self._low_latency = module, low_latency
         name = stream.codec_context.name
         self._codec = CODECS[name]
-        self._colour: dict[str, Any] = {
-            "matrix": sample.matrix,
-            "full_range": sample.full_range,
-            "rotation": sample.rotation,
-        }
+        self._colour = {name: getattr(sample, name) for name in ("matrix", "full_range", "rotation")}
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
         self._cupy = device.cupy()
         self._device = device.current_gpu()
@@ -279,10 +391,9 @@ class NvDecoder:
     def _surface_planes(self, surface: Surface) -> tuple[Any, Any]:
         """Luma and chroma of a surface, cached by address."""
         key = surface.luma, surface.chroma, surface.pitch, surface.width, surface.height
-        found = self._planes.get(key)
-        if found is None:
-            found = self._planes[key] = self._arrays(surface.luma, surface.chroma, surface)
-        return found
+        if key not in self._planes:
+            self._planes[key] = self._arrays(surface.luma, surface.chroma, surface)
+        return self._planes[key]
 
     def _arrays(self, luma: int, chroma: int, surface: Surface) -> tuple[Any, Any]:
         """CuPy arrays over planes with the geometry of a surface at these addresses."""

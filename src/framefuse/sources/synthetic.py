@@ -9,8 +9,7 @@ from typing import Any
 import av
 
 from framefuse.sources.planes import LIMITED, wrap
-from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.source import SourceInfo, SourceOptions
+from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions
 from framefuse.world import World
 
 BT709 = 1

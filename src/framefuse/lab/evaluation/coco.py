@@ -28,7 +28,7 @@ from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Key, Labels, plain
 from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
 from framefuse.sources.images import open_images
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 
 Record = dict[str, Any]
 NAMED = 3

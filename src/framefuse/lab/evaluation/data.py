@@ -28,7 +28,7 @@ from framefuse.prediction import FrameInfo
 from framefuse.sources import Source, SourceInfo, SourceOptions
 from framefuse.sources.images import open_images
 from framefuse.sources.planes import wrap
-from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import Frames, PullSource
 from framefuse.sources.synthetic import to_video
 from framefuse.world import Truth, World
 

@@ -19,9 +19,8 @@ from framefuse.errors import UsageError
 from framefuse.lab.evaluation.dataset import Dataset, Key
 from framefuse.models.card import Card
 from framefuse.runtime.calibration import ATTEMPTS, Picker
-from framefuse.sources import Source, SourceOptions
-from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.spread import open_spread
+from framefuse.sources import Source, SourceOptions, open_spread
+from framefuse.sources.source import Frames, PullSource
 
 OPTIONS = SourceOptions(reconnect=ATTEMPTS)
 

@@ -1,20 +1,34 @@
-"""The decoder interface: packets to decoded frames to `Frame`; and FFmpeg's implementation on the CPU."""
+"""FFmpeg through PyAV: a file as a container, its packets to decoded frames to `Frame`; and the decoder interface."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
 from typing import Any, Protocol
 
 import av
 from av.bitstream import BitStreamFilterContext
+from av.stream import Disposition
 
+from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.sources.planes import wrap
 from framefuse.sources.source import SourceInfo, SourceOptions
 
+TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+"""Keyword arguments of `av.open` for files whose tags are not UTF-8, which PyAV 19 reads without."""
+NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
+PACKET = 188
+"""Bytes of a transport packet (ISO/IEC 13818-1, 2.4.3)."""
+SYNC = 0x47
+PROGRAM_TABLE = 0
+"""PID of the program association table, from which a reader can start."""
+SEARCHED = 1 << 20
+"""Bytes in which a table is searched for. Broadcasts repeat it at least every half second."""
 FILTERS = {
     "h264": "h264_mp4toannexb",
     "hevc": "hevc_mp4toannexb",
@@ -148,3 +162,60 @@ def _has_codec(stream: Any, codec: str) -> bool:
     except av.FFmpegError:
         return True  # the codec fits, and the header of the stream is damaged or outdated
     return True
+
+
+def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
+    """Open the file, or what follows byte `begin`, as a PyAV container.
+
+    Raises:
+        SourceError: with the system's reason.
+        DecodeError: with FFmpeg's reason.
+    """
+    try:
+        if not path.exists() or path.is_file():
+            with path.open("rb") as file:
+                if not file.read(1):
+                    raise DecodeError(f"{path} is empty (0 bytes)", remedy="record or copy it again")
+        # The prefix keeps a file name from being read as another protocol; the list keeps playlists off the network.
+        return av.open(
+            f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}",
+            container_options={"protocol_whitelist": "file,crypto,data" + (",subfile" if begin else "")},
+            options=size_limit(max_pixels),
+            **TAGS,
+        )
+    except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
+        raise KeyboardInterrupt from None
+    except av.FFmpegError as error:
+        raise DecodeError(
+            f"cannot open {path}: {error.strerror}",
+            remedy="the file is damaged, truncated before its index, or not a video",
+        ) from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}", remedy="check the path and permissions") from error
+
+
+def exact(value: Any) -> Fraction | None:
+    """A PyAV rational (Fraction, or since PyAV 19 AVRational) as a Fraction; None if unknown (None or 0)."""
+    return Fraction(value.numerator, value.denominator) if value else None
+
+
+def demuxed(container: Any, *streams: Any) -> Iterator[Any]:
+    """The packets of some streams, then an empty one of each, which flushes its decoder.
+
+    Where streams appear after the container was opened, PyAV flushes those too, and fails as it does not know them.
+    """
+    with suppress(IndexError):
+        yield from container.demux(*streams)
+
+
+def next_program_table(path: Path, position: int) -> int | None:
+    """Position of the first program association table after the transport packet at `position`."""
+    with path.open("rb") as file:
+        file.seek(position)
+        data = file.read(SEARCHED)
+    for at in range(0, len(data) - 2, PACKET):
+        if data[at] != SYNC:
+            return None
+        if (data[at + 1] & 0x1F) << 8 | data[at + 2] == PROGRAM_TABLE and at:
+            return position + at
+    return None

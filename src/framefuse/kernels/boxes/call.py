@@ -227,13 +227,7 @@ _work = _Work()
 
 
 def _filter(
-    output: NDArray[Any],
-    start: int,
-    image: int,
-    layout: str,
-    conf: float,
-    classes: Sequence[int] | None,
-    max_det: int,
+    output: NDArray[Any], start: int, image: int, layout: str, conf: float, classes: Sequence[int] | None, max_det: int
 ) -> _Work:
     """Candidates of one image in a yolov8 (batch, 4 + nc, N) or yolov5 (batch, N, 5 + nc) output."""
     _, values, anchors = output.shape

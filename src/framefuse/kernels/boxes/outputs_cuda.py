@@ -81,11 +81,7 @@ def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int
         arguments["values"] += 4 * (4 if last.sample == "f32" else 2)
     elif shapes[0][1:] != (anchors, 4) or sides.sample != last.sample:
         raise UsageError(f"detr boxes are {sides.sample} {shapes[0]}, logits {last.sample} {values}")
-    arguments |= {
-        "sides": sides.address,
-        "sides_image_pitch": sides.strides[0],
-        "sides_pitch": sides.strides[1],
-    }
+    arguments |= {"sides": sides.address, "sides_image_pitch": sides.strides[0], "sides_pitch": sides.strides[1]}
     if (activation or ("sigmoid" if len(views) == 2 else "none")) == "sigmoid":
         return Heads(f"filter_detr_{last.sample}", arguments, anchors, anchors * count, count)
     arguments["softmax"] = int(activation == "softmax")

@@ -42,12 +42,7 @@ def normalize(
     return done
 
 
-def change_layout(
-    image: NDArray[Any],
-    out: NDArray[Any] | None = None,
-    *,
-    layout: ImageLayout = "HWC",
-) -> NDArray[Any]:
+def change_layout(image: NDArray[Any], out: NDArray[Any] | None = None, *, layout: ImageLayout = "HWC") -> NDArray[Any]:
     """HWC to CHW, or CHW to HWC, as a copy. `reference.change_layout` states the arguments.
 
     Raises:

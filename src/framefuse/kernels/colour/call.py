@@ -15,11 +15,10 @@ from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat
 from framefuse.kernels import cpu
 from framefuse.kernels.arrays import address, new, on_gpu
-from framefuse.kernels.colour.image import Image, check_target
+from framefuse.kernels.colour.layout import OUTPUTS, Image, check_target
 from framefuse.kernels.colour.reference import Chroma, ImageLayout
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS, to_rgb
 
-OUTPUTS = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 LAYOUT_CODES = {"planar": 0, "semiplanar": 1, "packed3": 2, "packed4": 3, "gray": 4}
 """As in `tir_cpu.py`."""
 

@@ -13,7 +13,7 @@ from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import cpu
 from framefuse.kernels.arrays import address, new, on_gpu
-from framefuse.kernels.colour.image import Image, check_target
+from framefuse.kernels.colour.layout import Image, check_target
 from framefuse.kernels.colour.reference import ImageLayout
 from framefuse.kernels.geometry.reference import LIMIT, Border, Sampling
 

@@ -164,19 +164,11 @@ def _rearrange(
     else:
         name += f"_{OUTPUTS[target.dtype]}"
     # In the order of the kernels for the CPU.
-    places: dict[str, Any] = {
-        "image_address": source.address(image, 0),
-        "image_pitch": source.row_pitch,
-        "image_channel": source.plane_pitch or 1,
-        "image_step": source.channels,
-        "out_address": target.address(out, 0),
-        "out_pitch": target.row_pitch,
-        "out_channel": target.plane_pitch or 1,
-        "out_step": target.channels,
-        "channels": channels,
-        "height": height,
-        "width": width,
-    }
+    places: dict[str, Any] = {}
+    for at, view, array in (("image", source, image), ("out", target, out)):
+        places |= {f"{at}_address": view.address(array, 0), f"{at}_pitch": view.row_pitch}
+        places |= {f"{at}_channel": view.plane_pitch or 1, f"{at}_step": view.channels}
+    places |= {"channels": channels, "height": height, "width": width}
     if gpu:
         strides = {"image_stride": source.image_pitch, "out_stride": target.image_pitch}
         numbers = np.pad(scales, ((0, 0), (0, 4 - channels))).tobytes()

@@ -12,8 +12,7 @@ from framefuse.cuda import device
 from framefuse.errors import CapabilityError
 from framefuse.frame import View
 from framefuse.kernels.boxes import cuda as boxes_cuda
-from framefuse.kernels.boxes import merge_cuda
-from framefuse.kernels.boxes.merge_cuda import LOOK, Merged, merge_views
+from framefuse.kernels.boxes.cuda import LOOK, Merged, merge_views
 from framefuse.kernels.boxes.reference import Found
 from framefuse.postprocess.merge import edges, merge
 from framefuse.prediction import Detections
@@ -101,7 +100,7 @@ def test_source_on_the_cpu_against_the_host(
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 8)
     monkeypatch.setattr(boxes_cuda, "COMPARING", 2)
     monkeypatch.setattr(boxes_cuda, "COMPARED", 2)
-    monkeypatch.setattr(merge_cuda, "BLOCKS", 2)
+    monkeypatch.setattr(boxes_cuda, "WRITING", 2)
     for seed in range(3):
         check(on_device, np.asarray, frames, most, seed, agnostic)
 

@@ -31,7 +31,7 @@ from framefuse.kernels import arrays
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes.reference import Found
-from framefuse.kernels.preprocess import cuda_rows
+from framefuse.kernels.preprocess import cuda as preprocess_cuda
 from framefuse.models.card import Card
 
 # --- programs
@@ -375,8 +375,8 @@ def test_a_plan_keeps_what_it_launches_on(interpolation: str) -> None:
     memory += [weakref.ref(out), weakref.ref(frames[0].planes[0])]
     assert len(memory) == 2 + 1 + 2 + 4 * (interpolation == "antialias")
     del frames, out
-    cuda_rows._geometry.cache_clear()
-    cuda_rows._filter.cache_clear()
+    preprocess_cuda._geometry.cache_clear()
+    preprocess_cuda._filter.cache_clear()
     boxes_cuda._wanted.cache_clear()
     gc.collect()
     assert all(array() is not None for array in memory)

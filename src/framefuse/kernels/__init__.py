@@ -18,6 +18,7 @@ from framefuse.kernels.geometry.call import flip, remap, split_stereo, warp_affi
 from framefuse.kernels.geometry.projections import equirectangular_to_perspective, fisheye_to_perspective
 from framefuse.kernels.masks.call import argmax, box_blur, composite, ema, gaussian_blur, matte, upsample
 from framefuse.kernels.masks.instances import (
+    DeviceRuns,
     Runs,
     instance_labels,
     instance_masks,
@@ -25,7 +26,6 @@ from framefuse.kernels.masks.instances import (
     mask_runs,
     native_content,
 )
-from framefuse.kernels.masks.instances_cuda import DeviceRuns
 from framefuse.kernels.preprocess.call import preprocess, preprocess_batch
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.kernels.signals.call import SignalCounts, Signals, signals

@@ -32,7 +32,7 @@ SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 HEAD_SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.uint16): "bf16"}
 
 _ROWS, _SCORE = 8, 6
-"""Rows of the array of candidates, and that of the score, as in `tir/boxes.py`."""
+"""Rows of the array of candidates, and that of the score, as in `tir_cpu.py`."""
 
 _BLOCK = 1024
 
@@ -73,25 +73,14 @@ def detections(
         raise UsageError(f"iou {iou} is not between 0 and 1")
     batch = _check(outputs, layout, maps, max_det, max_candidates)
     if on_gpu(outputs[0]):
-        return boxes_cuda.detections(
-            outputs,
-            layout,
-            maps,
-            conf=conf,
-            threshold=_threshold(iou),
-            max_det=max_det,
-            max_candidates=max_candidates,
-            classes=classes,
-            agnostic=agnostic,
-            activation=activation,
-            out=out,
-            workspace=workspace,
-        )
+        asked = outputs, layout, maps, conf, _threshold(iou), max_det, max_candidates
+        return boxes_cuda.detections(*asked, classes, agnostic, activation, out, workspace)
     if out is None:
         out = Found.make(batch, max_det, np.empty)
     elif out.boxes.shape != (batch, max_det, 4):
         raise UsageError(f"out.boxes has shape {out.boxes.shape}, not {(batch, max_det, 4)}")
     suppressing = layout in COMPILED or layout == HEAD
+    limits = max_candidates, max_det, _threshold(iou), int(suppressing), int(agnostic)
     start = _address(outputs[0]) if layout in COMPILED else 0
     for image in range(batch):
         if layout == HEAD:
@@ -101,7 +90,7 @@ def detections(
         else:
             work = _read(outputs, image, layout, conf, classes, activation, max_det)
         out.non_finite[image] = work.totals[1]
-        work.suppress("boxes", image, out.counts, iou, max_det, max_candidates, suppressing, agnostic)
+        _function("suppress_boxes")(image, *limits, *work.suppression, out.counts)
         _function("place_boxes")(image, *work.candidates[:2], work.index, maps, *out[:3], out.counts)
     return out
 
@@ -141,10 +130,7 @@ def nms(
     if on_gpu(boxes):
         if out is not None and not (len(out) == 2 and len(out[0]) >= room and len(out[1]) == 1):
             raise UsageError("out is not a pair of arrays", remedy=f"pass ({room},) and (1,) int32 on the GPU")
-        threshold = _threshold(iou)
-        kept = boxes_cuda.nms(
-            boxes, scores, classes, threshold=threshold, max_det=max_det, out=out, workspace=workspace
-        )
+        kept = boxes_cuda.nms(boxes, scores, classes, _threshold(iou), max_det, out, workspace)
         return kept if out is not None else kept[0][: int(kept[1][0])]
     if out is not None and (out.ndim != 1 or len(out) < room or out.dtype != np.int32):
         raise UsageError(f"out is {out.dtype} {out.shape}", remedy=f"pass ({room},) int32")
@@ -157,7 +143,8 @@ def nms(
         sides = boxes[finite].T
     work.load(sides, scores[finite], np.zeros(1, np.int32) if classes is None else classes[finite], 0)
     counts = np.empty(1, np.int32)
-    work.suppress("rotated" if boxes.shape[1] == 5 else "boxes", 0, counts, iou, room, count, True, classes is None)
+    suppress = _function("suppress_rotated" if boxes.shape[1] == 5 else "suppress_boxes")
+    suppress(0, count, room, _threshold(iou), 1, int(classes is None), *work.suppression, counts)
     result = np.empty(int(counts[0]), np.int32) if out is None else out[: counts[0]]
     result[:] = finite[work.index[: counts[0]]]
     return result
@@ -187,7 +174,7 @@ class _Work(threading.local):
             np.zeros(self.detections, np.int32),
         )
         self.candidates = tuple(map(_tensor, (self.boxes, self.labels, self.totals)))
-        self.sorting = tuple(map(_tensor, sorting))
+        self.suppression = (*self.candidates, *map(_tensor, sorting), self.index)
         return self
 
     def load(self, sides: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], non_finite: int) -> None:
@@ -197,43 +184,12 @@ class _Work(threading.local):
         self.labels[:count] = labels
         self.totals[:] = count, non_finite
 
-    def suppress(
-        self,
-        kind: str,
-        image: int,
-        counts: NDArray[np.int32],
-        iou: float,
-        max_det: int,
-        max_candidates: int,
-        suppressing: bool,
-        agnostic: bool,
-    ) -> None:
-        """index[: counts[image]] = the candidates to keep, by descending score."""
-        _function(f"suppress_{kind}")(
-            image,
-            max_candidates,
-            max_det,
-            _threshold(iou),
-            int(suppressing),
-            int(agnostic),
-            *self.candidates,
-            *self.sorting,
-            self.index,
-            counts,
-        )
-
 
 _work = _Work()
 
 
 def _filter(
-    output: NDArray[Any],
-    start: int,
-    image: int,
-    layout: str,
-    conf: float,
-    classes: Sequence[int] | None,
-    max_det: int,
+    output: NDArray[Any], start: int, image: int, layout: str, conf: float, classes: Sequence[int] | None, max_det: int
 ) -> _Work:
     """Candidates of one image in a yolov8 (batch, 4 + nc, N) or yolov5 (batch, N, 5 + nc) output."""
     _, values, anchors = output.shape
@@ -241,17 +197,10 @@ def _filter(
         values, anchors = anchors, values
     count = values - COMPILED[layout] + 1
     work = _work.fit(max(anchors, 1), max_det)
-    image_pitch, pitch, _ = output.strides
-    _function(f"filter_{layout}_{SAMPLES[output.dtype]}")(
-        start + image * image_pitch,
-        pitch // output.itemsize,
-        anchors,
-        count,
-        conf,
-        _wanted(None if classes is None else tuple(classes), count),
-        *work.candidates,
-        work.running,
-    )
+    place = start + image * output.strides[0], output.strides[1] // output.itemsize, anchors, count
+    wanted = _wanted(None if classes is None else tuple(classes), count)
+    run = _function(f"filter_{layout}_{SAMPLES[output.dtype]}")
+    run(*place, conf, wanted, *work.candidates, work.running)
     return work
 
 
@@ -263,32 +212,19 @@ def _filter_head(
     work = _work.fit(max(sum(levels), 1), max_det)
     count, bins = outputs[1].shape[3], outputs[0].shape[3] // 4
     sample = HEAD_SAMPLES[outputs[0].dtype]
-    run = _function(f"filter_head_{sample}")
-    threshold = _head_threshold(conf, sample)
+    limits = bins, count, conf, _head_threshold(conf, sample)
     wanted = _wanted(None if classes is None else tuple(classes), count)
-    weights = _scratch.get("head_weights", (4 * bins + 4,))
-    for level, (distances, logits) in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
-        _, height, width, _ = logits.shape
-        run(
-            _address(distances) + image * distances.strides[0],
-            _address(logits) + image * logits.strides[0],
-            height,
-            width,
-            bins,
-            count,
-            conf,
-            threshold,
-            int(level == 0),
-            wanted,
-            *work.candidates,
-            weights,
-        )
+    rest = wanted, *work.candidates, _scratch.get("head_weights", (4 * bins + 4,))
+    run = _function(f"filter_head_{sample}")
+    for level, pair in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
+        places = [_address(output) + image * output.strides[0] for output in pair]
+        run(*places, *pair[0].shape[1:3], *limits, int(level == 0), *rest)
     return work
 
 
 @lru_cache(maxsize=64)
 def _head_threshold(conf: float, sample: str) -> int:
-    """A key (`tir/head.py`) that that of a logit reaches if its sigmoid exceeds `conf`; those near it are computed."""
+    """A key (`tir_cpu_head.py`) that that of a logit reaches if its sigmoid exceeds `conf`; those near are computed."""
     bits = int(np.float32(head_cuda.logit_below(conf)).view(np.int32))
     key = bits if bits >= 0 else bits ^ 0x7FFFFFFF
     return key if sample == "f32" else (key >> 16)

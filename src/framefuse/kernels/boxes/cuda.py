@@ -1,4 +1,4 @@
-"""Detections on CUDA: the same functions as in `boxes.call`, on arrays of the GPU.
+"""Detections on CUDA: the same functions as in `boxes.call`, on arrays of the GPU, and merging the boxes of views.
 
 Three launches on one stream, and one more for each WINDOW of candidates beyond the first CHUNK. Their shapes depend on
 those of the arrays alone and nothing is read back. Scratch memory lies in the `Workspace` that is passed; without one a
@@ -9,10 +9,10 @@ what they hold when it runs; or record it with `launch_plan.record_launches` and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from framefuse.cuda.launch_plan import keep, keep_cached
 from framefuse.cuda.pools import GRAIN
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
-from framefuse.kernels.boxes import head_cuda, outputs_cuda
+from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.boxes.reference import Found
 
 WINDOW, CHUNK = 8192, 1024
@@ -38,8 +38,19 @@ COMPARING = 132
 """Blocks that compare the boxes of an image, and COMPARED for each of many images."""
 COMPARED = 16
 
+WRITING = 64
+"""Blocks that write the objects of a frame after `merge_views`, 8 at a time each."""
+
 LISTED = ("end2end", "detr")
 """Layouts without duplicates, which nothing suppresses."""
+
+LIKELY = 1 / 64
+"""Score above which most boxes of `nms` are thought to be, which is to share out work evenly and nothing else."""
+LEAST = 2.0**-40
+"""Where the ranks of boxes that the edge of a view cuts end, to the same end."""
+
+LOOK = 8
+"""Integers that describe the view of a row of the batch: `Look` in merge.cu."""
 
 
 class Scratch:
@@ -48,9 +59,11 @@ class Scratch:
     Attributes:
         words: of 32 candidates each, that the largest window has.
         at: address of each array.
+        candidates: arguments that the filters of all layouts and `rank` share.
     """
 
     def __init__(self, batch: int, capacity: int, room: int, detections: int, suppressing: int, sides: int = 4) -> None:
+        self.batch, self.room, self.detections, self.suppressing = batch, room, detections, suppressing
         self.words = -(-min(room, WINDOW) // 32) if suppressing else 1
         chunks = -(-self.words // (CHUNK // 32))
         counters = {"counters": 8 * batch, "progress": 8 * batch, "removed": 4 * batch * (WINDOW // 32)}
@@ -71,13 +84,14 @@ class Scratch:
         self._memory[: starts[len(counters)]] = 0  # the kernels leave the counters at 0 for the next call
         first = device.address(self._memory)
         self.at = {name: first + start for name, start in zip(sizes, starts, strict=False)}
+        self.candidates = {name: self.at[name] for name in ("counters", "keys", "boxes", "labels")}
+        self.candidates |= {"batch": batch, "capacity": capacity}
 
 
 def detections(
     outputs: Sequence[Any],
     layout: str,
     maps: Any,
-    *,
     conf: float,
     threshold: float,
     max_det: int,
@@ -94,48 +108,28 @@ def detections(
         UsageError: an array has a wrong shape or dtype, or the model's variant has no CUDA kernel.
         CapabilityError: no GPU, no CuPy or no NVRTC.
     """
-    heads: outputs_cuda.Heads | head_cuda.Head
+    stream, gpu, batch = device.current_stream(), device.current_gpu(), len(maps)
     if layout == head_cuda.LAYOUT:
-        heads = head_cuda.Head.of(outputs)
-        if heads.batch < len(maps):
-            raise UsageError(f"the {layout} outputs have {heads.batch} images, the maps {len(maps)}")
+        head = head_cuda.Head.of(outputs)
+        if head.batch < batch:
+            raise UsageError(f"the {layout} outputs have {head.batch} images, the maps {batch}")
+        heads = head_cuda.read_head(head, _table("levels", head.table, workspace, stream), conf, stream)
     else:
-        heads = outputs_cuda.read(outputs, layout, activation, len(maps))
-    batch, capacity = len(maps), heads.anchors if isinstance(heads, head_cuda.Head) else heads.capacity
-    if capacity > 2**31 - 1:
-        raise UsageError(f"{layout}: {capacity} candidates an image are more than 2^31 - 1")
+        heads = head_cuda.read(outputs, layout, activation, batch)
+    if heads.capacity > 2**31 - 1:
+        raise UsageError(f"{layout}: {heads.capacity} candidates an image are more than 2^31 - 1")
+    capacity = max(heads.capacity, 1)
     room, suppressing = max(min(capacity, max_candidates), 1), layout not in LISTED
-    stream = device.current_stream()
-    gpu = device.current_gpu()
-    work = _scratch(workspace, gpu, stream, batch, max(capacity, 1), room, max_det, suppressing)
+    work = _scratch(workspace, gpu, stream, batch, capacity, room, max_det, suppressing)
     table = keep_cached(_wanted(gpu, None if classes is None else tuple(classes), heads.classes), stream)
     if out is None:
         out = Found.make(batch, max_det, device.cupy().empty)
-    candidates = _candidates(work, batch, max(capacity, 1))
-    if isinstance(heads, head_cuda.Head):
-        levels = _table("levels", heads.table, workspace, stream)
-        head_cuda.launch(heads, levels, conf, table, candidates, stream, batch)
-    else:
-        kernel.launch(
-            heads.symbol,
-            stream=stream,
-            anchors=heads.anchors,
-            classes=heads.classes or (0 if classes is None else table.size),
-            confidence=conf,
-            wanted=table,
-            **heads.arguments,
-            **candidates,
-        )
-    rows = {
-        "maps": _table("maps", maps, workspace, stream) if type(maps) is np.ndarray else maps,
-        "out_boxes": out.boxes,
-        "out_scores": out.scores,
-        "out_classes": out.classes,
-        "out_counts": out.counts,
-        "out_non_finite": out.non_finite,
-        "indices": 0,
-    }
-    _select(work, batch, max(capacity, 1), room, max_det, conf, threshold, agnostic, suppressing, rows, stream)
+    given = {"anchors": heads.anchors, "classes": heads.classes or (0 if classes is None else table.size)}
+    given |= {"confidence": conf, "wanted": table}
+    kernel.launch(heads.symbol, stream=stream, **given, **heads.arguments, **work.candidates)
+    rows = {f"out_{name}": array for name, array in out._asdict().items()}
+    rows |= {"maps": _table("maps", maps, workspace, stream) if type(maps) is np.ndarray else maps, "indices": 0}
+    _select(work, conf, threshold, agnostic, rows, stream)
     return out
 
 
@@ -143,7 +137,6 @@ def nms(
     boxes: Any,
     scores: Any,
     classes: Any,
-    *,
     threshold: float,
     max_det: int | None,
     out: Any,
@@ -156,49 +149,26 @@ def nms(
         UsageError: an array has a wrong shape or dtype, or is not on a GPU.
         CapabilityError: no GPU, no CuPy or no NVRTC.
     """
-    view, points = outputs_cuda.View.of(boxes), outputs_cuda.View.of(scores)
+    view, points = head_cuda.View.of(boxes), head_cuda.View.of(scores)
     count, rotated = view.shape[0], view.shape[1] == 5
     if (view.sample, points.sample) != ("f32", "f32"):
         raise UsageError(f"boxes are {boxes.dtype}, scores {scores.dtype}", remedy="pass float32")
-    room = max(count if max_det is None else min(count, max_det), 1)
+    room, capacity = max(count if max_det is None else min(count, max_det), 1), max(count, 1)
     stream = device.current_stream() if stream is None else stream
-    gpu = device.current_gpu()
-    capacity = max(count, 1)
-    work = _scratch(workspace, gpu, stream, 1, capacity, capacity, room, True, 8 if rotated else 4)
+    sizes = 1, capacity, capacity, room, True, 8 if rotated else 4
+    work = _scratch(workspace, device.current_gpu(), stream, *sizes)
     target, counted = (device.cupy().empty(room, np.int32), device.cupy().empty(1, np.int32)) if out is None else out
-    labels, words = (0, 1) if classes is None else outputs_cuda.integers("classes", classes)
-    arguments: dict[str, Any] = {
-        "values": view.address,
-        "pitch": view.strides[0],
-        "scores": points.address,
-        "class_ids": labels,
-        "label_words": words,
-        "anchors": count,
-    }
-    if not rotated:
-        arguments |= {
-            "image_pitch": 0,
-            "scores_image_pitch": 0,
-            "class_ids_image_pitch": 0,
-            "classes": 0,
-            "confidence": -np.inf,
-            "wanted": 0,
-        }
-    candidates = _candidates(work, 1, capacity)
+    labels, words = (0, 1) if classes is None else head_cuda.integers("classes", classes)
+    arguments: dict[str, Any] = {"values": view.address, "pitch": view.strides[0], "scores": points.address}
+    arguments |= {"class_ids": labels, "label_words": words, "anchors": count, **work.candidates}
     if rotated:
-        del candidates["batch"]
-    kernel.launch("filter_rotated" if rotated else "filter_listed_f32", stream=stream, **arguments, **candidates)
-    rows = {
-        "maps": 0,
-        "out_boxes": 0,
-        "out_scores": 0,
-        "out_classes": target,
-        "out_counts": counted,
-        "out_non_finite": 0,
-        "indices": 1,
-    }
-    agnostic, suffix = classes is None, "_rotated" if rotated else ""
-    _select(work, 1, capacity, capacity, room, LIKELY, threshold, agnostic, True, rows, stream, suffix)
+        del arguments["batch"]
+    else:
+        arguments |= {"image_pitch": 0, "scores_image_pitch": 0, "class_ids_image_pitch": 0}
+        arguments |= {"classes": 0, "confidence": -np.inf, "wanted": 0}
+    kernel.launch("filter_rotated" if rotated else "filter_listed_f32", stream=stream, **arguments)
+    suffix = "_rotated" if rotated else ""
+    _select(work, LIKELY, threshold, classes is None, _indices(target, counted), stream, suffix)
     return target, counted
 
 
@@ -210,80 +180,96 @@ def count_non_finite(values: Any, counts: Any, *, stream: int) -> None:
         counts: (batch,) int32 on the GPU.
         stream: pointer of a CUDA stream.
     """
-    size = values[0].size
-    kernel.launch("count_non_finite_f32", stream=stream, values=values, image_pitch=size, n=len(counts), size=size,
-                  counts=counts)  # fmt: skip
+    places = {"values": values, "image_pitch": values[0].size, "n": len(counts), "size": values[0].size}
+    kernel.launch("count_non_finite_f32", stream=stream, **places, counts=counts)
 
 
-LIKELY = 1 / 64
-"""Score above which most boxes of `nms` are thought to be, which is to share out work evenly and nothing else."""
+class Merged(NamedTuple):
+    """Objects of frames, padded to K = max_det rows; rows at and beyond counts[b] are undefined."""
+
+    boxes: Any
+    """(frames, K, 4) float32: x1, y1, x2, y2 in pixels."""
+    scores: Any
+    """(frames, K) float32, descending."""
+    classes: Any
+    """(frames, K) int32."""
+    views: Any
+    """(frames, K) int32: number of the view in which each was found."""
+    counts: Any
+    """(frames,) int32."""
+
+    @classmethod
+    def make(cls, frames: int, max_det: int, new: Callable[..., Any]) -> Merged:
+        """Arrays made by `new(shape, dtype)`."""
+        boxes, scores, classes, counts, _ = Found.make(frames, max_det, new)
+        return cls(boxes, scores, classes, new((frames, max_det), np.int32), counts)
 
 
-def _candidates(work: Scratch, batch: int, capacity: int) -> dict[str, Any]:
-    return {
-        "batch": batch,
-        "capacity": capacity,
-        "counters": work.at["counters"],
-        "keys": work.at["keys"],
-        "boxes": work.at["boxes"],
-        "labels": work.at["labels"],
-    }
+def merge_views(
+    found: Found, looks: Any, views: int, *, agnostic: bool, out: Merged, workspace: Workspace | None = None
+) -> None:
+    """Join the objects of each frame's views, on CuPy's current device and stream. Reads nothing back.
+
+    Args:
+        found: objects of the rows of a batch, in pixels of their frame.
+        looks: (batch, LOOK) int32 on the GPU: left, top, right and bottom of the row's view in pixels of the frame; the
+            sides that lie inside the frame (1 left, 2 top, 4 right, 8 bottom); the frame's number in `out`, -1: the row
+            is not merged; the number of the view in its frame; 0. Views of a frame are neighbours, in order from 0.
+        views: most views that a frame has.
+        agnostic: whether boxes of different classes may be one object.
+        out: the objects of each frame, on the GPU.
+    """
+    (batch, detections), frames = found.scores.shape, len(out.counts)
+    room, stream = views * detections, device.current_stream()
+    work = _scratch(workspace, device.current_gpu(), stream, frames, room, room, room, True, 8)
+    workspace = workspace or Workspace()
+    kept = workspace.get("views_kept", (frames, room), np.int32)
+    counts = workspace.get("views_counts", (frames,), np.int32)
+    verdicts = workspace.get("views_verdicts", (batch, detections), np.int32)
+    grown = workspace.get("views_grown", (frames, room, 4), np.float32)
+    scores = workspace.get("views_scores", (frames, room), np.float32)
+    labels = {"looks": looks, "found_classes": found.classes, "batch": batch, "detections": detections}
+    rows = {"found_boxes": found.boxes, "found_scores": found.scores, "found_counts": found.counts}
+    rows |= labels | {"verdicts": verdicts, "agnostic": int(agnostic)}
+    boxes = {"kept": kept, "kept_counts": counts, "grown": grown, "grown_scores": scores, "room": room}
+    boxes |= {"blocks": WRITING, "images": frames}
+    kernel.launch("gather_views", stream=stream, **work.candidates | rows)
+    _select(work, LEAST, 0.5, agnostic, _indices(kept, counts), stream, "_views")
+    kernel.launch("grow_views", stream=stream, **rows, **boxes)
+    written = {f"out_{name}": array for name, array in out._asdict().items()}
+    kernel.launch("order_views", stream=stream, **labels, **boxes, **written)
+
+
+def _indices(target: Any, counted: Any) -> dict[str, Any]:
+    """Rows of a result that are indices of candidates and nothing else."""
+    unused = dict.fromkeys(("maps", "out_boxes", "out_scores", "out_non_finite"), 0)
+    return {**unused, "out_classes": target, "out_counts": counted, "indices": 1}
 
 
 def _select(
     work: Scratch,
-    batch: int,
-    capacity: int,
-    room: int,
-    max_det: int,
     confidence: float,
     threshold: float,
     agnostic: bool,
-    suppressing: bool,
     rows: dict[str, Any],
     stream: int,
     suffix: str = "",
 ) -> None:
     """From candidates to the rows of the result: sorted, and without what is suppressed."""
+    batch, room, suppressing = work.batch, work.room, work.suppressing
     blocks = BLOCKS if batch == 1 else RANKING * BLOCKS // min(max(batch, 1), 8)
-    kernel.launch(
-        f"rank{suffix}",
-        stream=stream,
-        blocks=blocks,
-        room=room,
-        confidence=confidence,
-        sorted_keys=work.at["sorted_keys"],
-        sorted_boxes=work.at["sorted_boxes"],
-        sorted_labels=work.at["sorted_labels"],
-        **_candidates(work, batch, capacity),
-    )
+    targets = {name: work.at[name] for name in ("sorted_keys", "sorted_boxes", "sorted_labels")}
+    given = work.candidates | targets | {"room": room, "confidence": confidence, "blocks": blocks}
+    kernel.launch(f"rank{suffix}", stream=stream, **given)
+    given = rows | {name.removeprefix("sorted_"): place for name, place in targets.items()}
+    given |= {name: work.at[name] for name in ("counters", "progress", "local", "dense", "removed", "kept")}
+    given |= {"batch": batch, "room": room, "words": work.words, "detections": work.detections}
+    given |= {"suppressing": int(suppressing), "threshold": threshold, "agnostic": int(agnostic)}
+    given["blocks"] = (COMPARING if batch == 1 else COMPARED) if suppressing else 1
     bounds = [0, min(room, CHUNK), *range(CHUNK + WINDOW, room, WINDOW), room] if suppressing else [0, room]
     for begin, end in pairwise(bounds):
         if begin == 0 or begin < end:
-            kernel.launch(
-                f"suppress{suffix}",
-                stream=stream,
-                blocks=(COMPARING if batch == 1 else COMPARED) if suppressing else 1,
-                batch=batch,
-                room=room,
-                begin=begin,
-                end=end,
-                words=work.words,
-                detections=max_det,
-                suppressing=int(suppressing),
-                threshold=threshold,
-                agnostic=int(agnostic),
-                counters=work.at["counters"],
-                progress=work.at["progress"],
-                keys=work.at["sorted_keys"],
-                boxes=work.at["sorted_boxes"],
-                labels=work.at["sorted_labels"],
-                local=work.at["local"],
-                dense=work.at["dense"],
-                removed=work.at["removed"],
-                kept=work.at["kept"],
-                **rows,
-            )
+            kernel.launch(f"suppress{suffix}", stream=stream, begin=begin, end=end, **given)
 
 
 def _scratch(workspace: Workspace | None, gpu: int, stream: int, *sizes: int) -> Scratch:

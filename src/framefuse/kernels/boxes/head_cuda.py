@@ -1,28 +1,31 @@
-"""The raw logits of a YOLOv8 head on CUDA, read where the network wrote them: layout "yolov8_head".
+"""The outputs of a model on the GPU, by layout: which kernel reads them, and where they lie.
 
-Its outputs are views of wider images in NHWC, float16: for each level (batch, rows, columns, 4 * bins) and (batch,
-rows, columns, classes). The pixels of an image must lie at one distance from each other.
+Layout "yolov8_head" are the raw logits of a YOLOv8 head where the network wrote them, views of wider images in NHWC,
+float16: for each level (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes). The pixels of an image
+must lie at one distance from each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device
 from framefuse.cuda.launch_plan import keep_cached
 from framefuse.errors import UsageError
-from framefuse.kernels.boxes.levels import FIELDS, FIRST, SCORES, SIDES
 
 LAYOUT = "yolov8_head"
-SYMBOL = "filter_head_f16"
-BYTES = 2
-"""Of a float16."""
+
+FIELDS, FIRST, SIDES, SCORES = 8, 0, 1, 4
+"""The table of the levels of a head, which CUDA kernels read as `Level` of `levels.cuh`, has a row of FIELDS int64 for
+each: at FIRST its first anchor; from SIDES and from SCORES on a `Place` of the logits of distances and of classes."""
+
+SAMPLES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 class Place(NamedTuple):
@@ -60,10 +63,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, outputs: Sequence[Any]) -> Head:
-        """
-        Raises:
-            UsageError: shapes, dtype or places are not those of the layout.
-        """
+        """Raise UsageError unless shapes, dtype and places are those of the layout."""
         arrays = [device.as_cupy(output) for output in outputs]
         shapes = [tuple(array.shape) for array in arrays]
         check_shapes(shapes)
@@ -78,10 +78,7 @@ class Head(NamedTuple):
 
 
 def check_shapes(shapes: Sequence[tuple[int, ...]], images: int = 0) -> None:
-    """
-    Raises:
-        UsageError: they are not those of the outputs of a head for so many images.
-    """
+    """Raise UsageError unless they are those of the outputs of a head for so many images."""
     pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
     fits = all(len(a) == len(b) == 4 and a[:3] == b[:3] and a[0] >= images for a, b in pairs)
     alike = len({(a[0], a[3], b[3]) for a, b in pairs if len(a) == len(b) == 4}) == 1
@@ -94,7 +91,7 @@ def check_shapes(shapes: Sequence[tuple[int, ...]], images: int = 0) -> None:
 
 def _place(array: Any) -> Place:
     _, rows, columns, channels = array.shape
-    image, row, pitch, step = (stride // BYTES for stride in array.strides)
+    image, row, pitch, step = (stride // array.itemsize for stride in array.strides)
     if columns == 1:
         pitch = row
     if (rows > 1 and row != columns * pitch) or (channels > 1 and step != 1):
@@ -103,31 +100,6 @@ def _place(array: Any) -> Place:
             remedy="pass views of whole images in NHWC",
         )
     return Place(device.address(array), image, pitch)
-
-
-def launch(
-    head: Head, levels: Any, conf: float, wanted: Any, candidates: Mapping[str, Any], stream: int, batch: int
-) -> None:
-    """Start the filter.
-
-    Args:
-        levels: `head.table` on the GPU.
-        candidates: the arguments that filters of all layouts share.
-    """
-    kernel.launch(
-        SYMBOL,
-        stream=stream,
-        table=levels,
-        levels=len(head.levels),
-        cells=keep_cached(_cells(device.current_gpu(), head.levels), stream),
-        anchors=head.anchors,
-        bins=head.bins,
-        classes=head.classes,
-        confidence=conf,
-        logit=logit_below(conf),
-        wanted=wanted,
-        **{**candidates, "batch": batch},
-    )
 
 
 def logit_below(conf: float) -> float:
@@ -155,3 +127,116 @@ def cells(levels: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
 @lru_cache(maxsize=64)
 def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
     return device.uploaded(cells(levels))
+
+
+class View(NamedTuple):
+    """Where the values of an array on the GPU lie; pitches in elements."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    sample: str
+
+    @classmethod
+    def of(cls, array: Any) -> View:
+        """Raise UsageError unless it is on a GPU, of a dtype of SAMPLES, and its last axis is contiguous."""
+        if getattr(array, "is_cuda", False):  # torch, whose bfloat16 CuPy has no name for
+            address, shape, strides = array.data_ptr(), tuple(array.shape), tuple(array.stride())
+        else:
+            array = device.as_cupy(array)
+            address, shape = device.address(array), array.shape
+            strides = tuple(stride // array.dtype.itemsize for stride in array.strides)
+        sample = SAMPLES.get(str(array.dtype).removeprefix("torch."))
+        if sample is None or (0 not in shape and shape[-1] > 1 and strides[-1] != 1):
+            raise UsageError(
+                f"an output is {array.dtype}, shape {shape}, strides {strides}",
+                remedy="pass float32, float16 or bfloat16 whose last axis is contiguous",
+            )
+        return cls(address, shape, strides, sample)
+
+
+class Heads(NamedTuple):
+    """How the outputs of a model are read."""
+
+    symbol: str
+    arguments: dict[str, Any]
+    anchors: int
+    capacity: int
+    """Candidates of an image at most."""
+    classes: int
+    """0: not known from the shape."""
+
+
+def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int) -> Heads:
+    """Raise UsageError unless they fit the layout, each other, and the batch."""
+    if layout == "detr" and len(outputs) == 3:
+        return _listed(outputs, batch)
+    views = [View.of(output) for output in outputs]
+    expected = (1, 2) if layout == "detr" else (1,)
+    shapes = [view.shape for view in views]
+    least = {"yolov8": 5, "yolov5": 6, "end2end": 6, "detr": 1 if len(views) == 2 else 5}.get(layout)
+    if least is None:
+        raise UsageError(f"{layout} outputs are not read on a GPU", remedy="copy them to the host")
+    values = shapes[-1]
+    columns = values[1 if layout == "yolov8" else -1] if len(values) == 3 else 0
+    if len(views) not in expected or columns < least or any(shape[0] < batch for shape in shapes):
+        raise UsageError(f"the {layout} outputs have shapes {shapes} for {batch} images")
+    last = views[-1]
+    anchors = values[2] if layout == "yolov8" else values[1]
+    arguments = {"values": last.address, "image_pitch": last.strides[0], "pitch": last.strides[1]}
+    if layout != "detr":
+        count = {"yolov8": columns - 4, "yolov5": columns - 5, "end2end": 0}[layout]
+        return Heads(f"filter_{layout}_{last.sample}", arguments, anchors, anchors, count)
+    sides, count = views[0], columns
+    if len(views) == 1:  # the boxes are the first four columns
+        count -= 4
+        arguments["values"] += 4 * (4 if last.sample == "f32" else 2)
+    elif shapes[0][1:] != (anchors, 4) or sides.sample != last.sample:
+        raise UsageError(f"detr boxes are {sides.sample} {shapes[0]}, logits {last.sample} {values}")
+    arguments |= {"sides": sides.address, "sides_image_pitch": sides.strides[0], "sides_pitch": sides.strides[1]}
+    if (activation or ("sigmoid" if len(views) == 2 else "none")) == "sigmoid":
+        return Heads(f"filter_detr_{last.sample}", arguments, anchors, anchors * count, count)
+    arguments["softmax"] = int(activation == "softmax")
+    return Heads(f"filter_queries_{last.sample}", arguments, anchors, anchors, count)
+
+
+def _listed(outputs: Sequence[Any], batch: int) -> Heads:
+    """Labels (batch, rows), boxes (batch, rows, 4) and scores (batch, rows)."""
+    labels, boxes, scores = outputs
+    view, points = View.of(boxes), View.of(scores)
+    shapes = [tuple(output.shape) for output in outputs]
+    rows = view.shape[1] if len(view.shape) == 3 else 0
+    fits = shapes[0] == shapes[2] == view.shape[:2] and len(view.shape) == 3 and view.shape[2] == 4
+    if not fits or view.shape[0] < batch or view.sample != points.sample:
+        raise UsageError(
+            f"the detr outputs have shapes {shapes} for {batch} images",
+            remedy="pass labels (batch, rows), boxes (batch, rows, 4), and scores (batch, rows) of the same dtype",
+        )
+    if "int" in str(labels.dtype):
+        address, words = integers("labels", labels)
+        pitch = int(device.as_cupy(labels).strides[0] // device.as_cupy(labels).itemsize)
+    else:
+        names = View.of(labels)
+        if names.sample != view.sample:
+            raise UsageError(f"labels are {labels.dtype}, boxes {boxes.dtype}", remedy="pass integers, or one dtype")
+        address, words, pitch = names.address, 0, names.strides[0]
+    arguments = {"values": view.address, "image_pitch": view.strides[0], "pitch": view.strides[1]}
+    arguments |= {"scores": points.address, "scores_image_pitch": points.strides[0]}
+    arguments |= {"class_ids": address, "class_ids_image_pitch": pitch, "label_words": words}
+    return Heads(f"filter_listed_{view.sample}", arguments, rows, rows, 0)
+
+
+def read_head(head: Head, levels: Any, conf: float, stream: int) -> Heads:
+    """`levels`: `head.table` on the GPU."""
+    cells = keep_cached(_cells(device.current_gpu(), head.levels), stream)
+    arguments = {"table": levels, "levels": len(head.levels), "cells": cells, "bins": head.bins}
+    arguments["logit"] = logit_below(conf)
+    return Heads("filter_head_f16", arguments, head.anchors, head.anchors, head.classes)
+
+
+def integers(name: str, array: Any) -> tuple[int, int]:
+    """Address of integers, and how many words of 32 bits each has."""
+    found = device.as_cupy(array)
+    if found.dtype.name not in ("int32", "int64") or (found.shape[-1] > 1 and found.strides[-1] != found.itemsize):
+        raise UsageError(f"{name} are {found.dtype}, strides {found.strides}", remedy="pass int32 or int64, contiguous")
+    return device.address(found), found.itemsize // 4

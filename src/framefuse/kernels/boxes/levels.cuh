@@ -1,4 +1,4 @@
-// Where the raw logits of a level of a detection head lie, as `levels.py` writes it.
+// Where the raw logits of a level of a detection head lie, as `head_cuda.py` writes it.
 
 struct Level {
   int64_t first;  // anchor

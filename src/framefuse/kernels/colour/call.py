@@ -15,11 +15,10 @@ from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat
 from framefuse.kernels import cpu
 from framefuse.kernels.arrays import address, new, on_gpu
-from framefuse.kernels.colour.image import Image, check_target
+from framefuse.kernels.colour.layout import OUTPUTS, Image, check_target
 from framefuse.kernels.colour.reference import Chroma, ImageLayout
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS, to_rgb
 
-OUTPUTS = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 LAYOUT_CODES = {"planar": 0, "semiplanar": 1, "packed3": 2, "packed4": 3, "gray": 4}
 """As in `tir_cpu.py`."""
 
@@ -75,15 +74,9 @@ def yuv_to_rgb(
     coefficients = _coefficients(kind, matrix, full_range, channel_order, scale, tie)
     lists = [_planes(one) for one in frames]
     # In the order of the kernels for the CPU.
-    options = {
-        "layout": code,
-        "linear": int(chroma == "linear"),
-        "height": height,
-        "width": width,
-        "row_pitch": target.row_pitch,
-        "channel_pitch": target.plane_pitch,
-        "interleaved": int(layout == "HWC"),
-    }
+    options = {"layout": code, "linear": int(chroma == "linear"), "height": height, "width": width}
+    options |= {"row_pitch": target.row_pitch, "channel_pitch": target.plane_pitch}
+    options["interleaved"] = int(layout == "HWC")
     if on_gpu(out):
         _launch(name, kind, lists, out, target, options, coefficients)
         return out
@@ -123,20 +116,12 @@ def _launch(
     sample = 1 if kind.bits == 8 else 2
     offsets = [pitches[0] * sample, pitches[1] * sample, *(number for row in rows for number in row[:2])]
     paired = kind.layout == "semiplanar" and not options["linear"] and shift_x == 1 and target.width % 4 == 0
-    kernel.launch(
-        name,
-        **options,
-        **{f"address{k}": address for k, address in enumerate(addresses)},
-        **{f"pitch{k}": pitch for k, pitch in enumerate(pitches)},
-        table=table,
-        target=rows[0][3],
-        shift_x=shift_x,
-        shift_y=shift_y,
-        frames=len(rows),
-        vectors=int(target.whole_vectors(out)),
-        paired=int(paired and not any(offset % 4 for offset in offsets)),
-        numbers=coefficients.tobytes(),
-    )
+    places: dict[str, Any] = {"table": table, "target": rows[0][3], "frames": len(rows)}
+    places |= {f"address{k}": address for k, address in enumerate(addresses)}
+    places |= {f"pitch{k}": pitch for k, pitch in enumerate(pitches)} | {"shift_x": shift_x, "shift_y": shift_y}
+    places["vectors"] = int(target.whole_vectors(out))
+    places["paired"] = int(paired and not any(offset % 4 for offset in offsets))
+    kernel.launch(name, **options, **places, numbers=coefficients.tobytes())
 
 
 def rgb_to_yuv(
@@ -159,11 +144,8 @@ def rgb_to_yuv(
     if channel_order not in ("rgb", "bgr"):
         raise UsageError(f"channel_order {channel_order!r} is not 'rgb' or 'bgr'")
     source = Image.of("image", image, layout)
-    if (
-        source.dtype not in (np.uint8, np.float32)
-        or source.images != 1
-        or source.planes * source.channels not in (3, 4)
-    ):
+    usable = source.dtype in (np.uint8, np.float32) and source.images == 1
+    if not usable or source.planes * source.channels not in (3, 4):
         raise UsageError(f"image is {image.dtype} {image.shape}", remedy="pass uint8 or float32 with 3 or 4 channels")
     kind = PIXEL_FORMATS[format]
     shapes = kind.plane_shapes(source.width, source.height)
@@ -183,18 +165,11 @@ def rgb_to_yuv(
     name = f"rgb_to_yuv_{OUTPUTS[source.dtype]}"
     weights = _yuv_coefficients(matrix, full_range, channel_order)
     # In the order of the kernels for the CPU.
-    places = {
-        "image": address(image),
-        "image_pitch": source.row_pitch,
-        "channel_pitch": source.plane_pitch or 1,
-        "step": source.channels,
-        "height": source.height,
-        "width": source.width,
-        **{f"address{k}": plane for k, plane in enumerate(addresses)},
-        **{f"pitch{k}": pitch for k, pitch in enumerate(pitches)},
-        "chroma_step": 2 if kind.layout == "semiplanar" else 1,
-        "subsample": kind.subsample[1],
-    }
+    places = {"image": address(image), "image_pitch": source.row_pitch, "channel_pitch": source.plane_pitch or 1}
+    places |= {"step": source.channels, "height": source.height, "width": source.width}
+    places |= {f"address{k}": plane for k, plane in enumerate(addresses)}
+    places |= {f"pitch{k}": pitch for k, pitch in enumerate(pitches)}
+    places |= {"chroma_step": 2 if kind.layout == "semiplanar" else 1, "subsample": kind.subsample[1]}
     if on_gpu(image):
         kernel.launch(name, **places, numbers=weights.tobytes())
     else:

@@ -1,20 +1,97 @@
-"""Channel-wise normalisation and layout change. `reference.normalize` and `reference.change_layout` specify them."""
+"""Shape and strides of images; channel-wise normalisation and layout change, as `reference` specifies them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from framefuse.cuda import kernel
+from framefuse.cuda import device, kernel
 from framefuse.errors import UsageError
 from framefuse.kernels import cpu
-from framefuse.kernels.arrays import new, on_gpu
-from framefuse.kernels.colour.call import OUTPUTS
-from framefuse.kernels.colour.image import Image, check_target
+from framefuse.kernels.arrays import address, new, on_gpu
 from framefuse.kernels.colour.reference import ImageLayout
+from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
+
+OUTPUTS = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+
+
+class Image(NamedTuple):
+    """Shape and pitches of an image or a batch of images; pitches in elements."""
+
+    dtype: np.dtype[Any]
+    images: int
+    planes: int
+    """1 if the channels of a pixel are adjacent, else the number of channels."""
+    channels: int
+    """Adjacent channels of a pixel."""
+    height: int
+    width: int
+    image_pitch: int
+    plane_pitch: int
+    row_pitch: int
+
+    @classmethod
+    def of(cls, name: str, image: Any, layout: ImageLayout) -> Image:
+        """Raise UsageError if the shape is not that of an image, or the samples of a row are not adjacent."""
+        if layout not in ("HWC", "CHW"):
+            raise UsageError(f"layout {layout!r} is not 'HWC' or 'CHW'")
+        if on_gpu(image):
+            image = device.as_cupy(image)
+        shape, strides, size = tuple(image.shape), tuple(image.strides), image.dtype.itemsize
+        planar = layout == "CHW" or len(shape) == 2
+        if len(shape) == 2:
+            shape, strides = (1, *shape), (0, *strides)
+        if len(shape) == 3:
+            shape, strides = (1, *shape), (0, *strides)
+        if len(shape) != 4 or 0 in shape:
+            raise UsageError(
+                f"{name} has shape {tuple(image.shape)}",
+                remedy="pass (height, width), (height, width, C), (C, height, width), or a batch of the last two",
+            )
+        if any(stride % size for stride in strides):
+            raise UsageError(f"{name} has strides {strides} bytes, not multiples of its {size}-byte samples")
+        pitches = [stride // size for stride in strides]
+        if planar:
+            count, planes, height, width = shape
+            made = cls(image.dtype, count, planes, 1, height, width, *pitches[:3])
+            adjacent = pitches[3] == 1 or width == 1
+        else:
+            count, height, width, channels = shape
+            made = cls(image.dtype, count, 1, channels, height, width, pitches[0], 0, pitches[1])
+            adjacent = (pitches[3] == 1 or channels == 1) and (pitches[2] == channels or width == 1)
+        if not adjacent:
+            raise UsageError(
+                f"{name} has strides {tuple(image.strides)} bytes; within a row its samples must be adjacent",
+                remedy="pass a contiguous copy, or fold a flip into the matrix",
+            )
+        reach = abs(made.row_pitch) * height + abs(made.plane_pitch) * (planes if planar else 1)
+        if reach > MAX_ELEMENTS:
+            raise UsageError(f"{name} reaches over {reach} samples, more than {MAX_ELEMENTS}")
+        return made
+
+    def whole_vectors(self, array: Any) -> bool:
+        """Whether every four elements of a row that begin at a multiple of four are an aligned vector."""
+        pitches = (self.width, self.row_pitch, self.plane_pitch, self.image_pitch)
+        return not any(number % 4 for number in pitches) and address(array) % (4 * self.dtype.itemsize) == 0
+
+    def address(self, array: Any, number: int) -> int:
+        """Address of image `number` of the array."""
+        return address(array) + number * self.image_pitch * self.dtype.itemsize
+
+
+def check_target(image: Any, out: Any) -> None:
+    """Raise UsageError unless `out` is writable, on the same device as `image`, and does not overlap it."""
+    if on_gpu(image) != on_gpu(out):
+        raise UsageError("image and out must both lie on the host, or both on the same GPU")
+    if on_gpu(image):
+        return
+    if not out.flags.writeable:
+        raise UsageError("out is read-only")
+    if np.may_share_memory(image, out):
+        raise UsageError("out overlaps the input", remedy="pass another out; it cannot be done in place")
 
 
 def normalize(
@@ -42,12 +119,7 @@ def normalize(
     return done
 
 
-def change_layout(
-    image: NDArray[Any],
-    out: NDArray[Any] | None = None,
-    *,
-    layout: ImageLayout = "HWC",
-) -> NDArray[Any]:
+def change_layout(image: NDArray[Any], out: NDArray[Any] | None = None, *, layout: ImageLayout = "HWC") -> NDArray[Any]:
     """HWC to CHW, or CHW to HWC, as a copy. `reference.change_layout` states the arguments.
 
     Raises:
@@ -92,19 +164,11 @@ def _rearrange(
     else:
         name += f"_{OUTPUTS[target.dtype]}"
     # In the order of the kernels for the CPU.
-    places: dict[str, Any] = {
-        "image_address": source.address(image, 0),
-        "image_pitch": source.row_pitch,
-        "image_channel": source.plane_pitch or 1,
-        "image_step": source.channels,
-        "out_address": target.address(out, 0),
-        "out_pitch": target.row_pitch,
-        "out_channel": target.plane_pitch or 1,
-        "out_step": target.channels,
-        "channels": channels,
-        "height": height,
-        "width": width,
-    }
+    places: dict[str, Any] = {}
+    for at, view, array in (("image", source, image), ("out", target, out)):
+        places |= {f"{at}_address": view.address(array, 0), f"{at}_pitch": view.row_pitch}
+        places |= {f"{at}_channel": view.plane_pitch or 1, f"{at}_step": view.channels}
+    places |= {"channels": channels, "height": height, "width": width}
     if gpu:
         strides = {"image_stride": source.image_pitch, "out_stride": target.image_pitch}
         numbers = np.pad(scales, ((0, 0), (0, 4 - channels))).tobytes()

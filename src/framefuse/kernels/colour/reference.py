@@ -135,12 +135,7 @@ def normalize(
     return write(value, out, dtype, out_layout or layout)
 
 
-def change_layout(
-    image: NDArray[Any],
-    out: NDArray[Any] | None = None,
-    *,
-    layout: ImageLayout = "HWC",
-) -> NDArray[Any]:
+def change_layout(image: NDArray[Any], out: NDArray[Any] | None = None, *, layout: ImageLayout = "HWC") -> NDArray[Any]:
     """out[c, y, x] = image[y, x, c] for `layout` "HWC", out[y, x, c] = image[c, y, x] for "CHW"; always a copy.
 
     If a strided view is enough, np.moveaxis(image, -1, -3) costs nothing.

@@ -13,7 +13,7 @@ from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import cpu
 from framefuse.kernels.arrays import address, new, on_gpu
-from framefuse.kernels.colour.image import Image, check_target
+from framefuse.kernels.colour.layout import Image, check_target
 from framefuse.kernels.colour.reference import ImageLayout
 from framefuse.kernels.geometry.reference import LIMIT, Border, Sampling
 
@@ -52,8 +52,7 @@ def warp_affine(
     farthest = np.abs(mapping) @ (work.target.width, work.target.height, 1)
     if farthest.max() >= LIMIT:
         raise UsageError(f"matrix {mapping.tolist()} (destination to source) leads {farthest.max():g} pixels away")
-    warped: NDArray[Any] = work.run(AFFINE, fixed=fixed)
-    return warped
+    return work.run(AFFINE, fixed=fixed)
 
 
 def warp_perspective(
@@ -73,10 +72,8 @@ def warp_perspective(
     Raises:
         UsageError: an argument cannot be used; the message says which and why.
     """
-    mapping = _matrix(matrix, (3, 3), inverse)
-    work = _Warp.of(image, out, size, interpolation, border, value, layout)
-    warped: NDArray[Any] = work.run(PERSPECTIVE, homography=mapping.ravel())
-    return warped
+    homography = _matrix(matrix, (3, 3), inverse).ravel()
+    return _Warp.of(image, out, size, interpolation, border, value, layout).run(PERSPECTIVE, homography=homography)
 
 
 def remap(
@@ -107,9 +104,7 @@ def remap(
         raise UsageError(f"out is {work.target.width}x{work.target.height}, the maps {size[0]}x{size[1]}")
     if on_gpu(image) and not (on_gpu(map_x) and on_gpu(map_y)):
         raise UsageError("map_x and map_y are not on the GPU, where the image is")
-    maps = (address(map_x), address(map_y), tables[0].row_pitch, tables[1].row_pitch)
-    mapped: NDArray[Any] = work.run(TABLE, maps=maps)
-    return mapped
+    return work.run(TABLE, maps=(address(map_x), address(map_y), tables[0].row_pitch, tables[1].row_pitch))
 
 
 def flip(
@@ -175,7 +170,7 @@ class _Warp(NamedTuple):
     """The checked arguments that the three warps share."""
 
     image: Any
-    out: Any
+    out: NDArray[Any]
     source: Image
     target: Image
     linear: bool
@@ -212,8 +207,7 @@ class _Warp(NamedTuple):
         if out is None:
             out = _new(image, size or (source.width, source.height), layout)
         target = Image.of("out", out, layout)
-        same = target._replace(height=0, width=0, image_pitch=0, plane_pitch=0, row_pitch=0)
-        if same != source._replace(height=0, width=0, image_pitch=0, plane_pitch=0, row_pitch=0):
+        if target[:4] != source[:4]:  # all but sizes and pitches
             raise UsageError(f"out is {out.dtype} {tuple(out.shape)}, image {image.dtype} {tuple(image.shape)}")
         border_value = np.broadcast_to(values, (channels,)).astype(np.float32)
         check_target(image, out)
@@ -225,42 +219,27 @@ class _Warp(NamedTuple):
         fixed: NDArray[np.int64] = NO_MATRIX,
         homography: NDArray[np.float64] = NO_HOMOGRAPHY,
         maps: tuple[int, int, int, int] = (0, 0, 0, 0),
-    ) -> Any:
+    ) -> NDArray[Any]:
         """`maps`: addresses of both tables, and their pitches in elements."""
         source, target = self.source, self.target
         # In the order of the kernels for the CPU.
-        places: dict[str, Any] = {
-            "source": source.address(self.image, 0),
-            "source_pitch": source.row_pitch,
-            "height": source.height,
-            "width": source.width,
-            "target": target.address(self.out, 0),
-            "target_pitch": target.row_pitch,
-            "columns": target.width,
-            "rows": target.height,
-            "replicate": int(self.replicate),
-        }
-        options: dict[str, Any] = {
-            "source_plane": source.plane_pitch,
-            "target_plane": target.plane_pitch,
-            "planes": source.planes,
-            "kind": kind,
-            "linear": int(self.linear),
-            "half": 0.0 if self.linear else 0.5,
-            **dict(zip(("map_x", "map_y", "map_x_pitch", "map_y_pitch"), maps, strict=True)),
-        }
+        places: dict[str, Any] = {"source": source.address(self.image, 0), "source_pitch": source.row_pitch}
+        places |= {"height": source.height, "width": source.width}
+        places |= {"target": target.address(self.out, 0), "target_pitch": target.row_pitch}
+        places |= {"columns": target.width, "rows": target.height, "replicate": int(self.replicate)}
+        options: dict[str, Any] = {"source_plane": source.plane_pitch, "target_plane": target.plane_pitch}
+        options |= {"planes": source.planes, "kind": kind}
+        options |= {"linear": int(self.linear), "half": 0.0 if self.linear else 0.5}
+        options |= dict(zip(("map_x", "map_y", "map_x_pitch", "map_y_pitch"), maps, strict=True))
         name = f"warp_{DTYPES[source.dtype]}_{source.channels}"
         if on_gpu(self.image):
             self._launch(name, places, options, fixed, homography)
             return self.out
         value = np.zeros((source.planes, 4), np.float32)
         value[:, : source.channels] = self.value.reshape(source.planes, source.channels)
-        scratch = (
-            cpu._scratch.get("warp_whole", (3, target.width), np.int32),
-            cpu._scratch.get("warp_weight", (2, target.width)),
-            cpu._scratch.get("warp_position", (3, target.width), np.float64),
-            cpu._scratch.get("warp_line", (target.width * source.channels + 4,)),
-        )
+        get, width = cpu._scratch.get, target.width
+        scratch = [get("warp_whole", (3, width), np.int32), get("warp_weight", (2, width))]
+        scratch += [get("warp_position", (3, width), np.float64), get("warp_line", (width * source.channels + 4,))]
         for number in range(source.images):
             places |= {"source": source.address(self.image, number), "target": target.address(self.out, number)}
             cpu._function(name)(*places.values(), *options.values(), fixed, homography, value, *scratch)

@@ -12,16 +12,21 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.cuda import kernel
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
-from framefuse.kernels.arrays import address, checked, device_table, new, on, on_gpu, pitch
+from framefuse.kernels.arrays import address, checked, device_table, kind, new, on, on_gpu, pitch
 from framefuse.kernels.cpu import _function, _scratch
-from framefuse.kernels.masks import instances_cuda
-from framefuse.kernels.masks.instances_cuda import DeviceRuns, Request, row_starts
-from framefuse.kernels.masks.taps import Region, taps
+from framefuse.kernels.masks.call import Region, device_taps, taps
 
 Crop = Literal["image", "prototypes"]
 Size = tuple[int, int]
+
+MAX_PIXELS = 2**31 - 1
+"""Pixels of a mask: runs count them in int32."""
+
+TEXT_PER_RUN = 4
+"""Characters kept for each run; one to two are usual."""
 
 
 class Runs(NamedTuple):
@@ -43,6 +48,39 @@ class Runs(NamedTuple):
         _function("run_text")(self.lengths, self.starts, self.ends, text, ends)
         data, bounds = text.tobytes(), [0, *ends.tolist()]
         return [{"size": list(self.size), "counts": data[a:b]} for a, b in pairwise(bounds)]
+
+
+class DeviceRuns(NamedTuple):
+    """Run lengths of n masks of one size, and COCO's compressed strings of them, in device memory."""
+
+    lengths: Any
+    """(n, capacity) int32: pixels unset, set, unset, ... down the columns."""
+    counts: Any
+    """(n,) int32: runs of each mask. Runs beyond the capacity are counted but not kept."""
+    text: Any
+    """(n, room) uint8: the compressed strings."""
+    text_lengths: Any
+    """(n,) int32: characters of each."""
+    size: Size
+    """Height and width of a mask."""
+
+    def to_coco(self) -> list[dict[str, Any]]:
+        """`{"size": [height, width], "counts": bytes}` of each mask, as pycocotools writes it. Waits.
+
+        Raises:
+            UsageError: a mask had more runs than the capacity.
+        """
+        counts, lengths = self.counts.get(), self.text_lengths.get()
+        longest, room = int(counts.max(initial=0)), int(lengths.max(initial=0))
+        if longest > self.lengths.shape[1] or room > self.text.shape[1]:
+            raise UsageError(
+                f"a mask has {longest} runs in {room} characters, more than the capacity of {self.lengths.shape[1]}",
+                remedy=f"pass capacity={max(longest, -(-room // TEXT_PER_RUN))}",
+            )
+        text = self.text[:, : max(room, 1)].get()
+        return [
+            {"size": list(self.size), "counts": text[i, :length].tobytes()} for i, length in enumerate(lengths.tolist())
+        ]
 
 
 def instance_masks(
@@ -73,11 +111,11 @@ def instance_masks(
         UsageError: an array has the wrong shape or dtype.
     """
     with on(on_gpu(prototypes), stream):
-        request = Request.of(prototypes, coefficients, boxes, size, content, crop, count)
+        request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
         n = len(request.boxes)
         masks = _target(out, request.gpu, (n, *size), "bool", "uint8")
         if request.gpu:
-            instances_cuda.paint("instance_masks", request, 0, n, masks, workspace or Workspace())
+            _paint_on_gpu("instance_masks", request, 0, n, masks, workspace or Workspace())
         else:
             _paint(request, np.ones(n, np.uint8), masks, masks.strides[0], masks.strides[1])
     return masks if out is None else out
@@ -107,7 +145,7 @@ def instance_labels(
         UsageError: an array has the wrong shape or dtype.
     """
     with on(on_gpu(prototypes), stream):
-        request = Request.of(prototypes, coefficients, boxes, size, content, crop, count)
+        request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
         gpu, n = request.gpu, len(request.boxes)
         if labels is None:
             (labels,) = device_table(_labels, max(n, 1)) if gpu else _labels(n)
@@ -115,7 +153,7 @@ def instance_labels(
             labels = checked("labels", labels, gpu, (n,), "uint8")
         painted = _target(out, gpu, size, "uint8")
         if gpu:
-            instances_cuda.paint("instance_labels", request, labels, 1, painted[None], workspace or Workspace())
+            _paint_on_gpu("instance_labels", request, labels, 1, painted[None], workspace or Workspace())
         else:
             _paint(request, labels, painted, 0, painted.strides[0])
     return painted if out is None else out
@@ -147,11 +185,11 @@ def instance_runs(
         UsageError: an array has the wrong shape or dtype.
     """
     with on(on_gpu(prototypes), stream):
-        request = Request.of(prototypes, coefficients, boxes, size, content, crop, count)
+        request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
         if request.gpu:
-            return instances_cuda.instance_runs(request, capacity, workspace or Workspace())
+            return _instance_runs_on_gpu(request, capacity, workspace or Workspace())
     first, scratch = _host(request)
-    (starts,) = row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
+    (starts,) = _row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
     ends, capacity = np.zeros(len(request.boxes), np.int32), 4096
     while True:
         lengths = _scratch.get("runs", (capacity,), np.int32)
@@ -180,7 +218,7 @@ def mask_runs(
     with on(gpu, stream):
         masks = checked("masks", masks, gpu, masks.shape, "bool", "uint8")
         if gpu:
-            return instances_cuda.mask_runs(masks, capacity, workspace or Workspace())
+            return _mask_runs_on_gpu(masks, capacity, workspace or Workspace())
     offsets = _scratch.get("offsets", (width + 1,), np.int32)[: width + 1]
     parts: list[NDArray[np.int32]] = []
     capacity = 4096
@@ -209,6 +247,58 @@ def native_content(samples: Size, size: Size) -> tuple[int, int, int, int]:
     return left, top, samples[1] - round(pad_x + 0.1) - left, samples[0] - round(pad_y + 0.1) - top
 
 
+def _row_starts(count: int, start: float, length: float, samples: int) -> tuple[NDArray[np.int32]]:
+    """The first pixel whose lower tap is at least r, for r = 0..samples."""
+    return (np.searchsorted(taps(count, start, length, samples)[0], np.arange(samples + 1)).astype(np.int32),)
+
+
+class _Request(NamedTuple):
+    """The checked arguments that all instance kernels share."""
+
+    gpu: bool
+    prototypes: Any
+    coefficients: Any
+    boxes: Any
+    size: Size
+    content: Region
+    crop: str
+    count: Any
+    """Address or array of the number of valid instances on a GPU; 0: all."""
+
+    @classmethod
+    def of(
+        cls,
+        prototypes: Any,
+        coefficients: Any,
+        boxes: Any,
+        size: Size,
+        content: Region | None,
+        crop: str,
+        count: Any,
+    ) -> _Request:
+        """Raise UsageError if an array has the wrong shape or dtype, or another argument a wrong value."""
+        gpu, n = on_gpu(prototypes), len(boxes)
+        if not gpu:
+            coefficients, boxes = (np.ascontiguousarray(array, np.float32) for array in (coefficients, boxes))
+        if prototypes.ndim != 3 or 0 in prototypes.shape:
+            raise UsageError(f"prototypes have shape {tuple(prototypes.shape)}, expected (c, mh, mw)")
+        if not gpu and prototypes.strides[2] != prototypes.itemsize:
+            prototypes = np.ascontiguousarray(prototypes)
+        channels, mh, mw = prototypes.shape
+        prototypes = checked("prototypes", prototypes, gpu, prototypes.shape, "float32", *["float16"] * gpu)
+        coefficients = checked("coefficients", coefficients, gpu, (n, channels), "float32", dense=2)
+        boxes = checked("boxes", boxes, gpu, (n, 4), "float32", dense=2)
+        if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
+            raise UsageError(f"size {size} is not a height and a width of 1 to {MAX_PIXELS} pixels in all")
+        if crop not in ("image", "prototypes"):
+            raise UsageError(f"unknown crop {crop!r}", remedy="choose 'image' or 'prototypes'")
+        region = content or (0, 0, mw, mh)
+        if not (region[2] > 0 and region[3] > 0):
+            raise UsageError(f"content {content} has no area")
+        valid = 0 if count is None else checked("count", count, gpu, (1,), "int32")
+        return cls(gpu, prototypes, coefficients, boxes, size, region, crop, valid)
+
+
 def _target(out: Any, gpu: bool, shape: tuple[int, ...], *dtypes: str) -> Any:
     """`out` checked, or new memory; on the host without a pixel that is set."""
     if out is None:
@@ -219,44 +309,35 @@ def _target(out: Any, gpu: bool, shape: tuple[int, ...], *dtypes: str) -> Any:
     return found
 
 
-def _host(request: Request) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _host(request: _Request) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The arguments that come first in the kernels on the host, and last: scratch for logits (a border of one sample
     around all prototypes) and for stretched rows."""
     prototypes, size, (left, top, width, height) = request.prototypes, request.size, request.content
     channels, mh, mw = prototypes.shape
     across, down = taps(size[1], left, width, mw), taps(size[0], top, height, mh)
-    scale = (width / size[1], height / size[0])
-    plan = plan_instances(request.boxes, (left, top), scale, (mh, mw), across[0], down[0], request.crop)
     places = address(prototypes), channels, pitch(prototypes, 0), pitch(prototypes, 1)
     stretched = max((mh + 1) * size[1], mw + 1)
     scratch = _scratch.get("logits", ((mh + 1) * (mw + 1),)), _scratch.get("stretched", (stretched,))
-    return (*places, request.coefficients, plan, *across, *down), scratch
+    return (*places, request.coefficients, _plan(request, across[0], down[0]), *across, *down), scratch
 
 
-def _paint(request: Request, values: NDArray[np.uint8], out: NDArray[Any], item_pitch: int, row_pitch: int) -> None:
+def _paint(request: _Request, values: NDArray[np.uint8], out: NDArray[Any], item_pitch: int, row_pitch: int) -> None:
     if len(values):
         first, scratch = _host(request)
         _function("instance_paint")(*first, values, address(out), item_pitch, row_pitch, *scratch)
 
 
-def plan_instances(
-    boxes: NDArray[Any],
-    origin: tuple[float, float],
-    scale: tuple[float, float],
-    samples: Size,
-    across: NDArray[np.int32],
-    down: NDArray[np.int32],
-    crop: str,
-) -> NDArray[np.int32]:
+def _plan(request: _Request, across: NDArray[np.int32], down: NDArray[np.int32]) -> NDArray[np.int32]:
     """(n, 8): for each box the samples kept (left, right, top, bottom), then the pixels that may be set."""
-    height, width = len(down), len(across)
-    if crop == "prototypes":
-        boxes = boxes * np.array(scale * 2, np.float32) + np.array(origin * 2, np.float32)
+    (height, width), samples, boxes = request.size, request.prototypes.shape[1:], request.boxes
+    if request.crop == "prototypes":
+        left, top, wide, high = request.content
+        boxes = boxes * np.array((wide / width, high / height) * 2, np.float32) + np.array((left, top) * 2, np.float32)
     with np.errstate(invalid="ignore"):
         empty = ~((boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3]))
     edges = np.ceil(np.where(empty[:, None], 0, boxes))
     plan = np.empty((len(boxes), 8), np.int32)
-    if crop == "image":
+    if request.crop == "image":
         plan[:, :4] = 0, samples[1], 0, samples[0]
         plan[:, 4:] = edges[:, [0, 2, 1, 3]].clip(0, (width, width, height, height))
         return plan
@@ -266,3 +347,65 @@ def plan_instances(
         plan[:, 4 + k] = np.searchsorted(index, plan[:, k] - 1)
         plan[:, 5 + k] = np.where(plan[:, k] < plan[:, k + 1], np.searchsorted(index, plan[:, k + 1] - 1, "right"), 0)
     return plan
+
+
+def _logits(request: _Request, workspace: Workspace) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Find the logits where boxes need them. Returns what later kernels share, and the arguments of `_row_starts`."""
+    channels, mh, mw = request.prototypes.shape
+    n, (height, width), (left, top, wide, high) = len(request.boxes), request.size, request.content
+    plan, logits = workspace.get("plan", (n, 8), np.int32), workspace.get("logits", (n, mh, mw), np.float32)
+    tables = device_taps(request.size, request.content, (mh, mw))
+    extent = {"width": width, "height": height}
+    shared = {"plan_address": plan, "n": n, "samples_x": mw, "samples_y": mh}
+    indexed = shared | {name: tables[name] for name in ("across_index", "down_index")}
+    scales: dict[str, Any] = {"scale_x": wide / width, "scale_y": high / height, "origin_x": left, "origin_y": top}
+    given = {"boxes_address": request.boxes, "count_address": request.count, "crop": int(request.crop == "prototypes")}
+    kernel.launch("instance_plan", **indexed, **extent, **scales, **given)
+    prototypes = request.prototypes
+    given = {"channels": channels, "plane_pitch": pitch(prototypes, 0), "row_pitch": pitch(prototypes, 1)}
+    given |= {"prototypes_address": prototypes, "coefficients_address": request.coefficients}
+    kernel.launch(f"instance_logits_{kind(prototypes)}", **indexed, **given, logits_address=logits)
+    return {**shared, **tables, **extent, "logits_address": logits}, (height, top, high, mh)
+
+
+def _paint_on_gpu(symbol: str, request: _Request, labels: Any, targets: int, out: Any, workspace: Workspace) -> None:
+    """Masks into (n, h, w), or labels into (1, h, w) with labels (n,)."""
+    places = {"target_address": out, "item_pitch": out.strides[0], "row_pitch": out.strides[1]}
+    vectors = all(value % 4 == 0 for value in (*out.strides[:2], out.shape[2], out.data.ptr))
+    given = _logits(request, workspace)[0]
+    kernel.launch(symbol, **given, **places, labels_address=labels, targets=targets, vectors=int(vectors))
+
+
+def _instance_runs_on_gpu(request: _Request, capacity: int, workspace: Workspace) -> DeviceRuns:
+    positions, counts = _positions(len(request.boxes), capacity, workspace)
+    given, starts = _logits(request, workspace)
+    (down_start,) = device_table(_row_starts, *starts)
+    runs = {"positions_address": positions, "capacity": capacity, "ends_address": counts}
+    kernel.launch("instance_runs", **given, **runs, down_start=down_start)
+    return _encode(positions, counts, request.size, workspace)
+
+
+def _mask_runs_on_gpu(masks: Any, capacity: int, workspace: Workspace) -> DeviceRuns:
+    n, height, width = masks.shape
+    positions, counts = _positions(n, capacity, workspace)
+    places = {"masks_address": masks, "item_pitch": masks.strides[0], "row_pitch": masks.strides[1]}
+    runs = {"positions_address": positions, "capacity": capacity, "ends_address": counts}
+    kernel.launch("mask_positions", **places, **runs, n=n, width=width, height=height)
+    return _encode(positions, counts, (height, width), workspace)
+
+
+def _positions(n: int, capacity: int, workspace: Workspace) -> tuple[Any, Any]:
+    if capacity < 1 or n * capacity > 2**40:
+        raise UsageError(f"capacity {capacity} is not a number of runs")
+    return workspace.get("positions", (n, capacity), np.int32), workspace.get("counts", (n,), np.int32)
+
+
+def _encode(positions: Any, counts: Any, size: tuple[int, int], workspace: Workspace) -> DeviceRuns:
+    n, capacity = positions.shape
+    room = TEXT_PER_RUN * capacity
+    lengths, text = workspace.get("lengths", (n, capacity), np.int32), workspace.get("text", (n, room), np.uint8)
+    text_lengths = workspace.get("text_lengths", (n,), np.int32)
+    shared = {"positions_address": positions, "capacity": capacity, "ends_address": counts, "n": n}
+    kernel.launch("run_lengths", **shared, lengths_address=lengths)
+    kernel.launch("run_text", **shared, text_address=text, room=room, text_ends_address=text_lengths)
+    return DeviceRuns(lengths, counts, text, text_lengths, size)

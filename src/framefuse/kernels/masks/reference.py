@@ -173,11 +173,7 @@ def overlay(planes: list[NDArray[Any]], labels: NDArray[Any], inks: NDArray[Any]
 
 
 def draw_boxes(
-    planes: list[NDArray[Any]],
-    boxes: NDArray[Any],
-    inks: NDArray[Any],
-    width: int,
-    subsample: tuple[int, int] = (2, 2),
+    planes: list[NDArray[Any]], boxes: NDArray[Any], inks: NDArray[Any], width: int, subsample: tuple[int, int] = (2, 2)
 ) -> None:
     """Frames of `width` pixels just inside each box, in place, the first box on top. Chroma as 2-D views.
 

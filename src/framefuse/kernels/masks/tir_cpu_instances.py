@@ -7,7 +7,7 @@ Runs come without a mask: along an image column the stretched logit is linear be
 sign at most once there, and cells whose ends have the sign of the pixel before are skipped whole.
 
 `boxes` is (n, 8) int32: the samples kept, left, right, top, bottom (those outside count as logit 0), then the pixels
-that may be set, left, right, top, bottom (`plan_instances` makes it). `across` and `down` are taps: for each pixel the
+that may be set, left, right, top, bottom (`instances._plan` makes it). `across` and `down` are taps: for each pixel the
 lower sample, and the weight of the upper. Scratch comes as arguments.
 """
 

@@ -153,19 +153,21 @@ def depthwise(
     """
     beside = residual or y._replace(address=0)
     places = {**_strided("x", x), **_strided("y", y), **_strided("residual", beside), "weight_": weight, "bias_": bias}
-    kernel.launch(
-        "network_depthwise",
-        stream=stream,
-        **places,
-        **y.size,
-        **_both(("in_height", "in_width"), (x.height, x.width)),
-        **_both(("rows", "columns"), kernel_size),
-        **_both(("stride_y", "stride_x"), stride),
-        **_both(("top", "left"), pads),
-        **_both(("dilation_y", "dilation_x"), dilation),
-        groups=y.channels // 8,
-        activation=_ACTIVATIONS[activation],
-    )
+    names = [
+        "in_height",
+        "in_width",
+        "rows",
+        "columns",
+        "stride_y",
+        "stride_x",
+        "top",
+        "left",
+        "dilation_y",
+        "dilation_x",
+    ]
+    window = dict(zip(names, (x.height, x.width, *kernel_size, *stride, *pads, *dilation), strict=True))
+    window |= {"groups": y.channels // 8, "activation": _ACTIVATIONS[activation]}
+    kernel.launch("network_depthwise", stream=stream, **places, **y.size, **window)
 
 
 def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: float, stream: int) -> None:
@@ -248,7 +250,3 @@ def _in_line(name: str, block: Block) -> dict[str, int]:
 
 def _pitches(name: str, block: Block) -> dict[str, int]:
     return dict(zip((f"{name}_image", f"{name}_row", f"{name}_column"), block.pitches, strict=True))
-
-
-def _both(names: tuple[str, str], values: tuple[int, int]) -> dict[str, int]:
-    return dict(zip(names, values, strict=True))

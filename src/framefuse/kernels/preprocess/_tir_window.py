@@ -5,7 +5,7 @@ windows of each source row: a permute picks both taps of every pixel as 16-bit w
 exact integers of 1 / unit, and the rest stays in registers; the weights of rows are divided by that unit. The sizes of
 blocks and windows are a `Form`, which depends on the CPU.
 
-The tables of windows come from `windows.py` and do not depend on the row. The last block of a row overlaps the one
+The tables of windows come from `filters.py` and do not depend on the row. The last block of a row overlaps the one
 before it, so there is no remainder. Cache lines that the next row will read and write are prefetched explicitly: with
 skipped rows the hardware prefetchers fail, which took longer than all of the arithmetic.
 """

@@ -14,15 +14,7 @@ from framefuse.frame import Frame, Region
 from framefuse.kernels.cpu import _address, _function, _scratch, _tensor
 from framefuse.kernels.preprocess import cuda as preprocess_cuda
 from framefuse.kernels.preprocess.filters import Interpolation
-from framefuse.kernels.preprocess.plan import (
-    MAX_ELEMENTS,
-    ChannelOrder,
-    Content,
-    MemoryFormat,
-    Request,
-    Triple,
-    plan,
-)
+from framefuse.kernels.preprocess.plan import MAX_ELEMENTS, ChannelOrder, Content, MemoryFormat, Request, Triple, plan
 
 
 class _Call(NamedTuple):
@@ -172,12 +164,7 @@ def _call(request: Request, pitches: tuple[int, ...], frame: Frame) -> _Call:
 
 
 def preprocess_batch(
-    frames: Sequence[Frame],
-    out: Any,
-    *,
-    contents: Sequence[Content],
-    stream: int | None = None,
-    **options: Any,
+    frames: Sequence[Frame], out: Any, *, contents: Sequence[Content], stream: int | None = None, **options: Any
 ) -> None:
     """`preprocess` frame i into out[i] for every i; further slots of `out` are not written.
 

@@ -1,4 +1,4 @@
-"""Layout of the table row that describes one frame to the CUDA kernel of preprocess. `cuda_rows.py` writes it,
+"""Layout of the table row that describes one frame to the CUDA kernel of preprocess. `cuda.py` writes it,
 `tir_cuda.py` reads it; this module imports nothing, so that both can import it.
 
 A row has BYTES bytes: addresses (int64), then words of 4 bytes, integers and floats, which are read in groups of four.

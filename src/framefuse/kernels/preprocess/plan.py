@@ -16,17 +16,8 @@ from numpy.typing import NDArray
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, Matrix, PixelFormat, Region, Rotation
 from framefuse.kernels.cpu import byte_level
-from framefuse.kernels.preprocess.filters import (
-    Interpolation,
-    Taps,
-    axis_taps,
-    byte_pairs,
-    column_weights,
-    stacked,
-    upper,
-    widened,
-)
-from framefuse.kernels.preprocess.windows import NONE, SHORT, WIDE, Axis, windows
+from framefuse.kernels.preprocess import filters
+from framefuse.kernels.preprocess.filters import Interpolation, Taps, axis_taps, upper
 
 ChannelOrder = Literal["rgb", "bgr"]
 MemoryFormat = Literal["nchw", "nhwc"]
@@ -45,7 +36,7 @@ LEVELS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0)}
 STORES = {"f32": (0, 0), "f16": (1, 0), "bf16": (2, 0), "u8": (3, 0), "i8": (3, 128)}
 """Arguments `store` and `flip` of `tir_cpu.py`."""
 
-FORMS = {"x86-64-v3": SHORT, "x86-64-v4": WIDE}
+FORMS = {"x86-64-v3": filters.SHORT, "x86-64-v4": filters.WIDE}
 """Form of the kernels for bytes with up to two taps, by instruction-set level."""
 
 MAX_ELEMENTS = 2**31 - 1
@@ -99,11 +90,7 @@ class Request(NamedTuple):
         roi: Region | None = None,
         rows: tuple[int, int] | None = None,
     ) -> Request:
-        """Collect and check the arguments of `preprocess`.
-
-        Raises:
-            UsageError: an argument has a wrong value; the message says which.
-        """
+        """Raise UsageError if an argument of `preprocess` has a wrong value; the message says which."""
         for name, value, valid in (
             ("interpolation", interpolation, get_args(Interpolation)),
             ("channel_order", channel_order, get_args(ChannelOrder)),
@@ -138,25 +125,13 @@ class Request(NamedTuple):
                 f"roi {roi} does not lie in the {frame.width}x{frame.height} image",
                 remedy="pass (x, y, width, height) in shown pixels, at least one of each",
             )
-        return cls(
-            frame.format,
-            (frame.coded_width, frame.coded_height),
-            frame.rotation,
-            frame.matrix,
-            frame.full_range,
-            (width, height),
-            3 if planar else shape[2],
-            np.dtype(str(out.dtype)) if str(out.dtype) != "bfloat16" else np.dtype(np.uint16),
-            (content[0], content[1], content[2], content[3]),
-            interpolation,
-            pad_value,
-            (mean[0], mean[1], mean[2]),
-            (std[0], std[1], std[2]),
-            channel_order,
-            memory_format,
-            (x, y, w, h),
-            rows,
-        )
+        coded = frame.coded_width, frame.coded_height
+        shown = frame.format, coded, frame.rotation, frame.matrix, frame.full_range
+        dtype = np.dtype(str(out.dtype)) if str(out.dtype) != "bfloat16" else np.dtype(np.uint16)
+        target = (width, height), 3 if planar else shape[2], dtype
+        place = (content[0], content[1], content[2], content[3]), interpolation, pad_value
+        levels = (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]), channel_order
+        return cls(*shown, *target, *place, *levels, memory_format, (x, y, w, h), rows)
 
     @property
     def output(self) -> str:
@@ -276,14 +251,14 @@ def plan(request: Request) -> Plan:
     strides = (packed or 1, 2 if format.layout == "semiplanar" else 1)
     form = FORMS.get(byte_level())
     axes = _axes(request, x_taps, strides, columns[2])
-    blocks = windows(form, axes) if form and axes else NONE
+    blocks = filters.windows(form, axes) if form and axes else filters.NONE
     output = request.output
     values = coefficients(request)
     if output in LEVELS:
         values[9:] += 0.5 - LEVELS[output][0]  # the kernel truncates, counting from the smallest value
     tables = (
         np.stack([part for found in y_taps for part in (found.first, found.count)]),
-        np.stack([widened(found.weight, max(f.weight.shape[1] for f in y_taps)) for found in y_taps]).ravel(),
+        np.stack([filters.widened(found.weight, max(f.weight.shape[1] for f in y_taps)) for found in y_taps]).ravel(),
         values,
     )
     strip = STRIP if turned else 1
@@ -314,12 +289,12 @@ def plan(request: Request) -> Plan:
         (int(found.first.min()) * stride, int((found.first + found.count).max()) * stride)
         for found, stride in zip(x_taps, strides, strict=True)
     ]
-    x_weights = [column_weights(found, stride, packed) for found, stride in zip(x_taps, strides, strict=True)]
+    x_weights = [filters.column_weights(found, stride, packed) for found, stride in zip(x_taps, strides, strict=True)]
     x_counts = [weights.shape[1] for weights in x_weights]
     if packed == 3 and x_counts[0] == 1 and x_taps[0].first.max() == request.coded[0] - 1:
         x_counts[0] = 2  # four channels are read at once, and no pixel follows the last one
     if packed and format.bits == 8:
-        begin, end, pairs = byte_pairs(x_taps[0], packed, request.coded[0])
+        begin, end, pairs = filters.byte_pairs(x_taps[0], packed, request.coded[0])
     else:
         begin, end, pairs = 0, 0, np.zeros(1, np.int16)
     return Plan(
@@ -329,7 +304,7 @@ def plan(request: Request) -> Plan:
         (
             *tables,
             np.stack([found.first * stride for found, stride in zip(x_taps, strides, strict=True)]),
-            stacked([upper(weights).ravel() for weights in x_weights]),
+            filters.stacked([upper(weights).ravel() for weights in x_weights]),
             pairs,
         ),
         strip_elements,
@@ -345,7 +320,7 @@ def _plain(request: Request) -> int:
     return int(request.std == (1.0,) * 3 and request.mean == (-LEVELS[request.output][0],) * 3)
 
 
-def _axes(request: Request, taps: list[Taps], strides: tuple[int, int], size: int) -> list[Axis]:
+def _axes(request: Request, taps: list[Taps], strides: tuple[int, int], size: int) -> list[filters.Axis]:
     """The axes for `windows`, if a kernel with windows applies. `size`: columns of the whole content."""
     format = request.format
     if format.bits != 8 or request.interpolation not in ("nearest", "linear"):
@@ -356,7 +331,7 @@ def _axes(request: Request, taps: list[Taps], strides: tuple[int, int], size: in
         unit = 2 * size * (format.subsample[0] if kind else 1)
         weight = np.rint(upper(found.weight)[:, 0] * np.float64(unit)).astype(np.int64)
         row = format.plane_shapes(*request.coded)[min(kind, format.plane_count - 1)][1] * stride
-        axes.append(Axis(first, first + (found.count - 1) * stride, weight, unit, min(stride, 3), row))
+        axes.append(filters.Axis(first, first + (found.count - 1) * stride, weight, unit, min(stride, 3), row))
     return axes[: min(2, format.plane_count)]
 
 

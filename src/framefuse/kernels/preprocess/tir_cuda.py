@@ -256,10 +256,7 @@ def variant(layout, sample, memory, alone=False):
         plane0 = addresses[row, ADDRESS["plane0"]]
         plane1 = addresses[row, ADDRESS["plane1"]]
         plane2 = addresses[row, ADDRESS["plane2"]]
-        if T.And(
-            T.And(y >= extents[2], y < extents[3]),
-            T.And(x + many > extents[0], x < extents[1]),
-        ):
+        if T.And(T.And(y >= extents[2], y < extents[3]), T.And(x + many > extents[0], x < extents[1])):
             lefts = T.alloc_buffer((4 * many,), "int32", scope="local")
             wxs = T.alloc_buffer((2 * many,), "float32", scope="local")
             ups = T.alloc_buffer((4,), "int32", scope="local")

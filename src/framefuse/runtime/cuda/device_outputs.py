@@ -16,8 +16,7 @@ from framefuse.cuda.workspace import Workspace
 from framefuse.errors import CardError, NonFiniteError
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
-from framefuse.kernels.boxes.cuda import count_non_finite
-from framefuse.kernels.boxes.merge_cuda import LOOK, Merged, merge_views
+from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks import call as masks
 from framefuse.models.card import Card

@@ -65,6 +65,8 @@ class Program(Protocol):
     """Decisions made during the run."""
     checked: BoxCheck
     """Makes detections of boxes, and counts those that it dropped."""
+    _in_flight: deque[Any]
+    """Batches that were submitted and have not finished, oldest first."""
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
         """Height and width of the model input for this frame."""
@@ -92,10 +94,12 @@ class Program(Protocol):
     @property
     def in_flight(self) -> int:
         """Number of batches that were submitted and have not finished."""
+        return len(self._in_flight)
 
     @property
     def request(self) -> object | None:
         """What the engine is busy with for the longest time, by identity; None: nothing. Callable from any thread."""
+        return next(iter(self._in_flight.copy()), None)
 
     def drain(self) -> Iterator[FrameResult]:
         """Finish everything in flight."""
@@ -297,12 +301,8 @@ class HostProgram(Program):
         )
 
     @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
-
-    @property
     def request(self) -> object | None:
-        return next(iter(self._in_flight.copy()), self._starting)
+        return super().request or self._starting
 
     def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
         if not self._in_flight:

@@ -171,14 +171,6 @@ class CudaProgram(Program):
         self.ledger.frame(sum(new))
         flight.batch = self._timer.submitted(frames, kept, started, submitted)
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
-
-    @property
-    def request(self) -> object | None:
-        return next(iter(self._in_flight.copy()), None)
-
     def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
         if not self._in_flight:
             return

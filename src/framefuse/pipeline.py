@@ -42,10 +42,9 @@ from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
-from framefuse.runtime.stages import decode, infer, sized, track, warm_up, write
+from framefuse.runtime.stages import decode, infer, sized, track, warm_up, watched, write
 from framefuse.runtime.tracking import Tracks, events_for
 from framefuse.runtime.views import Choose, viewer_for
-from framefuse.runtime.watchdog import watched
 from framefuse.sinks.run_folder import MANIFEST, FolderLock, make_run_folder
 from framefuse.sinks.show import load_opencv
 from framefuse.sinks.sink_set import SinkSet

@@ -22,7 +22,7 @@ from fake_gpu import Array, Gpu
 from framefuse import kernels
 from framefuse.cuda import device, kernel
 from framefuse.cuda.launch_plan import graph_memory
-from framefuse.cuda.streams import StreamPool
+from framefuse.cuda.pools import StreamPool
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.device_requests import device_request_pool
 from framefuse.errors import EngineError, UsageError

@@ -3,7 +3,6 @@
 device.py       CuPy, arrays, addresses        kernel.py       load and launch compiled kernels
 cubins.py       CUDA source -> machine code    nvrtc.py        NVIDIA's run-time compiler
 launch_plan.py  recorded launches              workspace.py    scratch memory of a call
-streams.py      pools of streams and handles   driver.py       short driver calls that hold the GIL
-pools.py        memory pools                   current.py      the current GPU of a thread
-errors.py       CUDA errors -> typed errors
+pools.py        memory, streams, handles       driver.py       short driver calls that hold the GIL
+errors.py       CUDA errors -> typed errors    current.py      the current GPU of a thread
 """

@@ -1,9 +1,10 @@
-"""Several arrays in one allocation, and release of the memory that CuPy's pools cache."""
+"""Pools on a GPU: streams and handles that are reused, several arrays in one allocation, CuPy's cached memory."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,3 +40,34 @@ def free_cached_memory() -> None:
     gc.collect()  # the traceback of a failed allocation often holds arrays in a cycle
     cp.get_default_memory_pool().free_all_blocks()
     cp.get_default_pinned_memory_pool().free_all_blocks()
+
+
+class StreamPool:
+    """Hands out objects to one user at a time and keeps all of them until the process ends.
+
+    The pool also references objects that are in use. Otherwise a user and its CuPy stream could be garbage of one
+    cycle: Python would finalize the stream, which destroys it, and the user's finalizer would release a dead stream.
+
+    Args:
+        make: creates an object on the current device.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._all: list[Any] = []
+        self._free: dict[int, list[Any]] = {}
+
+    def acquire(self) -> tuple[Any, Callable[[], None]]:
+        """An object of the current device and the function that releases it, which any thread may call."""
+        free = self._free.setdefault(device.current_gpu(), [])
+        try:
+            found = free.pop()
+        except IndexError:
+            found = self._make()
+            self._all.append(found)
+        return found, partial(free.append, found)
+
+
+def new_stream() -> Any:
+    """A stream that does not synchronise with the default stream."""
+    return device.cupy().cuda.Stream(non_blocking=True)

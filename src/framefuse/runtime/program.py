@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from time import perf_counter, sleep, thread_time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -27,6 +28,8 @@ from framefuse.runtime.threads import thread_named
 
 MAX_POOLS = 4
 """Input shapes kept ready at the same time; the least recently used one is dropped."""
+MAX_SIZES = 64
+"""Frame sizes and views whose placement in the model input is cached."""
 CLOSE_SECONDS = 3.0
 """How long `Program.close` waits for requests in flight."""
 
@@ -46,6 +49,10 @@ Observer = Callable[[Sequence[FrameInfo], Callable[[float], list[Detections]]], 
 """Gets the frames of each batch, and a function: what they show if suppression has this `iou` instead."""
 
 
+FrameOutput = tuple[Detections, Masks | None]
+"""What the model says about one row."""
+
+
 class FrameResult(NamedTuple):
     """The result of one frame."""
 
@@ -54,60 +61,6 @@ class FrameResult(NamedTuple):
     """The frame itself, if a sink needs it."""
     tracked: Detections | None = None
     """All objects that the tracker knows, if the result shows fewer."""
-
-
-class Program(Protocol):
-    """Runs batches. All calls come from one thread."""
-
-    ledger: Ledger
-    """Bytes copied between host and device so far."""
-    reasons: Sequence[str]
-    """Decisions made during the run."""
-    checked: BoxCheck
-    """Makes detections of boxes, and counts those that it dropped."""
-
-    def input_size(self, frame: Frame) -> tuple[int, int]:
-        """Height and width of the model input for this frame."""
-
-    def batch_key(self, frame: Frame) -> Hashable:
-        """What the frames of one batch have in common."""
-        return self.input_size(frame)
-
-    def row_seconds(self) -> float:
-        """Seconds that the model takes for a row of a batch at its full input size, with as many requests in flight as
-        it runs at once. Measured; nothing else may be in flight."""
-
-    def prepare(self, width: int, height: int, view: View | None = None) -> None:
-        """Get ready for frames of this size, or a view of them, so that the first does not wait for a compiler."""
-
-    def warm_up(self, frame: Frame) -> None:
-        """Get ready for frames like this one, the first of a run; it is submitted later."""
-
-    def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
-        """Start a batch; yields the results of batches that had to finish first to make room."""
-
-    def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
-        """Wait for the oldest in-flight batch and yield its results; nothing if there is none, or after `timeout` s."""
-
-    @property
-    def in_flight(self) -> int:
-        """Number of batches that were submitted and have not finished."""
-
-    @property
-    def request(self) -> object | None:
-        """What the engine is busy with for the longest time, by identity; None: nothing. Callable from any thread."""
-
-    def drain(self) -> Iterator[FrameResult]:
-        """Finish everything in flight."""
-        while self.in_flight:
-            yield from self.finish()
-
-    @property
-    def largest_input(self) -> tuple[int, int]:
-        """Width and height of the largest model input so far; before the first frame, of the largest possible one."""
-
-    def close(self) -> None:
-        """Free everything. A request that does not end within CLOSE_SECONDS keeps what it uses."""
 
 
 class WallCpuTime(NamedTuple):
@@ -138,22 +91,88 @@ class Batch:
     """Those that give a result."""
 
 
-class BatchTimer:
-    """Records what each batch costs in the three stages of a program, and builds its results."""
+@dataclass(eq=False, repr=False)
+class Program(ABC):
+    """Runs batches, several in flight. All calls come from one thread, except where a method says otherwise.
 
-    def __init__(self, recorder: Recorder, rung: str) -> None:
-        names = ("preprocess", "inference", "postprocess")
-        self._preprocess, self._inference, self._postprocess = (recorder.stage(name) for name in names)
-        self._rung = rung
+    Args:
+        batch: rows of a batch.
+        slots: batches in flight at most; 0: as many as suit the engine.
+        keep_frames: a sink needs the frames.
+        closes_engine: `close` closes the engine, too.
 
-    def submitted(
+    Attributes:
+        ledger: bytes copied between host and device so far.
+        reasons: decisions made during the run, such as fewer batches in flight on a GPU without room for more.
+        checked: makes detections of boxes, and counts those that it dropped.
+    """
+
+    engine: Engine
+    card: Card
+    preprocess: Preprocess
+    selection: Selection
+    _: KW_ONLY
+    batch: int = 1
+    slots: int = 0
+    keep_frames: bool = False
+    recorder: Recorder | None = None
+    closes_engine: bool = True
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger()
+        self.reasons: list[str] = []
+        self.checked = BoxCheck(self.card.names, self.card.path.with_suffix(".yaml").name)
+        recorder = self.recorder or Recorder()
+        self._clocks = tuple(recorder.stage(name) for name in ("preprocess", "inference", "postprocess"))
+        self._rung = f"{self.card.path.stem} {self.engine.name} {self.engine.precision}"
+        self._in_flight: deque[Any] = deque()
+        """Batches that were submitted and have not finished, oldest first."""
+        self._placements: dict[tuple[int, int, View | None], Placement] = {}
+        self._largest = (0, 0)
+        self._closing, self._closed = threading.RLock(), False
+
+    def input_size(self, frame: Frame) -> tuple[int, int]:
+        """Height and width of the model input for this frame."""
+        return self._place(frame).size[::-1]
+
+    def batch_key(self, frame: Frame) -> Hashable:
+        """What the frames of one batch have in common."""
+        return self.input_size(frame)
+
+    def _place(self, frame: Frame) -> Placement:
+        """Where a frame lies in the model input; cached, since the frames of a source usually have one size."""
+        size = frame.width, frame.height, frame.view
+        if size not in self._placements:
+            if len(self._placements) >= MAX_SIZES:
+                self._placements.clear()
+            self._placements[size] = self.preprocess.place_view(*size)
+        return self._placements[size]
+
+    @abstractmethod
+    def row_seconds(self) -> float:
+        """Seconds that the model takes for a row of a batch at its full input size, with as many requests in flight as
+        it runs at once. Measured; nothing else may be in flight."""
+
+    @abstractmethod
+    def prepare(self, width: int, height: int, view: View | None = None) -> None:
+        """Get ready for frames of this size, or a view of them, so that the first does not wait for a compiler."""
+
+    @abstractmethod
+    def warm_up(self, frame: Frame) -> None:
+        """Get ready for frames like this one, the first of a run; it is submitted later."""
+
+    @abstractmethod
+    def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
+        """Start a batch; yields the results of batches that had to finish first to make room."""
+
+    def _submitted(
         self, frames: Sequence[Frame], kept: list[Frame | None], started: WallCpuTime, submitted: WallCpuTime
     ) -> Batch:
         """A batch that was preprocessed from `started` to `submitted`, and whose model has been started since. Of rows
         that are joined, the first stands for all."""
         seconds = submitted.wall - started.wall
-        self._preprocess.add(seconds, items=len(frames), cpu=submitted.cpu - started.cpu)
-        self._inference.add(0, items=0, cpu=thread_time() - submitted.cpu)
+        self._clocks[0].add(seconds, items=len(frames), cpu=submitted.cpu - started.cpu)
+        self._clocks[1].add(0, items=0, cpu=thread_time() - submitted.cpu)
         rows, row = list[int](), 0
         while row < len(frames):
             rows.append(row)
@@ -161,31 +180,65 @@ class BatchTimer:
         infos, arrivals = [FrameInfo.of(frames[row]) for row in rows], [frames[row].arrival for row in rows]
         return Batch(infos, [kept[row] for row in rows], arrivals, seconds, submitted.wall, len(frames), rows)
 
-    def finished(
-        self,
-        batch: Batch,
-        found: Sequence[tuple[Detections, Masks | None]],
-        waiting: WallCpuTime,
-        finished: WallCpuTime,
-        on_device: Sequence[float] | None = None,
-    ) -> Iterator[FrameResult]:
-        """The results of a batch that was awaited from `waiting` to `finished` and postprocessed since.
-
-        Args:
-            on_device: seconds that the three stages took on the GPU, where they were measured.
-        """
+    def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
+        """Wait for the oldest in-flight batch and yield its results; nothing if there is none, or after `timeout` s."""
+        if not self._in_flight:
+            return
+        flight = self._in_flight[0]
+        waiting = WallCpuTime.now()
+        if not self._wait(flight, timeout):
+            return
+        self._in_flight.popleft()
+        batch: Batch | None = flight.batch
+        if batch is None:
+            return
+        finished = WallCpuTime.now()
+        found, on_device = self._read(flight)
         ended, count = WallCpuTime.now(), batch.size
         inference, postprocess = finished.wall - batch.submitted, ended.wall - finished.wall
         wait_in, cpu = finished.wall - waiting.wall, finished.cpu - waiting.cpu
-        self._inference.add(inference, items=count, wait_in=wait_in, cpu=cpu)
-        self._postprocess.add(postprocess, items=count, cpu=ended.cpu - finished.cpu)
-        clocks = self._preprocess, self._inference, self._postprocess
-        for clock, seconds in zip(clocks, on_device or (), strict=False):
+        self._clocks[1].add(inference, items=count, wait_in=wait_in, cpu=cpu)
+        self._clocks[2].add(postprocess, items=count, cpu=ended.cpu - finished.cpu)
+        for clock, seconds in zip(self._clocks, on_device, strict=False):
             clock.add_device(seconds, items=count)
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, (found[row] for row in batch.rows), strict=True)
         for info, frame, arrival, (detections, masks) in rows:
             yield FrameResult(Result(info, detections, self._rung, timings, arrival, masks), frame)
+
+    @abstractmethod
+    def _wait(self, flight: Any, timeout: float | None) -> bool:
+        """Wait for a batch; False after `timeout` seconds."""
+
+    @abstractmethod
+    def _read(self, flight: Any) -> tuple[Sequence[FrameOutput], Sequence[float]]:
+        """What a finished batch has found in each row, and the seconds that the three stages took on the GPU, where
+        they were measured."""
+
+    @property
+    def in_flight(self) -> int:
+        """Number of batches that were submitted and have not finished."""
+        return len(self._in_flight)
+
+    @property
+    def request(self) -> object | None:
+        """What the engine is busy with for the longest time, by identity; None: nothing. Callable from any thread."""
+        return next(iter(self._in_flight.copy()), None)
+
+    def drain(self) -> Iterator[FrameResult]:
+        """Finish everything in flight."""
+        while self.in_flight:
+            yield from self.finish()
+
+    @property
+    def largest_input(self) -> tuple[int, int]:
+        """Width and height of the largest model input so far; before the first frame, of the largest possible one."""
+        return self._largest if any(self._largest) else (self.preprocess.width, self.preprocess.height)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. A request that does not end within CLOSE_SECONDS keeps what it uses. Callable from any
+        thread, repeatedly."""
 
 
 @dataclass(eq=False)
@@ -198,64 +251,34 @@ class InFlightBatch:
     placements: list[Placement]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class HostProgram(Program):
     """The `Program` of the CPU: preprocess into a request of the engine, run it, postprocess, release it.
 
-    Several requests are in flight at a time, `slots` at most; 0: as many as the engine suggests.
-
     Args:
-        closes_engine: `close` closes the engine, too.
         observe: called for each batch of boxes.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        card: Card,
-        preprocess: Preprocess,
-        selection: Selection,
-        *,
-        batch: int = 1,
-        slots: int = 0,
-        keep_frames: bool = False,
-        recorder: Recorder | None = None,
-        closes_engine: bool = True,
-        observe: Observer | None = None,
-    ) -> None:
-        self._observe = observe
-        self._engine, self._closes_engine = engine, closes_engine
-        self._card = card
-        self._preprocess = preprocess
-        self._selection = selection
-        self._batch = batch
-        self._slots = slots
-        self._keep_frames = keep_frames
-        self._class_masks = ClassMasks() if card.task == "semantic" else None
+    observe: Observer | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # its ledger stays empty: nothing leaves the host
+        self._class_masks = ClassMasks() if self.card.task == "semantic" else None
         self._pools: dict[tuple[int, int], RequestPool] = {}
-        self._in_flight: deque[InFlightBatch] = deque()
         self._starting: Slot | None = None
         """Engines without requests of their own run the model while they start it."""
-        self._used: set[tuple[int, int]] = set()
-        self._closing, self._closed = threading.Lock(), False
-        self.ledger = Ledger()  # stays empty: nothing leaves the host
-        self.reasons = ()
-        self.checked = BoxCheck(card.names, card.path.with_suffix(".yaml").name)
-        self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
-
-    def input_size(self, frame: Frame) -> tuple[int, int]:
-        return self._preprocess.place_view(frame.width, frame.height, frame.view).size[::-1]
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
-        size = self._preprocess.place_view(width, height, view).size[::-1]
+        size = self.preprocess.place_view(width, height, view).size[::-1]
         if size not in self._pools:
             self._pools[size] = self._make_pool(size)
 
     def row_seconds(self) -> float:
-        spec = self._preprocess
+        spec = self.preprocess
         self.prepare(spec.width, spec.height, View(size=(spec.width, spec.height)))
         pool = self._pools[spec.height, spec.width]
         slots = list(iter(pool.acquire, None))
-        busy = slots[: self._engine.streams]
+        busy = slots[: self.engine.streams]
 
         def run() -> None:
             for slot in busy:
@@ -264,7 +287,7 @@ class HostProgram(Program):
                 pool.wait(slot)
 
         try:
-            return median_seconds(run) / (len(busy) * self._batch)
+            return median_seconds(run) / (len(busy) * self.batch)
         finally:
             for slot in slots:
                 pool.release(slot)
@@ -278,7 +301,7 @@ class HostProgram(Program):
             yield from self.finish()
         started = WallCpuTime.now()
         placements = [
-            self._preprocess(frame, row, memory_format=slot.memory_format)
+            self.preprocess(frame, row, self._place(frame), memory_format=slot.memory_format)
             for frame, row in zip(frames, slot.input, strict=False)
         ]
         submitted = WallCpuTime.now()
@@ -287,56 +310,45 @@ class HostProgram(Program):
             pool.submit(slot)
         finally:
             self._starting = None
-        kept: list[Frame | None] = list(frames) if self._keep_frames else [None] * len(frames)
-        if not self._keep_frames:
+        kept: list[Frame | None] = list(frames) if self.keep_frames else [None] * len(frames)
+        if not self.keep_frames:
             for frame in frames:
                 if frame.lease is not None:
                     frame.lease.release()
-        self._in_flight.append(
-            InFlightBatch(slot, pool, self._timer.submitted(frames, kept, started, submitted), placements)
-        )
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
+        self._in_flight.append(InFlightBatch(slot, pool, self._submitted(frames, kept, started, submitted), placements))
 
     @property
     def request(self) -> object | None:
-        return next(iter(self._in_flight.copy()), self._starting)
+        return super().request or self._starting
 
-    def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
-        if not self._in_flight:
-            return
-        flight = self._in_flight[0]
-        waiting = WallCpuTime.now()
-        if not flight.pool.wait(flight.slot, timeout):
-            return
-        self._in_flight.popleft()
-        finished = WallCpuTime.now()
+    def _wait(self, flight: InFlightBatch, timeout: float | None) -> bool:
+        return flight.pool.wait(flight.slot, timeout)
+
+    def _read(self, flight: InFlightBatch) -> tuple[list[FrameOutput], tuple[()]]:
         layout, outputs = flight.slot.layout, flight.slot.outputs
         try:
             if layout is None:
-                outputs = tuple(outputs[index] for index in self._card.output_indices)
-            self._card.check_outputs(outputs, layout)
+                outputs = tuple(outputs[index] for index in self.card.output_indices)
+            self.card.check_outputs(outputs, layout)
             found = self._postprocess(outputs, layout, flight.placements)
-            if self._observe is not None:
-                self._observe(
+            if self.observe is not None:
+                self.observe(
                     flight.batch.infos,
-                    lambda iou: self._detections(outputs, layout, flight.placements, replace(self._selection, iou=iou)),
+                    lambda iou: self._detections(outputs, layout, flight.placements, replace(self.selection, iou=iou)),
                 )
         finally:
             flight.pool.release(flight.slot)
-        yield from self._timer.finished(flight.batch, found, waiting, finished)
+        return found, ()
 
     def _postprocess(
         self, outputs: Sequence[NDArray[Any]], layout: str | None, placements: Sequence[Placement]
-    ) -> list[tuple[Detections, Masks | None]]:
+    ) -> list[FrameOutput]:
         """Detections and masks of each frame, copied out of `outputs`."""
-        card = self._card
+        card = self.card
         if self._class_masks is not None:
             masks = self._class_masks(outputs[0], placements)
             return [(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
-        return [(found, None) for found in self._detections(outputs, layout, placements, self._selection)]
+        return [(found, None) for found in self._detections(outputs, layout, placements, self.selection)]
 
     def _detections(
         self,
@@ -345,7 +357,7 @@ class HostProgram(Program):
         placements: Sequence[Placement],
         selection: Selection,
     ) -> list[Detections]:
-        card = self._card
+        card = self.card
         predictions = postprocess(
             outputs,
             layout or card.layout,
@@ -355,10 +367,6 @@ class HostProgram(Program):
             box_units=card.box_units if layout is None else "relative",
         )
         return self.checked(*predictions)
-
-    @property
-    def largest_input(self) -> tuple[int, int]:
-        return max(self._used, default=(self._preprocess.width, self._preprocess.height))
 
     def close(self) -> None:
         """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended, or
@@ -375,8 +383,8 @@ class HostProgram(Program):
             flight.pool.wait(flight.slot)
         while self._pools:
             self._pools.popitem()[1].close()
-        if self._closes_engine:
-            self._engine.close()
+        if self.closes_engine:
+            self.engine.close()
         while self._starting is not None:  # an engine that can stop what it runs does so now
             sleep(0.01)
 
@@ -388,10 +396,10 @@ class HostProgram(Program):
             if len(self._pools) >= MAX_POOLS:
                 self._pools.pop(next(iter(self._pools))).close()
             pool = self._make_pool(size)
-        self._used.add((size[1], size[0]))
+        self._largest = max(self._largest, (size[1], size[0]))
         self._pools[size] = pool
         return pool
 
     def _make_pool(self, size: tuple[int, int]) -> RequestPool:
         with thread_named("ff-engine"):  # the threads that the engine starts here inherit the name
-            return self._engine.request_pool(self._batch, *size, self._slots)
+            return self.engine.request_pool(self.batch, *size, self.slots)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from time import monotonic, perf_counter, thread_time
 from typing import cast
 
-from framefuse.errors import FramefuseError
+from framefuse.errors import EngineError, FramefuseError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.runtime.batching import Batcher
@@ -22,6 +22,8 @@ from framefuse.sources import Source, SourceInfo
 
 POLL_SECONDS = 0.002
 """How often to look for a new frame while waiting for the engine."""
+STEP = 0.5
+"""Seconds between two checks of a request. Only checks are counted, so a process that was suspended has not waited."""
 
 
 def warm_up(source: Source, program: Program, viewer: Viewer | None = None) -> Iterator[Frame]:
@@ -61,6 +63,33 @@ def infer(
     if viewer is None:
         return cast("Iterator[FrameResult]", _infer(frames, program, batcher, lambda frame: [([frame], 1)]))
     return viewer.join(_infer(frames, program, batcher, viewer.rows))
+
+
+def watched(found: Threaded[FrameResult], program: Program, seconds: float) -> Iterator[FrameResult]:
+    """What the thread of a program finds, while that thread may be inside the engine.
+
+    Args:
+        seconds: how long one request may run; 0: without limit.
+
+    Raises:
+        EngineError: a request has run for longer.
+    """
+    waited, last = 0.0, None
+    while (item := found.get(STEP)) is not None:
+        if item is not EMPTY:
+            waited = 0.0
+            yield item
+            continue
+        request = program.request
+        waited = waited + STEP if request is last is not None else 0.0
+        last = request
+        if seconds and waited >= seconds:
+            error = EngineError(
+                f"the engine has not answered a request for {seconds:g} s (option request_timeout)",
+                remedy="use a larger --request-timeout or a smaller --batch, or another engine",
+            )
+            error.stage = found.name
+            raise error
 
 
 def sized(results: Iterator[FrameResult], area: float) -> Iterator[FrameResult]:

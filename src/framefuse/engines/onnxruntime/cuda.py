@@ -17,7 +17,7 @@ import numpy as np
 from framefuse.common.files import user_cache
 from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.cuda import device
-from framefuse.cuda.streams import StreamPool, new_stream
+from framefuse.cuda.pools import StreamPool, new_stream
 from framefuse.engines.backend import Backend
 from framefuse.engines.device_requests import DeviceExecution, capture, fork_join
 from framefuse.engines.engine import Engine, EngineOptions, not_quantised

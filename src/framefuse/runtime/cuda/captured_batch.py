@@ -24,9 +24,9 @@ from framefuse.models.card import Card
 from framefuse.postprocess.plausible import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, FrameOutput, MaskOutputs
+from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, MaskOutputs
 from framefuse.runtime.ledger import Ledger
-from framefuse.runtime.program import Selection
+from framefuse.runtime.program import FrameOutput, Selection
 
 CAPTURES = 5
 """Attempts to capture a graph: a decoder that sets itself up in another thread can invalidate a capture."""
@@ -161,10 +161,10 @@ class CapturedBatch:
     def _is_timed(self) -> bool:
         return self._launched % TIMED_EVERY == 1  # the first is timed, so that short runs have one
 
-    def device_seconds(self) -> tuple[float, ...] | None:
-        """Seconds that preprocess, model and postprocess of a finished batch took on the GPU, if it was timed."""
+    def device_seconds(self) -> tuple[float, ...]:
+        """Seconds that preprocess, model and postprocess of a finished batch took on the GPU; empty: not timed."""
         if not self._is_timed:
-            return None
+            return ()
         elapsed = device.cupy().cuda.get_elapsed_time
         return tuple(elapsed(start, end) / 1e3 for start, end in pairwise(self._marks))
 

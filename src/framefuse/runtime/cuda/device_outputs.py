@@ -25,9 +25,8 @@ from framefuse.postprocess.merge import edges
 from framefuse.postprocess.plausible import BoxCheck
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
-from framefuse.runtime.program import Selection
+from framefuse.runtime.program import FrameOutput, Selection
 
-FrameOutput = tuple[Detections, Masks | None]
 FOUND = len(Found._fields)
 """Arrays of the results before those of `Merged`."""
 

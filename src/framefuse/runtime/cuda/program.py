@@ -6,7 +6,6 @@ flight. Their memory is freed when the program is closed, except on a GPU that w
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,24 +17,18 @@ from framefuse.common.text import counted
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
-from framefuse.engines import DeviceExecution, Engine
+from framefuse.engines import DeviceExecution
 from framefuse.engines.device_requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame, View
 from framefuse.kernels.preprocess.cuda import is_cuda
-from framefuse.models.card import Card
-from framefuse.postprocess.plausible import BoxCheck
-from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
-from framefuse.runtime.ledger import Ledger
-from framefuse.runtime.profiling import Recorder, median_seconds
-from framefuse.runtime.program import CLOSE_SECONDS, Batch, BatchTimer, FrameResult, Program, Selection, WallCpuTime
+from framefuse.runtime.profiling import median_seconds
+from framefuse.runtime.program import CLOSE_SECONDS, Batch, FrameOutput, FrameResult, Program, WallCpuTime
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
-MAX_SIZES = 64
-"""Frame sizes and views whose placement in the model input is cached."""
 LAUNCHES = 4
 """Of a model in a row, when its time is measured."""
 IN_FLIGHT = 2
@@ -56,75 +49,37 @@ class InFlightBatch:
     """None: something failed after the launch, so the batch is awaited but has no results."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CudaProgram(Program):
-    """The `Program` of CUDA devices. All calls come from one thread.
+    """The `Program` of CUDA devices. It copies the frames that a sink needs to the host.
 
     Args:
-        slots: batches in flight; 0: two.
-        keep_frames: a sink needs the frames, so they are copied to the host.
-        closes_engine: `close` closes the engine, too.
         mode: how host frames reach the GPU (`choose_upload_mode`).
         merges: most views of a frame that are merged on the GPU: frames whose rows are `joined`.
-
-    Attributes:
-        reasons: decisions made during the run, such as fewer batches in flight on a GPU without room for more.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        card: Card,
-        preprocess: Preprocess,
-        selection: Selection,
-        *,
-        batch: int = 1,
-        slots: int = 0,
-        keep_frames: bool = False,
-        recorder: Recorder | None = None,
-        closes_engine: bool = True,
-        mode: memory.UploadMode = "copy",
-        merges: int = 0,
-    ) -> None:
+    mode: memory.UploadMode = "copy"
+    merges: int = 0
+
+    def __post_init__(self) -> None:
         device.cupy()
-        self._closes_engine = closes_engine
-        self._mode, self._merges = mode, merges
-        self.reasons: list[str] = []
-        self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
-        self._batch, self._slots, self._keep_frames = batch, slots or IN_FLIGHT, keep_frames
+        super().__post_init__()
+        self.slots = self.slots or IN_FLIGHT
         self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
         self._executions: dict[tuple[int, int], list[DeviceExecution]] = {}
-        self._in_flight: deque[InFlightBatch] = deque()
-        self._placements: dict[tuple[int, int, View | None], Placement] = {}
-        self._largest = (0, 0)
-        self.checked = BoxCheck(card.names, card.path.with_suffix(".yaml").name)
-        self._closing, self._closed, self._gpu_lost = threading.RLock(), False, False
-        self.ledger = Ledger()
-        self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
-
-    def input_size(self, frame: Frame) -> tuple[int, int]:
-        width, height = self._place(frame).size
-        return height, width
+        self._gpu_lost = False
 
     def batch_key(self, frame: Frame) -> tuple[Any, ...]:
         key: tuple[Any, ...] = (self.input_size(frame), frame.format.layout, frame.format.dtype)
         # Masks have the size of what the model saw.
-        return (*key, *self._place(frame).shown) if self._card.task == "semantic" else key
-
-    def _place(self, frame: Frame) -> Placement:
-        """Where a frame lies in the model input; cached, since the frames of a source usually have one size."""
-        size = frame.width, frame.height, frame.view
-        if size not in self._placements:
-            if len(self._placements) >= MAX_SIZES:
-                self._placements.clear()
-            self._placements[size] = self._preprocess.place_view(*size)
-        return self._placements[size]
+        return (*key, *self._place(frame).shown) if self.card.task == "semantic" else key
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Load the model for frames of this size. Capturing waits for the first frame, which tells the pixel format."""
-        self._models(self._preprocess.place_view(width, height, view).size[::-1])
+        self._models(self.preprocess.place_view(width, height, view).size[::-1])
 
     def row_seconds(self) -> float:
-        model = self._models((self._preprocess.height, self._preprocess.width))[0]
+        model = self._models((self.preprocess.height, self.preprocess.width))[0]
         with self._translating_errors("time the model"), (stream := device.cupy().cuda.Stream(non_blocking=True)):
 
             def launch() -> None:
@@ -140,7 +95,7 @@ class CudaProgram(Program):
                     start()
                 stream.synchronize()
 
-            return median_seconds(run) / (LAUNCHES * self._batch)
+            return median_seconds(run) / (LAUNCHES * self.batch)
 
     def warm_up(self, frame: Frame) -> None:
         deque(self._captured_for(frame), maxlen=0)  # nothing is in flight yet
@@ -153,7 +108,7 @@ class CudaProgram(Program):
         started = WallCpuTime.now()
         placements = [self._place(frame) for frame in frames]
         with self._translating_errors("start a batch"):
-            captured.load(frames, placements, self._preprocess)
+            captured.load(frames, placements, self.preprocess)
             submitted = WallCpuTime.now()
             captured.launch()
         flight = InFlightBatch(captured, frames)
@@ -161,7 +116,7 @@ class CudaProgram(Program):
         # Rows that are views of one frame follow each other.
         new = [not row or frame.planes is not frames[row - 1].planes for row, frame in enumerate(frames)]
         kept: list[Frame | None] = [None] * len(frames)
-        if self._keep_frames:
+        if self.keep_frames:
             with self._translating_errors("copy frames to the host"):
                 for row, frame in enumerate(frames):
                     kept[row] = self._to_host(frame) if new[row] else kept[row - 1]
@@ -169,35 +124,15 @@ class CudaProgram(Program):
             if frame.lease is not None:
                 frame.lease.release(after=captured.ended)
         self.ledger.frame(sum(new))
-        flight.batch = self._timer.submitted(frames, kept, started, submitted)
+        flight.batch = self._submitted(frames, kept, started, submitted)
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
-
-    @property
-    def request(self) -> object | None:
-        return next(iter(self._in_flight.copy()), None)
-
-    def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
-        if not self._in_flight:
-            return
-        flight = self._in_flight[0]
-        waiting = WallCpuTime.now()
+    def _wait(self, flight: InFlightBatch, timeout: float | None) -> bool:
         with self._translating_errors("finish a batch"):
-            if not flight.captured.wait(timeout):
-                return
-        self._in_flight.popleft()
-        if flight.batch is None:
-            return
-        finished = WallCpuTime.now()
-        found = flight.captured.read(flight.batch.size)
-        device_seconds = flight.captured.device_seconds()
-        yield from self._timer.finished(flight.batch, found, waiting, finished, device_seconds)
+            return flight.captured.wait(timeout)
 
-    @property
-    def largest_input(self) -> tuple[int, int]:
-        return self._largest if any(self._largest) else (self._preprocess.width, self._preprocess.height)
+    def _read(self, flight: InFlightBatch) -> tuple[list[FrameOutput], tuple[float, ...]]:
+        assert flight.batch is not None
+        return flight.captured.read(flight.batch.size), flight.captured.device_seconds()
 
     def close(self) -> None:
         """Wait for the in-flight batches, discard their results and free the engine. A thread that still submits gets
@@ -207,15 +142,15 @@ class CudaProgram(Program):
             self._closed = True
             while self._in_flight:
                 flight = self._in_flight[0]
-                with suppress(GpuLostError), self._translating_errors("finish a batch"):
-                    if not flight.captured.wait(CLOSE_SECONDS):
+                with suppress(GpuLostError):
+                    if not self._wait(flight, CLOSE_SECONDS):
                         self._abandon()
                         return
                 if self._in_flight and self._in_flight[0] is flight:
                     self._in_flight.popleft()
             self._free()
-            if self._closes_engine:
-                self._engine.close()
+            if self.closes_engine:
+                self.engine.close()
 
     def _free(self) -> None:
         """Free all device memory even if callers, such as a stored traceback, still hold references. On a lost GPU
@@ -267,21 +202,10 @@ class CudaProgram(Program):
         models, batches = self._models(size), list[CapturedBatch]()
         while len(batches) < len(models):
             try:
-                with self._translating_errors(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
+                with self._translating_errors(f"capture batches of {self.batch} x {size[1]}x{size[0]}"):
                     model = models[len(batches)]
-                    batches.append(
-                        CapturedBatch(
-                            model,
-                            frame,
-                            placement,
-                            self._card,
-                            self._selection,
-                            self.checked,
-                            self.ledger,
-                            self._mode,
-                            self._merges,
-                        )
-                    )
+                    given = self.card, self.selection, self.checked, self.ledger, self.mode, self.merges
+                    batches.append(CapturedBatch(model, frame, placement, *given))
                 continue
             except GpuMemoryError as error:
                 if len(models) == 1:
@@ -292,7 +216,7 @@ class CudaProgram(Program):
         return batches
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
-        self.reasons.append(f"{counted(count, 'batch', 'batches')} in flight, not {self._slots}: {error.message}")
+        self.reasons.append(f"{counted(count, 'batch', 'batches')} in flight, not {self.slots}: {error.message}")
 
     def _free_captured(self) -> bool:
         """Free the memory of every size and format; False if there is none. Nothing may be in flight."""
@@ -309,10 +233,10 @@ class CudaProgram(Program):
         """The executions of a size: as many as requested, or as many as fit."""
         if size not in self._executions:
             made: list[DeviceExecution] = []
-            for number in range(self._slots):
+            for number in range(self.slots):
                 try:
-                    with self._translating_errors(f"load a batch of {self._batch} x {size[1]}x{size[0]}"):
-                        made.append(self._engine.execution(self._batch, *size))
+                    with self._translating_errors(f"load a batch of {self.batch} x {size[1]}x{size[0]}"):
+                        made.append(self.engine.execution(self.batch, *size))
                 except GpuMemoryError as error:
                     if not made:
                         raise
@@ -335,7 +259,7 @@ class CudaProgram(Program):
 
     def _abandon(self) -> None:
         """Forget what is in flight, and free nothing: CUDA would refuse, or wait for it."""
-        _lost.extend((self._captured, self._executions, list(self._in_flight), self._engine))
+        _lost.extend((self._captured, self._executions, list(self._in_flight), self.engine))
         self._in_flight.clear()
         self._gpu_lost = True
 

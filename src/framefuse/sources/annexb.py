@@ -87,6 +87,11 @@ class AnnexB:
                 return bytearray(data)
         return bytearray(START_CODE).join([b"", *units])
 
+    @property
+    def sps(self) -> bytes:
+        """The latest sequence parameter set; empty if there was none."""
+        return next(iter(self._sets.get(self._types.sps, [])), b"")
+
     def _split_lengths(self, data: memoryview) -> list[Any]:
         units = []
         position, end, size = 0, len(data), self._length_size

@@ -131,7 +131,7 @@ class Facts:
     seconds: float | None
     """Duration; None: a live stream."""
     aspect: Fraction
-    format: str = ""
+    format: str
     """FFmpeg's name of the container or protocol."""
 
 
@@ -144,11 +144,8 @@ class Ended(NamedTuple):
 
 
 SERVER_ENDED = Ended("the server ended the stream")
-
-
-class ArrivedFrame(NamedTuple):
-    av_frame: Any
-    arrival: float
+ArrivedFrame = tuple[Any, float]
+"""A decoded frame, and when its packet arrived."""
 
 
 class Watch:
@@ -311,13 +308,8 @@ class Connection:
 
     def _read(self) -> Ended:
         timeout = self._options.timeout
-        with av.open(
-            self._address.url,
-            container_options=self._address.ffmpeg_options,
-            options=size_limit(self._options.max_pixels),
-            timeout=(timeout, timeout),
-            **TAGS,
-        ) as container:
+        how = {"container_options": self._address.ffmpeg_options, "timeout": (timeout, timeout), **TAGS}
+        with av.open(self._address.url, options=size_limit(self._options.max_pixels), **how) as container:
             videos = [stream for stream in container.streams.video if not stream.disposition & NOT_VIDEO]
             if not videos or videos[0].codec_context is None:
                 raise SourceError("it contains no video that can be decoded")
@@ -326,16 +318,10 @@ class Connection:
                 if other is not stream:
                     other.discard = Discard.all  # otherwise every rendition of an HLS stream is downloaded
             context = stream.codec_context
-            facts = Facts(
-                context.name,
-                context.width,
-                context.height,
-                exact(stream.average_rate),
-                container.duration / 1_000_000 if container.duration else None,
-                exact(stream.sample_aspect_ratio) or Fraction(1),
-                container.format.name,
-            )
-            low_latency = self._options.low_latency or facts.seconds is None
+            seconds = container.duration / 1_000_000 if container.duration else None
+            rate, aspect = exact(stream.average_rate), exact(stream.sample_aspect_ratio) or Fraction(1)
+            facts = Facts(context.name, context.width, context.height, rate, seconds, aspect, container.format.name)
+            low_latency = self._options.low_latency or seconds is None
             last = self._last_packet = time.monotonic()
             with self._changed:
                 self.facts = facts
@@ -360,7 +346,7 @@ class Connection:
                 for av_frame in decoded:
                     if not watch.frame(av_frame.is_corrupt, arrival):
                         corrupt += 1
-                    elif not self._deliver(ArrivedFrame(av_frame, arrival)):
+                    elif not self._deliver((av_frame, arrival)):
                         return Ended("closed")
                 if corrupt:
                     self._drops["corrupt"] = self._drops.get("corrupt", 0) + corrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,13 +61,8 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
         if options.device == "cuda":
             from framefuse.sources.nvdec import choose_decoder
 
-            video.decoder, why = choose_decoder(
-                video.stream,
-                options,
-                video.info,
-                partial(_first_frame, path, video.info, options.max_pixels),
-                video.decoder,
-            )
+            first_frame = partial(_first_frame, path, video.info, options.max_pixels)
+            video.decoder, why = choose_decoder(video.stream, options, video.info, first_frame, video.decoder)
             note(video.info, why)
     except BaseException:
         container.close()
@@ -104,11 +100,8 @@ class _Video:
     decoded: int = 0
     hidden: int = 0
     """Packets that an edit list excludes from the presentation."""
-    corrupt: int = 0
-    missing_pts: int = 0
-    negative_pts: int = 0
-    backward_pts: int = 0
-    concealed: int = 0
+    anomalies: Counter[str] = field(default_factory=Counter)
+    """Number of frames by what is unusual about them."""
     end: Fraction = Fraction(0)
     """End of the last frame read, in units of time_base from the origin."""
     reason: str = "it has no packets"
@@ -196,16 +189,9 @@ class _Video:
                     self.sizes.add((decoded.width, decoded.height))
                     if len(self.sizes) > 1:
                         note(self.info, "the frame size changes in the video")
-                    yield self.decoder.wrap(
-                        decoded,
-                        self.info,
-                        index=index,
-                        source_id=self.info.uri,
-                        pts=pts,
-                        time_base=exact(decoded.time_base) or self.time_base,
-                        sample_aspect_ratio=aspect,
-                        arrival=monotonic(),
-                    )
+                    unit = exact(decoded.time_base) or self.time_base
+                    facts = {"pts": pts, "time_base": unit, "sample_aspect_ratio": aspect, "arrival": monotonic()}
+                    yield self.decoder.wrap(decoded, self.info, index=index, source_id=self.info.uri, **facts)
                 index += 1
             else:
                 ended = not closed.is_set()
@@ -313,8 +299,8 @@ class _Video:
                     self.container.close()
                     self.container, self.stream = container, stream
                     self.begin = self.position = begin
-                    self.corrupt = max(0, self.corrupt - undecoded)  # they are read again
-                    self.info.drops.pop("corrupt", None)
+                    if (corrupt := self.info.drops.pop("corrupt", 0) - undecoded) > 0:  # those are read again
+                        self.info.drops["corrupt"] = corrupt
                     self.decoder = self._host_decoder()
                     return True
                 container.close()
@@ -341,49 +327,41 @@ class _Video:
         return decoder.codec if isinstance(decoder, HostDecoder) else str(self.stream.codec_context.name)
 
     def _damaged(self, error: av.FFmpegError) -> None:
-        self.corrupt += 1
-        self.info.drops["corrupt"] = self.corrupt
+        self.info.drops["corrupt"] = self.info.drops.get("corrupt", 0) + 1
         self.reason = str(error.strerror)
 
     def _timed(self, frames: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
         """Each decoded frame with its pts; a missing one continues from the last known pts at the average rate."""
         step = None if self.info.fps is None else 1 / (self.info.fps * self.time_base)
+        how = "kept as they are, because the frame rate is unknown" if step is None else "filled from the frame rate"
         last: int | None = None
         known, after = self.origin, 0  # the last pts in the file, and the number of frames since
         for decoded in frames:
             pts: int | None = decoded.pts
             if pts is None:
-                self.missing_pts += 1
+                self.anomalies[f"frames without pts, {how}"] += 1
                 pts = None if step is None else round(known + after * step)
             else:
-                self.negative_pts += pts < 0
-                self.backward_pts += last is not None and pts <= last
+                if pts < 0:
+                    self.anomalies["frames with a negative pts, kept"] += 1
+                if last is not None and pts <= last:
+                    self.anomalies["frames whose pts does not increase, kept"] += 1
                 known, after = pts, 0
             after += 1
             last = pts
-            self.concealed += decoded.is_corrupt
+            if decoded.is_corrupt:
+                self.anomalies["damaged frames, delivered as concealed by the decoder"] += 1
             yield decoded, pts
         self.end = known + after * (step or Fraction(0)) - self.origin
 
     def _note_counts(self, ended: bool) -> None:
-        info = self.info
-        if self.corrupt:
-            info.drops["corrupt"] = self.corrupt
-            note(info, f"damaged packets skipped: {self.corrupt} ({self.reason})")
-        if self.concealed:
-            note(info, f"damaged frames, delivered as concealed by the decoder: {self.concealed}")
-        if self.missing_pts:
-            how = "filled from the frame rate" if info.fps else "kept as they are, because the frame rate is unknown"
-            note(info, f"frames without pts, {how}: {self.missing_pts}")
-        if self.negative_pts:
-            note(info, f"frames with a negative pts, kept: {self.negative_pts}")
-        if self.backward_pts:
-            note(info, f"frames whose pts does not increase, kept: {self.backward_pts}")
-        if ended and not self.options.start:
-            self._note_missing_end()
-
-    def _note_missing_end(self) -> None:
-        """Compare what was read with the header, because a truncated file often ends without an error."""
+        if corrupt := self.info.drops.get("corrupt"):
+            note(self.info, f"damaged packets skipped: {corrupt} ({self.reason})")
+        for anomaly, count in self.anomalies.items():
+            note(self.info, f"{anomaly}: {count}")
+        if not ended or self.options.start:
+            return
+        # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
         if frames:
             if self.decoded + self.hidden < frames:

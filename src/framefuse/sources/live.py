@@ -121,7 +121,7 @@ class _Live:
     def frames(self, closed: threading.Event) -> Frames:
         """The frames from `start` to `end`; index counts from 0, including frames skipped by the stride."""
         start, end, stride = self._options.start or 0.0, self._options.end, self._options.vid_stride
-        index = 0
+        name, index = self.info.uri, 0
         for av_frame, arrival, pts, aspect in self._timed(closed):
             seconds = float(pts * TIME_BASE)
             if end is not None and seconds >= end:
@@ -131,17 +131,9 @@ class _Live:
             if av_frame.is_corrupt:
                 note(self.info, "damaged frames are delivered as concealed by the decoder")
             if index % stride == 0:
-                yield wrap(
-                    av_frame,
-                    self.info,
-                    index=index,
-                    source_id=self.info.uri,
-                    pts=pts,
-                    time_base=TIME_BASE,
-                    sample_aspect_ratio=aspect,
-                    arrival=None if self.info.kind == "file" else arrival,
-                    connection=self._losses,
-                )
+                facts: dict[str, Any] = {"pts": pts, "time_base": TIME_BASE, "connection": self._losses}
+                facts["arrival"] = arrival if self.info.live else None
+                yield wrap(av_frame, self.info, index=index, source_id=name, sample_aspect_ratio=aspect, **facts)
             index += 1
 
     def _timed(self, closed: threading.Event) -> Iterator[tuple[Any, float, int, Fraction]]:

@@ -32,7 +32,7 @@ from framefuse.cuda import device, driver
 from framefuse.cuda.errors import LESS_MEMORY
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
-from framefuse.sources.annexb import NAL_TYPES, AnnexB, NalTypes
+from framefuse.sources.annexb import NAL_TYPES, AnnexB
 from framefuse.sources.ffmpeg import Decoder
 from framefuse.sources.source import SourceInfo, SourceOptions, note
 
@@ -49,9 +49,6 @@ process if there is no memory for it."""
 NO_PTS = -(2**63)
 """FFmpeg's AV_NOPTS_VALUE."""
 POLL_SECONDS = 0.2
-
-HEADER_BYTES = 4096
-"""Bytes of a key frame that are searched for its parameter sets."""
 
 _started: set[int] = set()
 """GPUs on which this process has created a decoder, and with it the CUDA context that needs the memory."""
@@ -179,12 +176,6 @@ class Surface:
     is_corrupt: bool = False
 
 
-def _find_sps(data: bytearray, types: NalTypes) -> bytes:
-    """The sequence parameter set at the beginning of a packet; empty if there is none."""
-    units = bytes(data[:HEADER_BYTES]).split(b"\0\0\1")
-    return next((unit.rstrip(b"\0") for unit in units[1:] if unit and types.of(unit[0]) == types.sps), b"")
-
-
 class SurfaceLease:
     """A `Lease` that the decoder waits for before it overwrites the surface."""
 
@@ -235,8 +226,7 @@ class NvDecoder:
         self._device = device.current_gpu()
         # Not the null stream: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._nal_types = NAL_TYPES.get(name)
-        self._annexb = AnnexB(name, stream.codec_context.extradata or b"") if self._nal_types else None
+        self._annexb = AnnexB(name, stream.codec_context.extradata or b"") if name in NAL_TYPES else None
         self._sps = b""
         self._thread = 0
         self._held = held
@@ -265,7 +255,7 @@ class NvDecoder:
         data = None if self._annexb is None else self._annexb(packet)
         if data is not None and not data:  # only padding; an empty packet would mean the end
             return
-        if self._sequence_changes(packet, data) and self._decoder is not None:
+        if self._sequence_changes(packet) and self._decoder is not None:
             # Flush first: a new decoder loses the frames that the old one holds back.
             yield from self._decode(self._module.PacketData())
             self._decoder = None
@@ -277,11 +267,11 @@ class NvDecoder:
             fed.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
         yield from self._decode(fed)
 
-    def _sequence_changes(self, packet: Any, data: bytearray | None) -> bool:
+    def _sequence_changes(self, packet: Any) -> bool:
         """Whether a packet starts a sequence for which the decoder is not set up, such as one of another frame size."""
-        if self._nal_types is None or data is None or not packet.is_keyframe:
+        if self._annexb is None or not packet.is_keyframe:
             return False
-        before, self._sps = self._sps, _find_sps(data, self._nal_types) or self._sps
+        before, self._sps = self._sps, self._annexb.sps or self._sps
         return bool(before) and before != self._sps
 
     def _decode(self, data: Any) -> Iterator[Surface]:
@@ -307,17 +297,9 @@ class NvDecoder:
             driver.record(ready, self._stream)
         for surface in decoded:
             rows, width = surface.shape
-            pts = surface.getPTS()
-            yield Surface(
-                None if pts == NO_PTS else pts,
-                surface.GetPtrToPlane(0),
-                surface.GetPtrToPlane(1),
-                surface.strides[0],
-                width,
-                rows * 2 // 3,
-                ready,
-                (self._decoder, surface),
-            )
+            pts = None if surface.getPTS() == NO_PTS else surface.getPTS()
+            planes = surface.GetPtrToPlane(0), surface.GetPtrToPlane(1)
+            yield Surface(pts, *planes, surface.strides[0], width, rows * 2 // 3, ready, (self._decoder, surface))
 
     def _open(self) -> None:
         """

@@ -68,14 +68,8 @@ def wrap(
         SourceError: the frame has no pixels, or a side longer than MAX_SIDE.
     """
     check_size(av_frame.width, av_frame.height, info.uri)
-    meaning = _meaning(
-        av_frame.format.name,
-        av_frame.colorspace,
-        av_frame.color_range,
-        av_frame.color_trc,
-        av_frame.interlaced_frame,
-        sample_aspect_ratio,
-    )
+    colour = av_frame.colorspace, av_frame.color_range, av_frame.color_trc
+    meaning = _meaning(av_frame.format.name, *colour, av_frame.interlaced_frame, sample_aspect_ratio)
     for text in meaning.notes:
         note(info, text)
     packed = meaning.format.layout == "packed"
@@ -88,9 +82,8 @@ def wrap(
             dst_color_range=FULL if packed or meaning.full_range else LIMITED,
         )
     shapes = meaning.format.plane_shapes(av_frame.width, av_frame.height)
-    planes = tuple(
-        _plane(plane, shape, meaning.format.dtype, info) for plane, shape in zip(av_frame.planes, shapes, strict=False)
-    )
+    pairs = zip(av_frame.planes, shapes, strict=False)
+    planes = tuple(_plane(plane, shape, meaning.format.dtype, info) for plane, shape in pairs)
     return Frame(
         planes,
         meaning.format,

@@ -105,12 +105,11 @@ class SourceOptions:
     @property
     def span(self) -> tuple[Fraction, Fraction | None]:
         """`start` (0 by default) and `end`, with the decimal value they were written with: 0.92 is exactly 23/25."""
-        try:
-            start, end = (None if value is None else _seconds(value) for value in (self.start, self.end))
-        except (TypeError, ValueError):
-            raise UsageError(
-                f"start {brief(self.start)} or end {brief(self.end)} is not a number of seconds", remedy=SPAN
-            ) from None
+        span = self.start, self.end
+        if not all(value is None or (_is_number(value) and abs(value) < math.inf) for value in span):
+            what = f"start {brief(self.start)} or end {brief(self.end)} is not a number of seconds"
+            raise UsageError(what, remedy=SPAN)
+        start, end = (None if value is None else Fraction(str(value)) for value in span)
         return start or Fraction(0), end
 
 
@@ -119,16 +118,6 @@ SPAN = "start takes a number of seconds from 0, and end one above it"
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _seconds(value: Any) -> Fraction:
-    """
-    Raises:
-        TypeError, ValueError: not a number, or not finite.
-    """
-    if not _is_number(value):
-        raise TypeError(value)
-    return Fraction(str(value))
 
 
 SYNTHETIC_TITLE = "The synthetic world of framefuse"

@@ -103,9 +103,8 @@ class FleetReport:
         """Plain text: one line in total, and one per worker."""
         count, devices = sum(len(worker.inputs) for worker in self.workers), len(self.workers)
         lines = [
-            f"{counted(self.frames, 'frame')} of {counted(count, 'input')} in {self.seconds:.1f} s,"
-            f" {self.fps:,.1f} fps on {counted(devices, 'device')};"
-            f" startup took {self.start_seconds:.1f} s",
+            f"{counted(self.frames, 'frame')} of {counted(count, 'input')} in {self.seconds:.1f} s, {self.fps:,.1f} fps"
+            f" on {counted(devices, 'device')}; startup took {self.start_seconds:.1f} s",
             "",
             f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
         ]
@@ -345,8 +344,7 @@ def parse_devices(text: str) -> list[str]:
     if text.strip() == "all":
         from framefuse.cuda.device import cupy
 
-        count = cupy().cuda.runtime.getDeviceCount()
-        return [f"cuda:{number}" for number in range(count)]
+        return [f"cuda:{number}" for number in range(cupy().cuda.runtime.getDeviceCount())]
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise UsageError(f"--gpus is {text!r}", remedy="use numbers such as 0,1, or all")
@@ -368,11 +366,7 @@ def _inputs(sources: Any) -> list[str]:
 
 
 def _environment(device: object) -> dict[str, str]:
-    """Environment of the worker of a device: only that GPU is visible.
-
-    Raises:
-        UsageError: no such device.
-    """
+    """Environment of the worker of a device: only that GPU is visible. UsageError: there is no such device."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if device == "cpu":
         return dict(os.environ)
@@ -383,9 +377,8 @@ def _environment(device: object) -> dict[str, str]:
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
         if int(number) >= len(names):
-            raise UsageError(
-                f"{device} was asked for, but CUDA_VISIBLE_DEVICES={visible} exposes {counted(len(names), 'GPU')}",
-                remedy="use fewer devices, or change CUDA_VISIBLE_DEVICES",
-            )
+            reason = f"but CUDA_VISIBLE_DEVICES={visible} exposes {counted(len(names), 'GPU')}"
+            remedy = "use fewer devices, or change CUDA_VISIBLE_DEVICES"
+            raise UsageError(f"{device} was asked for, {reason}", remedy=remedy)
         chosen = names[int(number)]
     return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen}

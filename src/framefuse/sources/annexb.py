@@ -109,11 +109,7 @@ class AnnexB:
         raise av.error.InvalidDataError(0, "the lengths of the NAL units do not fit the packet")
 
     def _insert_parameter_sets(self, units: list[Any], key: bool) -> bool:
-        """Insert missing parameter sets before the first slice if decoding can start there; cache those of the packet.
-
-        Returns:
-            Whether any were inserted.
-        """
+        """Whether parameter sets were missing before a slice where decoding can start; insert these, cache others."""
         known = self._types
         types = [known.of(unit[0]) for unit in units]
         first = next((at for at, type in enumerate(types) if type in known.slices), None)

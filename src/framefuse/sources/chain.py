@@ -105,12 +105,7 @@ class SharedList:
 
 
 class _Chain:
-    """
-    Args:
-        openers: the parts in order, consumed lazily.
-        files: names of the parts, as far as they are known.
-        alone: whether it is an error if the chain delivers no frame at all.
-    """
+    """The parts in order, opened lazily; `alone`: whether it is an error if they deliver no frame at all."""
 
     def __init__(self, openers: Iterator[Opener], name: str, files: Sequence[str] = (), *, alone: bool = True) -> None:
         self._openers = openers
@@ -178,12 +173,8 @@ class _Chain:
             self._info.drops[cause] = self._info.drops.get(cause, 0) + count
 
     def _failed(self, name: str, error: Exception) -> str:
-        """Note an item that cannot be read, whatever it raises; returns why.
-
-        Raises:
-            EngineError: the GPU that decodes has failed, which is not the item's fault.
-        """
-        if isinstance(error, EngineError):
+        """Note an item that cannot be read, whatever it raises; returns why."""
+        if isinstance(error, EngineError):  # the GPU that decodes has failed, which is not the item's fault
             raise error
         message = error.message if isinstance(error, FramefuseError) else redact(f"{type(error).__name__}: {error}")
         self.failures.append(message)

@@ -367,10 +367,8 @@ class Connection:
 
 
 class _Clock:
-    """Stands for the module `time` where PyAV asks, now and then during a call of FFmpeg, whether it takes too long.
-
-    PyAV has no other way to interrupt a call. Time flies for a connection that was abandoned.
-    """
+    """The module `time` where PyAV asks during a call of FFmpeg whether it takes too long, its only way to interrupt.
+    Time flies for a connection that was abandoned."""
 
     @staticmethod
     def monotonic() -> float:

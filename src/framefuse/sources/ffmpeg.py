@@ -133,11 +133,8 @@ def _split(packet: Any, codec: str) -> tuple[Any, Any]:
 
 
 def _packet(data: bytes) -> Any:
-    """A packet with a copy of the data.
-
-    One that refers to Python's memory needs the GIL when a thread of the decoder frees it, while PyAV may hold the GIL
-    and wait for that thread.
-    """
+    """A packet with a copy of the data: to free Python's memory, a thread of the decoder needs the GIL, which PyAV may
+    hold while it waits for that thread."""
     packet = av.Packet(len(data))
     packet.update(data)
     return packet
@@ -157,10 +154,8 @@ def changed_codec(stream: Any, codec: str) -> str | None:
 def _has_codec(stream: Any, codec: str) -> bool:
     try:
         BitStreamFilterContext(FILTERS[codec], stream)
-    except av.error.ArgumentError:
-        return False
-    except av.FFmpegError:
-        return True  # the codec fits, and the header of the stream is damaged or outdated
+    except av.FFmpegError as error:  # any other: the codec fits, and the header of the stream is damaged or outdated
+        return not isinstance(error, av.error.ArgumentError)
     return True
 
 
@@ -186,10 +181,8 @@ def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
     except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
         raise KeyboardInterrupt from None
     except av.FFmpegError as error:
-        raise DecodeError(
-            f"cannot open {path}: {error.strerror}",
-            remedy="the file is damaged, truncated before its index, or not a video",
-        ) from error
+        remedy = "the file is damaged, truncated before its index, or not a video"
+        raise DecodeError(f"cannot open {path}: {error.strerror}", remedy=remedy) from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}", remedy="check the path and permissions") from error
 

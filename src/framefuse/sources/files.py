@@ -115,11 +115,7 @@ class _Video:
 
     @classmethod
     def find(cls, container: Any, uri: str, options: SourceOptions) -> _Video:
-        """Choose the video stream, configure its decoder and collect the facts.
-
-        Raises:
-            SourceError: there is no video stream, no decoder for it, or its size is absurd.
-        """
+        """Choose the video stream, configure its decoder and collect the facts; SourceError as in `open_file`."""
         every = container.streams.video
         streams = [stream for stream in every if not stream.disposition & NOT_VIDEO]
         if not streams:
@@ -228,9 +224,8 @@ class _Video:
         try:
             self.container.seek(max(int(pts), self.origin), stream=self.stream, backward=True)
         except av.FFmpegError as error:
-            raise SourceError(
-                f"cannot seek in {self.info.uri}: {error.strerror}", remedy="omit start, or remux"
-            ) from error
+            reason = f"cannot seek in {self.info.uri}: {error.strerror}"
+            raise SourceError(reason, remedy="omit start, or remux") from error
 
     def _decoded_frames(self, closed: threading.Event) -> Iterator[Any]:
         """All frames that decode. Damaged packets are counted and skipped."""
@@ -268,10 +263,7 @@ class _Video:
                 return
 
     def _decode(self, packet: Any, closed: threading.Event) -> Iterator[Any]:
-        """
-        Raises:
-            EOFError: there are no more frames.
-        """
+        """The frames of a packet; EOFError: there are no more."""
         try:
             for decoded in self.decoder.decode(packet, closed):
                 self.decoded += 1

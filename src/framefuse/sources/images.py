@@ -154,11 +154,7 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
 
 
 def _wrap(image: Image.Image, info: SourceInfo, name: str, **facts: Any) -> Frame:
-    """A Frame with the pixels of an image, (h, w) or (h, w, c); losses are noted.
-
-    Raises:
-        SourceError: the pixels are neither 8 nor 16 bits deep.
-    """
+    """A Frame with the pixels of an image, 8 or 16 bits deep, else SourceError; losses are noted."""
     mode = image.mode
     if mode.startswith("I") or mode == "F":
         pixels = np.array(image)
@@ -233,10 +229,8 @@ def _array_frames(images: Iterable[Any], info: SourceInfo, options: SourceOption
 
 def _array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
     if not is_image(image):
-        raise UsageError(
-            f"item {index} is a {type(image).__name__}, not an image",
-            remedy="pass NumPy arrays or PIL images; put paths into a list",
-        )
+        remedy = "pass NumPy arrays or PIL images; put paths into a list"
+        raise UsageError(f"item {index} is a {type(image).__name__}, not an image", remedy=remedy)
     if isinstance(image, np.ndarray):
         return Frame.from_array(image, index=index, source_id=SOURCE_ID)
     return _wrap(image, info, f"{SOURCE_ID} {index}", index=index, source_id=SOURCE_ID)

@@ -178,11 +178,7 @@ class _Live:
         self._backoff.succeeded()
 
     def _try_again(self, connection: Connection, closed: threading.Event) -> bool:
-        """Wait for the next attempt; False: the stream has ended.
-
-        Raises:
-            FramefuseError: it cannot be read, or is given up.
-        """
+        """Wait for the next attempt; False: the stream has ended. FramefuseError: it is given up."""
         ended = connection.ended
         assert ended is not None
         finite = connection.facts is not None and connection.facts.seconds is not None

@@ -302,11 +302,7 @@ class NvDecoder:
             yield Surface(pts, *planes, surface.strides[0], width, rows * 2 // 3, ready, (self._decoder, surface))
 
     def _open(self) -> None:
-        """
-        Raises:
-            GpuMemoryError: the memory that was free when NVDEC was chosen is now in use, by the model for instance.
-            EngineError: NVDEC cannot be started.
-        """
+        # Memory that was free when NVDEC was chosen may now be in use, by the model for instance.
         if self._device not in _started and (free := free_memory()) < MEMORY_NEEDED:
             raise GpuMemoryError(
                 f"not enough GPU memory to start NVDEC: {free / 1e6:.0f} MB free, {MEMORY_NEEDED / 1e6:.0f} MB needed",

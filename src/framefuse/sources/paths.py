@@ -12,6 +12,7 @@ from pathlib import Path
 from framefuse.common.names import nearby
 from framefuse.common.redact import redact_source
 from framefuse.errors import SourceError
+from framefuse.sources.chain import Opener, chain
 from framefuse.sources.source import IMAGE_FORMATS, Source, SourceOptions
 
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
@@ -63,7 +64,6 @@ def find(text: str) -> list[str]:
 
 def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
     """Open files in the order given: consecutive images as one source, each video as its own."""
-    from framefuse.sources.chain import Opener, chain
     from framefuse.sources.files import open_file
     from framefuse.sources.images import open_images
 

@@ -173,11 +173,8 @@ _MIRRORED = "the display matrix mirrors the video: ignored, used as coded"
 
 
 def _rotation(av_frame: av.VideoFrame, info: SourceInfo, first: bool) -> Rotation:
-    """Clockwise rotation in the display matrix.
-
-    Only the first frame's full matrix is read: PyAV's side data create reference cycles that keep each frame alive
-    until the garbage collector runs.
-    """
+    """Clockwise rotation in the display matrix."""
+    # Only of the first frame: PyAV's side data create cycles that keep a frame until the garbage collector runs.
     side_data: Any = av_frame.side_data.get("DISPLAYMATRIX") if first else None
     if side_data is not None:
         # It maps (1, 0) to (a, b) and (0, 1) to (c, d), with y downwards.

@@ -42,7 +42,6 @@ from framefuse.sources.source import SCHEMES, is_camera
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
 sooner. A single worker reads up to READERS of them, or one on a CPU."""
-
 RESULT = "fleet.json"
 
 
@@ -225,10 +224,8 @@ class Fleet:
             if report.errors:
                 raise report.failure()
             skipped = "; ".join(text for worker in report.workers for text in worker.warnings)
-            raise SourceError(
-                f"no input produced a frame ({len(self.inputs)} tried): {skipped or 'all of them are empty'}",
-                remedy="check that they are videos, or run one of them by itself",
-            )
+            reason = f"no input produced a frame ({len(self.inputs)} tried): {skipped or 'all of them are empty'}"
+            raise SourceError(reason, remedy="check that they are videos, or run one of them by itself")
         return report
 
     def _job(self, number: int) -> dict[str, Any]:
@@ -328,11 +325,8 @@ class _Worker:
         code = process.returncode
         if code and facts.error is None:
             last = ", ".join(map(redact_source, facts.inputs[-READERS:])) or "no inputs yet"
-            facts.error = ErrorFacts(
-                "EngineError",
-                f"the worker ended with exit code {code}; it had taken {last}",
-                remedy="run these inputs on one device to find the cause",
-            )
+            reason = f"the worker ended with exit code {code}; it had taken {last}"
+            facts.error = ErrorFacts("EngineError", reason, remedy="run these inputs on one device to find the cause")
 
 
 def parse_devices(text: str) -> list[str]:

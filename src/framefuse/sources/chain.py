@@ -32,10 +32,8 @@ def open_chain(sources: Sequence[Any], options: SourceOptions, open_one: OpenOne
     """
     for item in sources[:-1]:
         if is_camera(item) or (isinstance(item, str) and item.partition("://")[0].lower() in SCHEMES):
-            raise UsageError(
-                "a list is read one source after the other, and a live source never ends",
-                remedy="use one pipeline per camera or stream",
-            )
+            problem = "a list is read one source after the other, and a live source never ends"
+            raise UsageError(problem, remedy="use one pipeline per camera or stream")
     if len(sources) == 1:
         return open_one(sources[0], options)
     return chain([(_name(item), partial(open_one, item, options)) for item in sources])

@@ -29,10 +29,7 @@ PROGRAM_TABLE = 0
 """PID of the program association table, from which a reader can start."""
 SEARCHED = 1 << 20
 """Bytes in which a table is searched for. Broadcasts repeat it at least every half second."""
-FILTERS = {
-    "h264": "h264_mp4toannexb",
-    "hevc": "hevc_mp4toannexb",
-    "vvc": "vvc_mp4toannexb",
+FILTERS = {name: f"{name}_mp4toannexb" for name in ("h264", "hevc", "vvc")} | {
     "mpeg2video": "mpeg2_metadata",
     "mpeg4": "mpeg4_unpack_bframes",
     "av1": "av1_metadata",
@@ -51,6 +48,9 @@ class Decoder(Protocol):
 
     A decoded frame has pts, time_base, width, height and is_corrupt, as PyAV's frames have.
     """
+
+    codec: str
+    """FFmpeg's name of the codec that it decodes now."""
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
         """Decoded frames that are ready after this packet; an empty packet flushes the decoder.
@@ -172,12 +172,9 @@ def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
                 if not file.read(1):
                     raise DecodeError(f"{path} is empty (0 bytes)", remedy="record or copy it again")
         # The prefix keeps a file name from being read as another protocol; the list keeps playlists off the network.
-        return av.open(
-            f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}",
-            container_options={"protocol_whitelist": "file,crypto,data" + (",subfile" if begin else "")},
-            options=size_limit(max_pixels),
-            **TAGS,
-        )
+        address = f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}"
+        protocols = {"protocol_whitelist": "file,crypto,data" + (",subfile" if begin else "")}
+        return av.open(address, container_options=protocols, options=size_limit(max_pixels), **TAGS)
     except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
         raise KeyboardInterrupt from None
     except av.FFmpegError as error:

@@ -158,10 +158,8 @@ class _Video:
         elif seconds and rate:
             start, end = options.span
             if start >= seconds:
-                raise SourceError(
-                    f"start {options.start} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)",
-                    remedy="choose an earlier start",
-                )
+                problem = f"start {options.start} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)"
+                raise SourceError(problem, remedy="choose an earlier start")
             count = max(1, round((min(end or seconds, seconds) - start) * rate))
         else:
             return None
@@ -192,11 +190,8 @@ class _Video:
             else:
                 ended = not closed.is_set()
             if ended and not self.decoded:
-                raise DecodeError(
-                    f"nothing in {self.info.uri} could be decoded: {self.reason}",
-                    remedy="the file is damaged or truncated, or its frames exceed the option max_pixels; "
-                    "try to play it with ffplay",
-                )
+                remedy = "the file is damaged or truncated, or its frames exceed max_pixels; try to play it with ffplay"
+                raise DecodeError(f"nothing in {self.info.uri} could be decoded: {self.reason}", remedy=remedy)
         finally:
             self._note_counts(ended)
 
@@ -252,7 +247,7 @@ class _Video:
                 if packet.size:
                     at = self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
                     self.position = at if self.position < 0 else self.position
-                if not isinstance(self.decoder, HostDecoder) and changed_codec(self.stream, self._codec):
+                if not isinstance(self.decoder, HostDecoder) and changed_codec(self.stream, self.decoder.codec):
                     with suppress(EOFError):
                         yield from self._decode(av.Packet(), closed)
                     self.decoder = self._host_decoder()
@@ -300,7 +295,7 @@ class _Video:
 
     def _is_another(self, stream: Any) -> bool:
         """Whether a stream has another PID or codec, with a note about it."""
-        before, after = self._codec, stream.codec_context.name
+        before, after = self.decoder.codec, stream.codec_context.name
         if not stream.codec_context.width or (stream.id, after) == (self.stream.id, before):
             return False
         if before == after:
@@ -312,11 +307,6 @@ class _Video:
     def _host_decoder(self) -> HostDecoder:
         # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
         return HostDecoder(self.stream, self.options, partial(_note_codec, self.info))
-
-    @property
-    def _codec(self) -> str:
-        decoder = self.decoder
-        return decoder.codec if isinstance(decoder, HostDecoder) else str(self.stream.codec_context.name)
 
     def _damaged(self, error: av.FFmpegError) -> None:
         self.info.drops["corrupt"] = self.info.drops.get("corrupt", 0) + 1

@@ -104,10 +104,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except SourceError:
         raise
     except Image.DecompressionBombError as error:
-        raise SourceError(
-            f"{path}: more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels, which Pillow does not read",
-            remedy="scale it down first; in Python, PIL.Image.MAX_IMAGE_PIXELS changes this limit",
-        ) from error
+        remedy = "scale it down first; in Python, PIL.Image.MAX_IMAGE_PIXELS changes this limit"
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise SourceError(f"{path}: more than {limit} pixels, which Pillow does not read", remedy=remedy) from error
     except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes
         reason, remedy = str(error) or type(error).__name__, "check in an image viewer that it is complete"
         if isinstance(error, UnidentifiedImageError):  # its message only repeats the path
@@ -205,14 +204,11 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
         info.width, info.height = first.width, first.height
         info.frames = -(-len(images) // options.vid_stride)
         if isinstance(images, list | tuple):  # anything else may create each image on access
-            info.mixed = len({_size(image) for image in images}) > 1
+            sizes = {it.shape[:2] if isinstance(it, np.ndarray) else getattr(it, "size", None) for it in images}
+            info.mixed = len(sizes) > 1
     else:
         note(info, "images of an iterator: one copy per frame")
     return PullSource(info, lambda closed: _array_frames(images, info, options, closed))
-
-
-def _size(image: Any) -> Any:
-    return image.shape[:2] if isinstance(image, np.ndarray) else getattr(image, "size", None)
 
 
 def _array_frames(images: Iterable[Any], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:

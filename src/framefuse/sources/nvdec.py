@@ -38,20 +38,17 @@ from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 CODECS = {name: name.upper() for name in ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4")} | {"mpeg2video": "MPEG2"}
 """FFmpeg's name of a codec -> PyNvVideoCodec's."""
-
 SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p010", "yuv420p12": "p016"}
 """Pixel format of FFmpeg's decoder -> that of NVDEC's surface for the same stream."""
-
 MEMORY_NEEDED = 600_000_000
 """Free bytes on the GPU that NVDEC needs. It creates a CUDA context of its own, and PyNvVideoCodec 2.2 crashes the
 process if there is no memory for it."""
-
 NO_PTS = -(2**63)
 """FFmpeg's AV_NOPTS_VALUE."""
 POLL_SECONDS = 0.2
-
 _started: set[int] = set()
 """GPUs on which this process has created a decoder, and with it the CUDA context that needs the memory."""
+_querying = threading.Lock()
 
 
 def choose_decoder(
@@ -102,10 +99,8 @@ def load_nvdec() -> Any:
     except ImportError as error:
         raise CapabilityError(f"PyNvVideoCodec fails: {error}", remedy="pip install 'framefuse[cuda13]'") from error
     except Exception as error:  # RuntimeError from its own check of the driver
-        raise CapabilityError(
-            f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}",
-            remedy="check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
-        ) from error
+        remedy = "check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+        raise CapabilityError(f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}", remedy=remedy) from error
     return PyNvVideoCodec
 
 
@@ -137,9 +132,6 @@ def refusal(module: Any, codec: str, sample: Frame) -> str | None:
     if width * height > limits["mb_num_max"] * 256:
         return f"{width}x{height} is more than {limits['mb_num_max']} macroblocks"
     return None
-
-
-_querying = threading.Lock()
 
 
 @cache
@@ -218,8 +210,7 @@ class NvDecoder:
 
     def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1) -> None:
         self._module, self._low_latency = module, low_latency
-        name = stream.codec_context.name
-        self._codec = CODECS[name]
+        self.codec = name = stream.codec_context.name
         self._colour = {name: getattr(sample, name) for name in ("matrix", "full_range", "rotation")}
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
         self._cupy = device.cupy()
@@ -312,7 +303,7 @@ class NvDecoder:
         try:
             self._decoder = self._module.CreateDecoder(
                 gpuid=self._device,
-                codec=getattr(self._module.cudaVideoCodec, self._codec),
+                codec=getattr(self._module.cudaVideoCodec, CODECS[self.codec]),
                 cudacontext=0,
                 cudastream=self._stream.ptr,
                 usedevicememory=True,

@@ -31,11 +31,9 @@ MATRICES: dict[int, tuple[Matrix, str]] = {
     10: ("bt2020", "colour matrix BT.2020 constant luminance is read as bt2020"),
 }
 """Colour matrix, and what the user should know about it."""
-SWS_MATRIX = {
+SWS_MATRIX = dict.fromkeys(("bt709", "rgb"), Colorspace.ITU709) | {
     "bt601": Colorspace.ITU601,
-    "bt709": Colorspace.ITU709,
     "bt2020": Colorspace.BT2020,
-    "rgb": Colorspace.ITU709,
 }
 """Colour matrix -> that of swscale; RGB is converted to and from BT.709."""
 LIMITED, FULL = 1, 2

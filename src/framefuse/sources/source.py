@@ -28,18 +28,13 @@ Entry points of the group `framefuse.sources` add schemes: the name is the schem
 signature.
 """
 
-IMAGE_FORMATS = {
+IMAGE_FORMATS: dict[str, tuple[str, ...]] = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png", ".apng"),
-    "BMP": (".bmp",),
-    "DIB": (".dib",),
-    "GIF": (".gif",),
     "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-    "AVIF": (".avif",),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     "JPEG2000": (".jp2", ".j2k"),
-    "ICO": (".ico",),
+    **{name: (f".{name.lower()}",) for name in ("BMP", "DIB", "GIF", "WEBP", "AVIF", "ICO")},
     "TGA": (".tga",),  # last, because it has no signature
 }
 """Name in Pillow -> suffixes. No other format is opened, whatever a file is called: Pillow reads some by running other
@@ -216,14 +211,13 @@ class PullSource:
             with self._running:
                 if self._closed.is_set():
                     raise StopIteration
-                frame = next(self._frames)
+                return next(self._frames)
         except BaseException:
             self._closed.set()
             raise
         finally:
             if self._closed.is_set():
                 self._finish()
-        return frame
 
     def close(self) -> None:
         """End the source, from any thread, at any time, any number of times. Delivered frames stay valid."""

@@ -51,11 +51,10 @@ def why_untrusted(url: str, tls_verify: str, timeout: float) -> str:
     try:
         with socket.create_connection(server, timeout) as plain:
             _trusting(_trusted(tls_verify)).wrap_socket(plain, server_hostname=server[0]).close()
-    except ssl.SSLCertVerificationError as error:
-        which = f"the certificate{_fingerprint(server, timeout)} of {server[0]}:{server[1]}"
-        return f"{which} is not trusted: {error.verify_message}"
-    except (OSError, ValueError):
-        return ""
+    except (OSError, ValueError) as error:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            which = f"the certificate{_fingerprint(server, timeout)} of {server[0]}:{server[1]}"
+            return f"{which} is not trusted: {error.verify_message}"
     return ""
 
 

@@ -147,7 +147,10 @@ class _Chain:
                 source.info.error = self._failed(source.info.uri, error)
             finally:
                 source.close()
-                self._collect(source.info)
+                for text in source.info.notes:
+                    note(self._info, f"{source.info.uri}: {text}")
+                for cause, count in source.info.drops.items():
+                    self._info.drops[cause] = self._info.drops.get(cause, 0) + count
             if not closed.is_set():
                 self.open_next()
         if self._alone and not delivered and self.failures and not closed.is_set():
@@ -163,12 +166,6 @@ class _Chain:
             number += 1
             name = f"{source_id}#{number}"
         return name
-
-    def _collect(self, facts: SourceInfo) -> None:
-        for text in facts.notes:
-            note(self._info, f"{facts.uri}: {text}")
-        for cause, count in facts.drops.items():
-            self._info.drops[cause] = self._info.drops.get(cause, 0) + count
 
     def _failed(self, name: str, error: Exception) -> str:
         """Note an item that cannot be read, whatever it raises; returns why."""

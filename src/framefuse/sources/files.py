@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -72,14 +72,11 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
 
 def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
     """The first frame, decoded on the host; its notes are added to `info`."""
-    source = open_file(path, SourceOptions(max_pixels=max_pixels))
-    try:
-        frame = next(source)
+    with closing(open_file(path, SourceOptions(max_pixels=max_pixels))) as source:
+        frame = next(source, None)
         notes = [*source.info.notes]  # before `close` adds counts of frames, which are counted again
-    except StopIteration:
-        raise CapabilityError("the video has no frames") from None
-    finally:
-        source.close()
+    if frame is None:
+        raise CapabilityError("the video has no frames")
     for text in notes:
         note(info, text)
     return frame

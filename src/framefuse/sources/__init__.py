@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.sources.chain import open_chain
-from framefuse.sources.paths import PathList, open_path, open_paths, videos_in
+from framefuse.sources.paths import PathList, find, open_paths, videos_in
 from framefuse.sources.source import SCHEMES, Frames, PullSource, Source, SourceInfo, SourceOptions, is_camera, is_image
 
 KEY_FRAMES = 250
@@ -80,7 +80,7 @@ def _open_text(source: str | Path, options: SourceOptions) -> Source:
                 raise UsageError(f"{brief(text)} names no file", remedy="write file:///folder/name")
             return _open_text(Path(path), options)
         return _open_address(scheme.lower(), text, options)
-    return open_path(text, options)
+    return open_paths(find(text), options)
 
 
 def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:

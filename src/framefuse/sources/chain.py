@@ -18,7 +18,6 @@ from framefuse.sources.source import SCHEMES, Frames, PullSource, Source, Source
 
 Opener = tuple[str, Callable[[], Source]]
 """Name of a source, and the function that opens it."""
-
 OpenOne = Callable[[Any, SourceOptions], Source]
 """`sources.open_source`."""
 
@@ -106,8 +105,7 @@ class _Chain:
     """The parts in order, opened lazily; `alone`: whether it is an error if they deliver no frame at all."""
 
     def __init__(self, openers: Iterator[Opener], name: str, files: Sequence[str] = (), *, alone: bool = True) -> None:
-        self._openers = openers
-        self._alone = alone
+        self._openers, self._alone = openers, alone
         self.failures: list[str] = []
         self._current: Source | None = None
         self._info = SourceInfo(name, "unread", files=[Path(file) for file in files if "://" not in file])

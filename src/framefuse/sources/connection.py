@@ -158,9 +158,8 @@ class Watch:
     def __init__(self, now: float, patience: float) -> None:
         self._clean = False
         """Whether every packet since the last clean frame could be decoded."""
-        self._begun = False
+        self._begun, self._patience = False, patience
         self._since, self._packets = now, 0  # of the last clean frame
-        self._patience = patience
 
     def frame(self, damaged: bool, now: float) -> bool:
         """Whether to deliver a frame: not the damaged ones before the first clean frame, and after a lost packet."""
@@ -217,8 +216,7 @@ class Connection:
         """Nobody waits for the connection any more."""
         self._last_packet = math.inf
         """When the last packet of the video arrived, or the connection was opened; infinite before."""
-        self._on_silence, self._silence_reported = on_silence, False
-        self._on_change = on_change
+        self._on_silence, self._on_change, self._silence_reported = on_silence, on_change, False
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run, name="framefuse live connection", daemon=True)
         _connections.add(self)
@@ -291,10 +289,8 @@ class Connection:
                 untrusted = why_untrusted(self._address.url, self._options.tls_verify, self._options.timeout)
                 if untrusted:
                     return Ended(untrusted, ssl.SSLCertVerificationError)
-        elif isinstance(error, FramefuseError):
-            reason = error.message
-        elif isinstance(error, Undecodable):
-            reason = str(error)
+        elif isinstance(error, FramefuseError | Undecodable):
+            reason = str(error.args[0])
         return Ended(reason, type(error))
 
     def _unresolved(self) -> str:

@@ -82,8 +82,7 @@ class _Live:
         self._backoff = Backoff(options.reconnect, options.reconnect_max_delay, random)
         self._connection: Connection | None = None
         self._delivered = False
-        self._losses = 0
-        self._unreadable = 0
+        self._losses = self._unreadable = 0
 
     def interrupt(self) -> None:
         if (connection := self._connection) is not None:

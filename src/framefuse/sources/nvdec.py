@@ -81,10 +81,8 @@ def choose_decoder(
         decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
     except av.FFmpegError as error:
         return on_host(error.strerror)
-    if options.held > 1:
-        note(info, f"each frame is copied twice on the GPU, as readers hold up to {options.held} frames at a time")
-    else:
-        note(info, "each frame is copied once on the GPU, by PyNvVideoCodec")
+    twice = f"twice on the GPU, as readers hold up to {options.held} frames at a time"
+    note(info, f"each frame is copied {twice if options.held > 1 else 'once on the GPU, by PyNvVideoCodec'}")
     return decoder, f"decoded by NVDEC ({name})"
 
 
@@ -209,18 +207,15 @@ class NvDecoder:
     """
 
     def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1) -> None:
-        self._module, self._low_latency = module, low_latency
+        self._module, self._low_latency, self._held = module, low_latency, held
         self.codec = name = stream.codec_context.name
         self._colour = {name: getattr(sample, name) for name in ("matrix", "full_range", "rotation")}
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
-        self._cupy = device.cupy()
-        self._device = device.current_gpu()
+        self._cupy, self._device, self._thread = device.cupy(), device.current_gpu(), 0
         # Not the null stream: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
         self._annexb = AnnexB(name, stream.codec_context.extradata or b"") if name in NAL_TYPES else None
         self._sps = b""
-        self._thread = 0
-        self._held = held
         self._leases: deque[SurfaceLease] = deque()
         self._ring: deque[_Copy] = deque()
         self._unused: list[Any] = []

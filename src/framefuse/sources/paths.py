@@ -24,15 +24,6 @@ VIDEO_SUFFIXES = frozenset(
 """Suffixes that folders and globs are searched for. A file named directly is read whatever its suffix."""
 
 
-def open_path(text: str, options: SourceOptions) -> Source:
-    """Open a file, folder or glob. FFmpeg reads every file that has no image suffix.
-
-    Raises:
-        SourceError: no such file, or no image or video among the files found.
-    """
-    return open_paths(find(text), options)
-
-
 class PathList(list[str]):
     """Files of one folder or glob: unlike those of another list, images that follow one another are one source."""
 
@@ -63,7 +54,10 @@ def find(text: str) -> list[str]:
 
 
 def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
-    """Open files in the order given: consecutive images as one source, each video as its own."""
+    """Open files in the order given: consecutive images as one source, each video as its own.
+
+    FFmpeg reads every file that has no image suffix.
+    """
     from framefuse.sources.files import open_file
     from framefuse.sources.images import open_images
 

@@ -18,7 +18,6 @@ from framefuse.sources.source import SourceInfo, note
 
 MAX_SIDE = 16384
 """Pixels; a larger side is treated as a damaged header."""
-
 # AVColorSpace, AVColorRange and AVColorTransferCharacteristic of FFmpeg; the numbers are those of ITU-T H.273.
 MATRICES: dict[int, tuple[Matrix, str]] = {
     1: ("bt709", ""),
@@ -38,7 +37,6 @@ SWS_MATRIX = dict.fromkeys(("bt709", "rgb"), Colorspace.ITU709) | {
 """Colour matrix -> that of swscale; RGB is converted to and from BT.709."""
 LIMITED, FULL = 1, 2
 HDR_TRANSFER = {16: "PQ", 18: "HLG"}
-
 CONVERSIONS = {"yuyv422": "yuv422p", "uyvy422": "yuv422p", "yvyu422": "yuv422p", "ya8": "gray"}
 """Formats outside PIXEL_FORMATS with a lossless equivalent in it, besides big-endian ones; all others become rgb24."""
 

@@ -199,8 +199,7 @@ class PullSource:
         self.info = info
         self._closed = threading.Event()
         self._frames = frames(self._closed)
-        self._release = release
-        self._interrupt = interrupt
+        self._release, self._interrupt = release, interrupt
         self._running = threading.Lock()
 
     def __iter__(self) -> Iterator[Frame]:

@@ -126,7 +126,7 @@ def test_what_a_killed_worker_had_not_taken_is_done_by_the_others(tmp_path: Path
 
     def kill(frames: int) -> None:
         first = fleet._workers[0]
-        if frames and first.frames and not killed:
+        if frames and first.facts.frames and not killed:
             killed.append(first._process.pid)
             os.kill(first._process.pid, signal.SIGKILL)
 

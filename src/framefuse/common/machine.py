@@ -33,11 +33,9 @@ def memory_limit() -> int | None:
 
 
 def _limits(controller: str, name: str) -> list[str]:
-    """The contents of a file of the cgroup of this process and of those around it.
+    """The contents of a file of the cgroup of this process and of those around it; controller: "" for cgroup v2.
 
-    Args:
-        controller: of cgroup v1; "" for v2. Inside a container, the path may be that of the host, of which only the
-            root is mounted.
+    Inside a container, the path may be that of the host, of which only the root is mounted.
     """
     found = []
     with suppress(OSError, ValueError):

@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -42,13 +42,12 @@ from framefuse.sources.source import SCHEMES, is_camera
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
 sooner. A single worker reads up to READERS of them, or one on a CPU."""
-
 RESULT = "fleet.json"
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkerFacts:
-    """One process of a fleet."""
+    """One process of a fleet; complete when it has ended."""
 
     device: str
     """"cuda:0", or "cpu"."""
@@ -103,9 +102,8 @@ class FleetReport:
         """Plain text: one line in total, and one per worker."""
         count, devices = sum(len(worker.inputs) for worker in self.workers), len(self.workers)
         lines = [
-            f"{counted(self.frames, 'frame')} of {counted(count, 'input')} in {self.seconds:.1f} s,"
-            f" {self.fps:,.1f} fps on {counted(devices, 'device')};"
-            f" startup took {self.start_seconds:.1f} s",
+            f"{counted(self.frames, 'frame')} of {counted(count, 'input')} in {self.seconds:.1f} s, {self.fps:,.1f} fps"
+            f" on {counted(devices, 'device')}; startup took {self.start_seconds:.1f} s",
             "",
             f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
         ]
@@ -204,7 +202,7 @@ class Fleet:
             for number, device in enumerate(self._devices):
                 self._workers.append(_Worker(device, self._environments[device], waiting, self._job(number)))
             while any(worker.running(0.2) for worker in self._workers):
-                on_count(sum(worker.frames for worker in self._workers))
+                on_count(sum(worker.facts.frames for worker in self._workers))
         except BaseException:
             waiting.clear()
             for worker in self._workers:
@@ -215,16 +213,19 @@ class Fleet:
         finally:
             report = self.report = self._report(started)
             if self.folder is not None:
-                self._save(report, self.folder)
+                path = self.folder / RESULT
+                try:
+                    path.write_text(report.to_json(), encoding="utf-8")
+                except OSError as error:
+                    reason = f"cannot write {path}: {error.strerror}"
+                    raise SinkError(reason, remedy="choose another --project") from error
         on_count(report.frames)
         if not report.frames:
             if report.errors:
                 raise report.failure()
             skipped = "; ".join(text for worker in report.workers for text in worker.warnings)
-            raise SourceError(
-                f"no input produced a frame ({len(self.inputs)} tried): {skipped or 'all of them are empty'}",
-                remedy="check that they are videos, or run one of them by itself",
-            )
+            reason = f"no input produced a frame ({len(self.inputs)} tried): {skipped or 'all of them are empty'}"
+            raise SourceError(reason, remedy="check that they are videos, or run one of them by itself")
         return report
 
     def _job(self, number: int) -> dict[str, Any]:
@@ -239,36 +240,24 @@ class Fleet:
         return {"model": self._model, "settings": values, "readers": readers}
 
     def _report(self, started: float) -> FleetReport:
+        workers = [worker.facts for worker in self._workers]
         spans = [worker.span for worker in self._workers if worker.span]
         return FleetReport(
-            frames=sum(worker.frames for worker in self._workers),
+            frames=sum(facts.frames for facts in workers),
             seconds=max(last for _, last in spans) - min(first for first, _ in spans) if spans else 0.0,
             start_seconds=max(first for first, _ in spans) - started if spans else 0.0,
-            workers=[worker.facts() for worker in self._workers],
+            workers=[replace(facts, inputs=[redact_source(item) for item in facts.inputs]) for facts in workers],
         )
-
-    @staticmethod
-    def _save(report: FleetReport, folder: Path) -> None:
-        path = folder / RESULT
-        try:
-            path.write_text(report.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise SinkError(f"cannot write {path}: {error.strerror}", remedy="choose another --project") from error
 
 
 class _Worker:
     """The fleet's side of one worker process: a thread that answers its messages."""
 
     def __init__(self, device: str, environment: dict[str, str], waiting: deque[str], job: dict[str, Any]) -> None:
-        self.device = device
-        self.frames = 0
+        self.facts = WorkerFacts(device)
         self.span: tuple[float, float] | None = None
         """Time of its first and its last frame (`perf_counter`)."""
         self._waiting = waiting
-        self._inputs: list[str] = []
-        self._skipped: list[str] = []
-        self._report: Report | None = None
-        self._error: ErrorFacts | None = None
         reading, writing = os.pipe()  # not stdout, on which libraries print
         self._messages = os.fdopen(reading, encoding="utf-8")
         try:
@@ -304,10 +293,6 @@ class _Worker:
             self._process.kill()
             self._thread.join()
 
-    def facts(self) -> WorkerFacts:
-        inputs = [redact_source(item) for item in self._inputs]
-        return WorkerFacts(self.device, inputs, self.frames, self._report, self._skipped, self._error)
-
     def _send(self, message: Any) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
@@ -315,36 +300,33 @@ class _Worker:
             self._process.stdin.flush()
 
     def _listen(self) -> None:
+        facts = self.facts
         with self._process as process, self._messages as messages:
             for line in messages:
                 message = json.loads(line)
                 if message["kind"] == "next":
-                    self._send(self._next_input())
+                    try:
+                        facts.inputs.append(self._waiting.popleft())
+                    except IndexError:
+                        self._send(None)
+                    else:
+                        self._send(facts.inputs[-1])
                 elif message["kind"] == "frames":
-                    self.frames, self.span = message["frames"], (message["first"], message["last"])
+                    facts.frames, self.span = message["frames"], (message["first"], message["last"])
                 elif message["kind"] == "report":
-                    self._report = Report.from_json(json.dumps(message["report"]))
+                    facts.report = Report.from_json(json.dumps(message["report"]))
                 elif message["kind"] == "skipped":
-                    self._skipped += message["texts"]
+                    facts.skipped += message["texts"]
                 else:
-                    self._error = ErrorFacts(**message["error"])
-                    if not self.frames:  # its device or engine failed; other workers may succeed
-                        self._waiting.extendleft(reversed(self._inputs))
-                        self._inputs.clear()
+                    facts.error = ErrorFacts(**message["error"])
+                    if not facts.frames:  # its device or engine failed; other workers may succeed
+                        self._waiting.extendleft(reversed(facts.inputs))
+                        facts.inputs.clear()
         code = process.returncode
-        if code and self._error is None:
-            last = ", ".join(map(redact_source, self._inputs[-READERS:])) or "no inputs yet"
-            self._error = ErrorFacts(
-                "EngineError",
-                f"the worker ended with exit code {code}; it had taken {last}",
-                remedy="run these inputs on one device to find the cause",
-            )
-
-    def _next_input(self) -> str | None:
-        with suppress(IndexError):
-            self._inputs.append(self._waiting.popleft())
-            return self._inputs[-1]
-        return None
+        if code and facts.error is None:
+            last = ", ".join(map(redact_source, facts.inputs[-READERS:])) or "no inputs yet"
+            reason = f"the worker ended with exit code {code}; it had taken {last}"
+            facts.error = ErrorFacts("EngineError", reason, remedy="run these inputs on one device to find the cause")
 
 
 def parse_devices(text: str) -> list[str]:
@@ -356,8 +338,7 @@ def parse_devices(text: str) -> list[str]:
     if text.strip() == "all":
         from framefuse.cuda.device import cupy
 
-        count = cupy().cuda.runtime.getDeviceCount()
-        return [f"cuda:{number}" for number in range(count)]
+        return [f"cuda:{number}" for number in range(cupy().cuda.runtime.getDeviceCount())]
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise UsageError(f"--gpus is {text!r}", remedy="use numbers such as 0,1, or all")
@@ -379,11 +360,7 @@ def _inputs(sources: Any) -> list[str]:
 
 
 def _environment(device: object) -> dict[str, str]:
-    """Environment of the worker of a device: only that GPU is visible.
-
-    Raises:
-        UsageError: no such device.
-    """
+    """Environment of the worker of a device: only that GPU is visible. UsageError: there is no such device."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if device == "cpu":
         return dict(os.environ)
@@ -394,9 +371,8 @@ def _environment(device: object) -> dict[str, str]:
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
         if int(number) >= len(names):
-            raise UsageError(
-                f"{device} was asked for, but CUDA_VISIBLE_DEVICES={visible} exposes {counted(len(names), 'GPU')}",
-                remedy="use fewer devices, or change CUDA_VISIBLE_DEVICES",
-            )
+            reason = f"but CUDA_VISIBLE_DEVICES={visible} exposes {counted(len(names), 'GPU')}"
+            remedy = "use fewer devices, or change CUDA_VISIBLE_DEVICES"
+            raise UsageError(f"{device} was asked for, {reason}", remedy=remedy)
         chosen = names[int(number)]
     return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen}

@@ -28,7 +28,7 @@ from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
 from framefuse.runtime.stages import sized
 from framefuse.runtime.views import viewer_for
 from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
-from framefuse.sources.paths import is_image_path, open_path
+from framefuse.sources.paths import find, is_image_path, open_paths
 from framefuse.sources.source import is_image
 
 
@@ -166,7 +166,7 @@ class Model:
         if is_image(image):
             source: Source = open_source(image, self._sources)
         elif isinstance(image, str | Path) and is_image_path(str(image)):
-            source = open_path(str(image), self._sources)
+            source = open_paths(find(str(image)), self._sources)
         else:
             raise UsageError(
                 f"{brief(image)} is not an image",

@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.sources.chain import open_chain
-from framefuse.sources.paths import PathList, open_path, open_paths, videos_in
+from framefuse.sources.paths import PathList, find, open_paths, videos_in
 from framefuse.sources.source import SCHEMES, Frames, PullSource, Source, SourceInfo, SourceOptions, is_camera, is_image
 
 KEY_FRAMES = 250
@@ -60,10 +60,8 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
         from framefuse.sources.images import open_arrays
 
         return open_arrays(source, options)
-    raise UsageError(
-        f"a {type(source).__name__} is not a source of frames",
-        remedy="pass a path, a glob, an address, a camera number, arrays, or a list of these",
-    )
+    remedy = "pass a path, a glob, an address, a camera number, arrays, or a list of these"
+    raise UsageError(f"a {type(source).__name__} is not a source of frames", remedy=remedy)
 
 
 def _open_text(source: str | Path, options: SourceOptions) -> Source:
@@ -74,20 +72,15 @@ def _open_text(source: str | Path, options: SourceOptions) -> Source:
     scheme, separator, _ = text.partition("://")
     if isinstance(source, str) and separator and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         if scheme.lower() == "file":
-            return _open_text(_local_path(text), options)
+            try:
+                path = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
+            except ValueError:
+                path = ""
+            if not path:
+                raise UsageError(f"{brief(text)} names no file", remedy="write file:///folder/name")
+            return _open_text(Path(path), options)
         return _open_address(scheme.lower(), text, options)
-    return open_path(text, options)
-
-
-def _local_path(address: str) -> Path:
-    """The path in a file:// address."""
-    try:
-        path = os.fsdecode(unquote_to_bytes(urlsplit(address).path))
-    except ValueError:
-        path = ""
-    if not path:
-        raise UsageError(f"{brief(address)} names no file", remedy="write file:///folder/name")
-    return Path(path)
+    return open_paths(find(text), options)
 
 
 def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:
@@ -116,10 +109,8 @@ def open_spread(source: Any, count: int, options: SourceOptions | None = None) -
     options = options or SourceOptions()
     if len(parts := _parts(source)) > 1:
         chosen = sorted(Counter(_positions(len(parts), count)).items())
-        shares = iter(share for _, share in chosen)
-        return open_chain(
-            [parts[number] for number, _ in chosen], options, lambda part, how: open_spread(part, next(shares), how)
-        )
+        shares, parts = iter(share for _, share in chosen), [parts[number] for number, _ in chosen]
+        return open_chain(parts, options, lambda part, how: open_spread(part, next(shares), how))
     opened = open_source(source, options)
     again = isinstance(source, str | Path | list | tuple) and not opened.info.live
     if again and opened.info.frames is None:

@@ -87,6 +87,11 @@ class AnnexB:
                 return bytearray(data)
         return bytearray(START_CODE).join([b"", *units])
 
+    @property
+    def sps(self) -> bytes:
+        """The latest sequence parameter set; empty if there was none."""
+        return next(iter(self._sets.get(self._types.sps, [])), b"")
+
     def _split_lengths(self, data: memoryview) -> list[Any]:
         units = []
         position, end, size = 0, len(data), self._length_size
@@ -104,11 +109,7 @@ class AnnexB:
         raise av.error.InvalidDataError(0, "the lengths of the NAL units do not fit the packet")
 
     def _insert_parameter_sets(self, units: list[Any], key: bool) -> bool:
-        """Insert missing parameter sets before the first slice if decoding can start there; cache those of the packet.
-
-        Returns:
-            Whether any were inserted.
-        """
+        """Whether parameter sets were missing before a slice where decoding can start; insert these, cache others."""
         known = self._types
         types = [known.of(unit[0]) for unit in units]
         first = next((at for at, type in enumerate(types) if type in known.slices), None)

@@ -60,15 +60,8 @@ def open_device(name: str, kind: str, options: SourceOptions) -> PullSource:
     def frames(closed: threading.Event) -> Frames:
         for index, av_frame in enumerate(_decoded_frames(container, stream, info, options.timeout, closed)):
             if index % options.vid_stride == 0:
-                yield wrap(
-                    av_frame,
-                    info,
-                    index=index,
-                    source_id=name,
-                    pts=av_frame.pts,
-                    time_base=exact(av_frame.time_base) or Fraction(1, 1000),
-                    arrival=time.monotonic(),
-                )
+                unit, now = exact(av_frame.time_base) or Fraction(1, 1000), time.monotonic()
+                yield wrap(av_frame, info, index=index, source_id=name, pts=av_frame.pts, time_base=unit, arrival=now)
 
     return PullSource(info, frames, container.close)
 

@@ -18,7 +18,6 @@ from framefuse.sources.source import SCHEMES, Frames, PullSource, Source, Source
 
 Opener = tuple[str, Callable[[], Source]]
 """Name of a source, and the function that opens it."""
-
 OpenOne = Callable[[Any, SourceOptions], Source]
 """`sources.open_source`."""
 
@@ -32,10 +31,8 @@ def open_chain(sources: Sequence[Any], options: SourceOptions, open_one: OpenOne
     """
     for item in sources[:-1]:
         if is_camera(item) or (isinstance(item, str) and item.partition("://")[0].lower() in SCHEMES):
-            raise UsageError(
-                "a list is read one source after the other, and a live source never ends",
-                remedy="use one pipeline per camera or stream",
-            )
+            problem = "a list is read one source after the other, and a live source never ends"
+            raise UsageError(problem, remedy="use one pipeline per camera or stream")
     if len(sources) == 1:
         return open_one(sources[0], options)
     return chain([(_name(item), partial(open_one, item, options)) for item in sources])
@@ -105,16 +102,10 @@ class SharedList:
 
 
 class _Chain:
-    """
-    Args:
-        openers: the parts in order, consumed lazily.
-        files: names of the parts, as far as they are known.
-        alone: whether it is an error if the chain delivers no frame at all.
-    """
+    """The parts in order, opened lazily; `alone`: whether it is an error if they deliver no frame at all."""
 
     def __init__(self, openers: Iterator[Opener], name: str, files: Sequence[str] = (), *, alone: bool = True) -> None:
-        self._openers = openers
-        self._alone = alone
+        self._openers, self._alone = openers, alone
         self.failures: list[str] = []
         self._current: Source | None = None
         self._info = SourceInfo(name, "unread", files=[Path(file) for file in files if "://" not in file])
@@ -154,7 +145,10 @@ class _Chain:
                 source.info.error = self._failed(source.info.uri, error)
             finally:
                 source.close()
-                self._collect(source.info)
+                for text in source.info.notes:
+                    note(self._info, f"{source.info.uri}: {text}")
+                for cause, count in source.info.drops.items():
+                    self._info.drops[cause] = self._info.drops.get(cause, 0) + count
             if not closed.is_set():
                 self.open_next()
         if self._alone and not delivered and self.failures and not closed.is_set():
@@ -171,19 +165,9 @@ class _Chain:
             name = f"{source_id}#{number}"
         return name
 
-    def _collect(self, facts: SourceInfo) -> None:
-        for text in facts.notes:
-            note(self._info, f"{facts.uri}: {text}")
-        for cause, count in facts.drops.items():
-            self._info.drops[cause] = self._info.drops.get(cause, 0) + count
-
     def _failed(self, name: str, error: Exception) -> str:
-        """Note an item that cannot be read, whatever it raises; returns why.
-
-        Raises:
-            EngineError: the GPU that decodes has failed, which is not the item's fault.
-        """
-        if isinstance(error, EngineError):
+        """Note an item that cannot be read, whatever it raises; returns why."""
+        if isinstance(error, EngineError):  # the GPU that decodes has failed, which is not the item's fault
             raise error
         message = error.message if isinstance(error, FramefuseError) else redact(f"{type(error).__name__}: {error}")
         self.failures.append(message)

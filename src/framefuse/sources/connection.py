@@ -131,7 +131,7 @@ class Facts:
     seconds: float | None
     """Duration; None: a live stream."""
     aspect: Fraction
-    format: str = ""
+    format: str
     """FFmpeg's name of the container or protocol."""
 
 
@@ -144,11 +144,8 @@ class Ended(NamedTuple):
 
 
 SERVER_ENDED = Ended("the server ended the stream")
-
-
-class ArrivedFrame(NamedTuple):
-    av_frame: Any
-    arrival: float
+ArrivedFrame = tuple[Any, float]
+"""A decoded frame, and when its packet arrived."""
 
 
 class Watch:
@@ -161,9 +158,8 @@ class Watch:
     def __init__(self, now: float, patience: float) -> None:
         self._clean = False
         """Whether every packet since the last clean frame could be decoded."""
-        self._begun = False
+        self._begun, self._patience = False, patience
         self._since, self._packets = now, 0  # of the last clean frame
-        self._patience = patience
 
     def frame(self, damaged: bool, now: float) -> bool:
         """Whether to deliver a frame: not the damaged ones before the first clean frame, and after a lost packet."""
@@ -220,8 +216,7 @@ class Connection:
         """Nobody waits for the connection any more."""
         self._last_packet = math.inf
         """When the last packet of the video arrived, or the connection was opened; infinite before."""
-        self._on_silence, self._silence_reported = on_silence, False
-        self._on_change = on_change
+        self._on_silence, self._on_change, self._silence_reported = on_silence, on_change, False
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run, name="framefuse live connection", daemon=True)
         _connections.add(self)
@@ -294,10 +289,8 @@ class Connection:
                 untrusted = why_untrusted(self._address.url, self._options.tls_verify, self._options.timeout)
                 if untrusted:
                     return Ended(untrusted, ssl.SSLCertVerificationError)
-        elif isinstance(error, FramefuseError):
-            reason = error.message
-        elif isinstance(error, Undecodable):
-            reason = str(error)
+        elif isinstance(error, FramefuseError | Undecodable):
+            reason = str(error.args[0])
         return Ended(reason, type(error))
 
     def _unresolved(self) -> str:
@@ -311,13 +304,8 @@ class Connection:
 
     def _read(self) -> Ended:
         timeout = self._options.timeout
-        with av.open(
-            self._address.url,
-            container_options=self._address.ffmpeg_options,
-            options=size_limit(self._options.max_pixels),
-            timeout=(timeout, timeout),
-            **TAGS,
-        ) as container:
+        how = {"container_options": self._address.ffmpeg_options, "timeout": (timeout, timeout), **TAGS}
+        with av.open(self._address.url, options=size_limit(self._options.max_pixels), **how) as container:
             videos = [stream for stream in container.streams.video if not stream.disposition & NOT_VIDEO]
             if not videos or videos[0].codec_context is None:
                 raise SourceError("it contains no video that can be decoded")
@@ -326,16 +314,10 @@ class Connection:
                 if other is not stream:
                     other.discard = Discard.all  # otherwise every rendition of an HLS stream is downloaded
             context = stream.codec_context
-            facts = Facts(
-                context.name,
-                context.width,
-                context.height,
-                exact(stream.average_rate),
-                container.duration / 1_000_000 if container.duration else None,
-                exact(stream.sample_aspect_ratio) or Fraction(1),
-                container.format.name,
-            )
-            low_latency = self._options.low_latency or facts.seconds is None
+            seconds = container.duration / 1_000_000 if container.duration else None
+            rate, aspect = exact(stream.average_rate), exact(stream.sample_aspect_ratio) or Fraction(1)
+            facts = Facts(context.name, context.width, context.height, rate, seconds, aspect, container.format.name)
+            low_latency = self._options.low_latency or seconds is None
             last = self._last_packet = time.monotonic()
             with self._changed:
                 self.facts = facts
@@ -360,7 +342,7 @@ class Connection:
                 for av_frame in decoded:
                     if not watch.frame(av_frame.is_corrupt, arrival):
                         corrupt += 1
-                    elif not self._deliver(ArrivedFrame(av_frame, arrival)):
+                    elif not self._deliver((av_frame, arrival)):
                         return Ended("closed")
                 if corrupt:
                     self._drops["corrupt"] = self._drops.get("corrupt", 0) + corrupt
@@ -381,10 +363,8 @@ class Connection:
 
 
 class _Clock:
-    """Stands for the module `time` where PyAV asks, now and then during a call of FFmpeg, whether it takes too long.
-
-    PyAV has no other way to interrupt a call. Time flies for a connection that was abandoned.
-    """
+    """The module `time` where PyAV asks during a call of FFmpeg whether it takes too long, its only way to interrupt.
+    Time flies for a connection that was abandoned."""
 
     @staticmethod
     def monotonic() -> float:

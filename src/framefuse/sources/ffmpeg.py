@@ -29,10 +29,7 @@ PROGRAM_TABLE = 0
 """PID of the program association table, from which a reader can start."""
 SEARCHED = 1 << 20
 """Bytes in which a table is searched for. Broadcasts repeat it at least every half second."""
-FILTERS = {
-    "h264": "h264_mp4toannexb",
-    "hevc": "hevc_mp4toannexb",
-    "vvc": "vvc_mp4toannexb",
+FILTERS = {name: f"{name}_mp4toannexb" for name in ("h264", "hevc", "vvc")} | {
     "mpeg2video": "mpeg2_metadata",
     "mpeg4": "mpeg4_unpack_bframes",
     "av1": "av1_metadata",
@@ -51,6 +48,9 @@ class Decoder(Protocol):
 
     A decoded frame has pts, time_base, width, height and is_corrupt, as PyAV's frames have.
     """
+
+    codec: str
+    """FFmpeg's name of the codec that it decodes now."""
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
         """Decoded frames that are ready after this packet; an empty packet flushes the decoder.
@@ -133,11 +133,8 @@ def _split(packet: Any, codec: str) -> tuple[Any, Any]:
 
 
 def _packet(data: bytes) -> Any:
-    """A packet with a copy of the data.
-
-    One that refers to Python's memory needs the GIL when a thread of the decoder frees it, while PyAV may hold the GIL
-    and wait for that thread.
-    """
+    """A packet with a copy of the data: to free Python's memory, a thread of the decoder needs the GIL, which PyAV may
+    hold while it waits for that thread."""
     packet = av.Packet(len(data))
     packet.update(data)
     return packet
@@ -157,10 +154,8 @@ def changed_codec(stream: Any, codec: str) -> str | None:
 def _has_codec(stream: Any, codec: str) -> bool:
     try:
         BitStreamFilterContext(FILTERS[codec], stream)
-    except av.error.ArgumentError:
-        return False
-    except av.FFmpegError:
-        return True  # the codec fits, and the header of the stream is damaged or outdated
+    except av.FFmpegError as error:  # any other: the codec fits, and the header of the stream is damaged or outdated
+        return not isinstance(error, av.error.ArgumentError)
     return True
 
 
@@ -177,19 +172,14 @@ def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
                 if not file.read(1):
                     raise DecodeError(f"{path} is empty (0 bytes)", remedy="record or copy it again")
         # The prefix keeps a file name from being read as another protocol; the list keeps playlists off the network.
-        return av.open(
-            f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}",
-            container_options={"protocol_whitelist": "file,crypto,data" + (",subfile" if begin else "")},
-            options=size_limit(max_pixels),
-            **TAGS,
-        )
+        address = f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}"
+        protocols = {"protocol_whitelist": "file,crypto,data" + (",subfile" if begin else "")}
+        return av.open(address, container_options=protocols, options=size_limit(max_pixels), **TAGS)
     except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
         raise KeyboardInterrupt from None
     except av.FFmpegError as error:
-        raise DecodeError(
-            f"cannot open {path}: {error.strerror}",
-            remedy="the file is damaged, truncated before its index, or not a video",
-        ) from error
+        remedy = "the file is damaged, truncated before its index, or not a video"
+        raise DecodeError(f"cannot open {path}: {error.strerror}", remedy=remedy) from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}", remedy="check the path and permissions") from error
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -60,13 +61,8 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
         if options.device == "cuda":
             from framefuse.sources.nvdec import choose_decoder
 
-            video.decoder, why = choose_decoder(
-                video.stream,
-                options,
-                video.info,
-                partial(_first_frame, path, video.info, options.max_pixels),
-                video.decoder,
-            )
+            first_frame = partial(_first_frame, path, video.info, options.max_pixels)
+            video.decoder, why = choose_decoder(video.stream, options, video.info, first_frame, video.decoder)
             note(video.info, why)
     except BaseException:
         container.close()
@@ -76,14 +72,11 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
 
 def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
     """The first frame, decoded on the host; its notes are added to `info`."""
-    source = open_file(path, SourceOptions(max_pixels=max_pixels))
-    try:
-        frame = next(source)
+    with closing(open_file(path, SourceOptions(max_pixels=max_pixels))) as source:
+        frame = next(source, None)
         notes = [*source.info.notes]  # before `close` adds counts of frames, which are counted again
-    except StopIteration:
-        raise CapabilityError("the video has no frames") from None
-    finally:
-        source.close()
+    if frame is None:
+        raise CapabilityError("the video has no frames")
     for text in notes:
         note(info, text)
     return frame
@@ -104,11 +97,8 @@ class _Video:
     decoded: int = 0
     hidden: int = 0
     """Packets that an edit list excludes from the presentation."""
-    corrupt: int = 0
-    missing_pts: int = 0
-    negative_pts: int = 0
-    backward_pts: int = 0
-    concealed: int = 0
+    anomalies: Counter[str] = field(default_factory=Counter)
+    """Number of frames by what is unusual about them."""
     end: Fraction = Fraction(0)
     """End of the last frame read, in units of time_base from the origin."""
     reason: str = "it has no packets"
@@ -122,11 +112,7 @@ class _Video:
 
     @classmethod
     def find(cls, container: Any, uri: str, options: SourceOptions) -> _Video:
-        """Choose the video stream, configure its decoder and collect the facts.
-
-        Raises:
-            SourceError: there is no video stream, no decoder for it, or its size is absurd.
-        """
+        """Choose the video stream, configure its decoder and collect the facts; SourceError as in `open_file`."""
         every = container.streams.video
         streams = [stream for stream in every if not stream.disposition & NOT_VIDEO]
         if not streams:
@@ -169,10 +155,8 @@ class _Video:
         elif seconds and rate:
             start, end = options.span
             if start >= seconds:
-                raise SourceError(
-                    f"start {options.start} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)",
-                    remedy="choose an earlier start",
-                )
+                problem = f"start {options.start} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)"
+                raise SourceError(problem, remedy="choose an earlier start")
             count = max(1, round((min(end or seconds, seconds) - start) * rate))
         else:
             return None
@@ -196,25 +180,15 @@ class _Video:
                     self.sizes.add((decoded.width, decoded.height))
                     if len(self.sizes) > 1:
                         note(self.info, "the frame size changes in the video")
-                    yield self.decoder.wrap(
-                        decoded,
-                        self.info,
-                        index=index,
-                        source_id=self.info.uri,
-                        pts=pts,
-                        time_base=exact(decoded.time_base) or self.time_base,
-                        sample_aspect_ratio=aspect,
-                        arrival=monotonic(),
-                    )
+                    unit = exact(decoded.time_base) or self.time_base
+                    facts = {"pts": pts, "time_base": unit, "sample_aspect_ratio": aspect, "arrival": monotonic()}
+                    yield self.decoder.wrap(decoded, self.info, index=index, source_id=self.info.uri, **facts)
                 index += 1
             else:
                 ended = not closed.is_set()
             if ended and not self.decoded:
-                raise DecodeError(
-                    f"nothing in {self.info.uri} could be decoded: {self.reason}",
-                    remedy="the file is damaged or truncated, or its frames exceed the option max_pixels; "
-                    "try to play it with ffplay",
-                )
+                remedy = "the file is damaged or truncated, or its frames exceed max_pixels; try to play it with ffplay"
+                raise DecodeError(f"nothing in {self.info.uri} could be decoded: {self.reason}", remedy=remedy)
         finally:
             self._note_counts(ended)
 
@@ -242,9 +216,8 @@ class _Video:
         try:
             self.container.seek(max(int(pts), self.origin), stream=self.stream, backward=True)
         except av.FFmpegError as error:
-            raise SourceError(
-                f"cannot seek in {self.info.uri}: {error.strerror}", remedy="omit start, or remux"
-            ) from error
+            reason = f"cannot seek in {self.info.uri}: {error.strerror}"
+            raise SourceError(reason, remedy="omit start, or remux") from error
 
     def _decoded_frames(self, closed: threading.Event) -> Iterator[Any]:
         """All frames that decode. Damaged packets are counted and skipped."""
@@ -271,7 +244,7 @@ class _Video:
                 if packet.size:
                     at = self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
                     self.position = at if self.position < 0 else self.position
-                if not isinstance(self.decoder, HostDecoder) and changed_codec(self.stream, self._codec):
+                if not isinstance(self.decoder, HostDecoder) and changed_codec(self.stream, self.decoder.codec):
                     with suppress(EOFError):
                         yield from self._decode(av.Packet(), closed)
                     self.decoder = self._host_decoder()
@@ -282,10 +255,7 @@ class _Video:
                 return
 
     def _decode(self, packet: Any, closed: threading.Event) -> Iterator[Any]:
-        """
-        Raises:
-            EOFError: there are no more frames.
-        """
+        """The frames of a packet; EOFError: there are no more."""
         try:
             for decoded in self.decoder.decode(packet, closed):
                 self.decoded += 1
@@ -313,8 +283,8 @@ class _Video:
                     self.container.close()
                     self.container, self.stream = container, stream
                     self.begin = self.position = begin
-                    self.corrupt = max(0, self.corrupt - undecoded)  # they are read again
-                    self.info.drops.pop("corrupt", None)
+                    if (corrupt := self.info.drops.pop("corrupt", 0) - undecoded) > 0:  # those are read again
+                        self.info.drops["corrupt"] = corrupt
                     self.decoder = self._host_decoder()
                     return True
                 container.close()
@@ -322,7 +292,7 @@ class _Video:
 
     def _is_another(self, stream: Any) -> bool:
         """Whether a stream has another PID or codec, with a note about it."""
-        before, after = self._codec, stream.codec_context.name
+        before, after = self.decoder.codec, stream.codec_context.name
         if not stream.codec_context.width or (stream.id, after) == (self.stream.id, before):
             return False
         if before == after:
@@ -335,55 +305,42 @@ class _Video:
         # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
         return HostDecoder(self.stream, self.options, partial(_note_codec, self.info))
 
-    @property
-    def _codec(self) -> str:
-        decoder = self.decoder
-        return decoder.codec if isinstance(decoder, HostDecoder) else str(self.stream.codec_context.name)
-
     def _damaged(self, error: av.FFmpegError) -> None:
-        self.corrupt += 1
-        self.info.drops["corrupt"] = self.corrupt
+        self.info.drops["corrupt"] = self.info.drops.get("corrupt", 0) + 1
         self.reason = str(error.strerror)
 
     def _timed(self, frames: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
         """Each decoded frame with its pts; a missing one continues from the last known pts at the average rate."""
         step = None if self.info.fps is None else 1 / (self.info.fps * self.time_base)
+        how = "kept as they are, because the frame rate is unknown" if step is None else "filled from the frame rate"
         last: int | None = None
         known, after = self.origin, 0  # the last pts in the file, and the number of frames since
         for decoded in frames:
             pts: int | None = decoded.pts
             if pts is None:
-                self.missing_pts += 1
+                self.anomalies[f"frames without pts, {how}"] += 1
                 pts = None if step is None else round(known + after * step)
             else:
-                self.negative_pts += pts < 0
-                self.backward_pts += last is not None and pts <= last
+                if pts < 0:
+                    self.anomalies["frames with a negative pts, kept"] += 1
+                if last is not None and pts <= last:
+                    self.anomalies["frames whose pts does not increase, kept"] += 1
                 known, after = pts, 0
             after += 1
             last = pts
-            self.concealed += decoded.is_corrupt
+            if decoded.is_corrupt:
+                self.anomalies["damaged frames, delivered as concealed by the decoder"] += 1
             yield decoded, pts
         self.end = known + after * (step or Fraction(0)) - self.origin
 
     def _note_counts(self, ended: bool) -> None:
-        info = self.info
-        if self.corrupt:
-            info.drops["corrupt"] = self.corrupt
-            note(info, f"damaged packets skipped: {self.corrupt} ({self.reason})")
-        if self.concealed:
-            note(info, f"damaged frames, delivered as concealed by the decoder: {self.concealed}")
-        if self.missing_pts:
-            how = "filled from the frame rate" if info.fps else "kept as they are, because the frame rate is unknown"
-            note(info, f"frames without pts, {how}: {self.missing_pts}")
-        if self.negative_pts:
-            note(info, f"frames with a negative pts, kept: {self.negative_pts}")
-        if self.backward_pts:
-            note(info, f"frames whose pts does not increase, kept: {self.backward_pts}")
-        if ended and not self.options.start:
-            self._note_missing_end()
-
-    def _note_missing_end(self) -> None:
-        """Compare what was read with the header, because a truncated file often ends without an error."""
+        if corrupt := self.info.drops.get("corrupt"):
+            note(self.info, f"damaged packets skipped: {corrupt} ({self.reason})")
+        for anomaly, count in self.anomalies.items():
+            note(self.info, f"{anomaly}: {count}")
+        if not ended or self.options.start:
+            return
+        # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
         if frames:
             if self.decoded + self.hidden < frames:

@@ -104,10 +104,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except SourceError:
         raise
     except Image.DecompressionBombError as error:
-        raise SourceError(
-            f"{path}: more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels, which Pillow does not read",
-            remedy="scale it down first; in Python, PIL.Image.MAX_IMAGE_PIXELS changes this limit",
-        ) from error
+        remedy = "scale it down first; in Python, PIL.Image.MAX_IMAGE_PIXELS changes this limit"
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise SourceError(f"{path}: more than {limit} pixels, which Pillow does not read", remedy=remedy) from error
     except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes
         reason, remedy = str(error) or type(error).__name__, "check in an image viewer that it is complete"
         if isinstance(error, UnidentifiedImageError):  # its message only repeats the path
@@ -154,11 +153,7 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
 
 
 def _wrap(image: Image.Image, info: SourceInfo, name: str, **facts: Any) -> Frame:
-    """A Frame with the pixels of an image, (h, w) or (h, w, c); losses are noted.
-
-    Raises:
-        SourceError: the pixels are neither 8 nor 16 bits deep.
-    """
+    """A Frame with the pixels of an image, 8 or 16 bits deep, else SourceError; losses are noted."""
     mode = image.mode
     if mode.startswith("I") or mode == "F":
         pixels = np.array(image)
@@ -209,14 +204,11 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
         info.width, info.height = first.width, first.height
         info.frames = -(-len(images) // options.vid_stride)
         if isinstance(images, list | tuple):  # anything else may create each image on access
-            info.mixed = len({_size(image) for image in images}) > 1
+            sizes = {it.shape[:2] if isinstance(it, np.ndarray) else getattr(it, "size", None) for it in images}
+            info.mixed = len(sizes) > 1
     else:
         note(info, "images of an iterator: one copy per frame")
     return PullSource(info, lambda closed: _array_frames(images, info, options, closed))
-
-
-def _size(image: Any) -> Any:
-    return image.shape[:2] if isinstance(image, np.ndarray) else getattr(image, "size", None)
 
 
 def _array_frames(images: Iterable[Any], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:
@@ -233,10 +225,8 @@ def _array_frames(images: Iterable[Any], info: SourceInfo, options: SourceOption
 
 def _array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
     if not is_image(image):
-        raise UsageError(
-            f"item {index} is a {type(image).__name__}, not an image",
-            remedy="pass NumPy arrays or PIL images; put paths into a list",
-        )
+        remedy = "pass NumPy arrays or PIL images; put paths into a list"
+        raise UsageError(f"item {index} is a {type(image).__name__}, not an image", remedy=remedy)
     if isinstance(image, np.ndarray):
         return Frame.from_array(image, index=index, source_id=SOURCE_ID)
     return _wrap(image, info, f"{SOURCE_ID} {index}", index=index, source_id=SOURCE_ID)

@@ -6,6 +6,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
 from time import monotonic
@@ -80,14 +81,12 @@ class _Live:
         self._address, self._options = address, options
         self._backoff = Backoff(options.reconnect, options.reconnect_max_delay, random)
         self._connection: Connection | None = None
-        self._probed = False
         self._delivered = False
-        self._losses = 0
-        self._unreadable = 0
+        self._losses = self._unreadable = 0
 
     def interrupt(self) -> None:
-        if self._connection is not None:
-            self._connection.abandon()
+        if (connection := self._connection) is not None:
+            connection.abandon()
 
     def _connect(self) -> Connection:
         self._connection = Connection(self._address, self._options, self.info.drops, self._silent, self._codec_changed)
@@ -107,7 +106,6 @@ class _Live:
     def probe(self) -> None:
         """Connect now to find out whether the stream is finite."""
         connection = self._connect()
-        self._probed = True
         try:
             connection.wait_open(self._options.timeout)
         except BaseException:
@@ -121,7 +119,7 @@ class _Live:
     def frames(self, closed: threading.Event) -> Frames:
         """The frames from `start` to `end`; index counts from 0, including frames skipped by the stride."""
         start, end, stride = self._options.start or 0.0, self._options.end, self._options.vid_stride
-        index = 0
+        name, index = self.info.uri, 0
         for av_frame, arrival, pts, aspect in self._timed(closed):
             seconds = float(pts * TIME_BASE)
             if end is not None and seconds >= end:
@@ -131,25 +129,16 @@ class _Live:
             if av_frame.is_corrupt:
                 note(self.info, "damaged frames are delivered as concealed by the decoder")
             if index % stride == 0:
-                yield wrap(
-                    av_frame,
-                    self.info,
-                    index=index,
-                    source_id=self.info.uri,
-                    pts=pts,
-                    time_base=TIME_BASE,
-                    sample_aspect_ratio=aspect,
-                    arrival=None if self.info.kind == "file" else arrival,
-                    connection=self._losses,
-                )
+                facts: dict[str, Any] = {"pts": pts, "time_base": TIME_BASE, "connection": self._losses}
+                facts["arrival"] = arrival if self.info.live else None
+                yield wrap(av_frame, self.info, index=index, source_id=name, sample_aspect_ratio=aspect, **facts)
             index += 1
 
     def _timed(self, closed: threading.Event) -> Iterator[tuple[Any, float, int, Fraction]]:
         """The decoded frames of all connections with arrival, pts and pixel aspect ratio."""
         timeline, pace = Timeline(), Pace()
         while not closed.is_set():
-            connection = self._connection if self._probed and self._connection else self._connect()
-            self._probed = False
+            connection = self._connection or self._connect()
             if closed.is_set():  # since the check above, before `interrupt` could see the connection
                 connection.abandon()
             try:
@@ -170,6 +159,7 @@ class _Live:
                     yield av_frame, arrival, pts, connection.facts.aspect
             finally:
                 connection.abandon()
+                self._connection = None
             if closed.is_set() or not self._try_again(connection, closed):
                 return
 
@@ -183,14 +173,10 @@ class _Live:
         if self._delivered:
             timeline.reconnected()
         self._delivered = True
-        self._backoff.succeeded()
+        self._backoff.failures = 0
 
     def _try_again(self, connection: Connection, closed: threading.Event) -> bool:
-        """Wait for the next attempt; False: the stream has ended.
-
-        Raises:
-            FramefuseError: it cannot be read, or is given up.
-        """
+        """Wait for the next attempt; False: the stream has ended. FramefuseError: it is given up."""
         ended = connection.ended
         assert ended is not None
         finite = connection.facts is not None and connection.facts.seconds is not None
@@ -261,33 +247,25 @@ class _Live:
             note(self.info, "further losses are not noted")
 
 
+@dataclass
 class Backoff:
-    """Delays between connection attempts: 0.25 s, doubling up to a limit, each shortened at random by up to a fifth.
+    """Delays between connection attempts: 0.25 s, doubling up to a limit, each shortened at random by up to a fifth."""
 
-    Args:
-        attempts: consecutive retries; -1: no limit.
-        max_delay: longest delay in seconds.
-        random: spreads the attempts of many clients that lost a server at the same time.
-    """
-
-    def __init__(self, attempts: int, max_delay: float, random: Random) -> None:
-        self._attempts, self._max_delay, self._random = attempts, max_delay, random
-        self._delay = FIRST_DELAY
-        self.failures = 0
-        """Consecutive failures."""
+    attempts: int
+    """Consecutive retries; -1: no limit."""
+    max_delay: float
+    random: Random
+    """Spreads the attempts of many clients that lost a server at the same time."""
+    failures: int = 0
+    """Consecutive failures; 0 again once the stream delivers frames."""
 
     def failed(self) -> float | None:
         """Seconds to wait before the next attempt; None: give up."""
         self.failures += 1
-        if 0 <= self._attempts < self.failures:
+        if 0 <= self.attempts < self.failures:
             return None
-        delay = min(self._delay, self._max_delay)
-        self._delay = min(2 * self._delay, self._max_delay)
-        return delay * self._random.uniform(0.8, 1.0)
-
-    def succeeded(self) -> None:
-        """Reset: the stream delivers frames."""
-        self.failures, self._delay = 0, FIRST_DELAY
+        doubled = FIRST_DELAY * 2.0 ** min(self.failures - 1, 99)
+        return min(doubled, self.max_delay) * self.random.uniform(0.8, 1.0)
 
 
 class Timeline:

@@ -32,29 +32,23 @@ from framefuse.cuda import device, driver
 from framefuse.cuda.errors import LESS_MEMORY
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
-from framefuse.sources.annexb import NAL_TYPES, AnnexB, NalTypes
+from framefuse.sources.annexb import NAL_TYPES, AnnexB
 from framefuse.sources.ffmpeg import Decoder
 from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 CODECS = {name: name.upper() for name in ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4")} | {"mpeg2video": "MPEG2"}
 """FFmpeg's name of a codec -> PyNvVideoCodec's."""
-
 SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p010", "yuv420p12": "p016"}
 """Pixel format of FFmpeg's decoder -> that of NVDEC's surface for the same stream."""
-
 MEMORY_NEEDED = 600_000_000
 """Free bytes on the GPU that NVDEC needs. It creates a CUDA context of its own, and PyNvVideoCodec 2.2 crashes the
 process if there is no memory for it."""
-
 NO_PTS = -(2**63)
 """FFmpeg's AV_NOPTS_VALUE."""
 POLL_SECONDS = 0.2
-
-HEADER_BYTES = 4096
-"""Bytes of a key frame that are searched for its parameter sets."""
-
 _started: set[int] = set()
 """GPUs on which this process has created a decoder, and with it the CUDA context that needs the memory."""
+_querying = threading.Lock()
 
 
 def choose_decoder(
@@ -87,10 +81,8 @@ def choose_decoder(
         decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
     except av.FFmpegError as error:
         return on_host(error.strerror)
-    if options.held > 1:
-        note(info, f"each frame is copied twice on the GPU, as readers hold up to {options.held} frames at a time")
-    else:
-        note(info, "each frame is copied once on the GPU, by PyNvVideoCodec")
+    twice = f"twice on the GPU, as readers hold up to {options.held} frames at a time"
+    note(info, f"each frame is copied {twice if options.held > 1 else 'once on the GPU, by PyNvVideoCodec'}")
     return decoder, f"decoded by NVDEC ({name})"
 
 
@@ -105,10 +97,8 @@ def load_nvdec() -> Any:
     except ImportError as error:
         raise CapabilityError(f"PyNvVideoCodec fails: {error}", remedy="pip install 'framefuse[cuda13]'") from error
     except Exception as error:  # RuntimeError from its own check of the driver
-        raise CapabilityError(
-            f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}",
-            remedy="check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
-        ) from error
+        remedy = "check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+        raise CapabilityError(f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}", remedy=remedy) from error
     return PyNvVideoCodec
 
 
@@ -140,9 +130,6 @@ def refusal(module: Any, codec: str, sample: Frame) -> str | None:
     if width * height > limits["mb_num_max"] * 256:
         return f"{width}x{height} is more than {limits['mb_num_max']} macroblocks"
     return None
-
-
-_querying = threading.Lock()
 
 
 @cache
@@ -177,12 +164,6 @@ class Surface:
     """Keeps the decoder alive, which frees its surfaces when it is collected."""
     time_base: Fraction | None = None
     is_corrupt: bool = False
-
-
-def _find_sps(data: bytearray, types: NalTypes) -> bytes:
-    """The sequence parameter set at the beginning of a packet; empty if there is none."""
-    units = bytes(data[:HEADER_BYTES]).split(b"\0\0\1")
-    return next((unit.rstrip(b"\0") for unit in units[1:] if unit and types.of(unit[0]) == types.sps), b"")
 
 
 class SurfaceLease:
@@ -226,20 +207,15 @@ class NvDecoder:
     """
 
     def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1) -> None:
-        self._module, self._low_latency = module, low_latency
-        name = stream.codec_context.name
-        self._codec = CODECS[name]
+        self._module, self._low_latency, self._held = module, low_latency, held
+        self.codec = name = stream.codec_context.name
         self._colour = {name: getattr(sample, name) for name in ("matrix", "full_range", "rotation")}
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
-        self._cupy = device.cupy()
-        self._device = device.current_gpu()
+        self._cupy, self._device, self._thread = device.cupy(), device.current_gpu(), 0
         # Not the null stream: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._nal_types = NAL_TYPES.get(name)
-        self._annexb = AnnexB(name, stream.codec_context.extradata or b"") if self._nal_types else None
+        self._annexb = AnnexB(name, stream.codec_context.extradata or b"") if name in NAL_TYPES else None
         self._sps = b""
-        self._thread = 0
-        self._held = held
         self._leases: deque[SurfaceLease] = deque()
         self._ring: deque[_Copy] = deque()
         self._unused: list[Any] = []
@@ -265,7 +241,7 @@ class NvDecoder:
         data = None if self._annexb is None else self._annexb(packet)
         if data is not None and not data:  # only padding; an empty packet would mean the end
             return
-        if self._sequence_changes(packet, data) and self._decoder is not None:
+        if self._sequence_changes(packet) and self._decoder is not None:
             # Flush first: a new decoder loses the frames that the old one holds back.
             yield from self._decode(self._module.PacketData())
             self._decoder = None
@@ -277,11 +253,11 @@ class NvDecoder:
             fed.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
         yield from self._decode(fed)
 
-    def _sequence_changes(self, packet: Any, data: bytearray | None) -> bool:
+    def _sequence_changes(self, packet: Any) -> bool:
         """Whether a packet starts a sequence for which the decoder is not set up, such as one of another frame size."""
-        if self._nal_types is None or data is None or not packet.is_keyframe:
+        if self._annexb is None or not packet.is_keyframe:
             return False
-        before, self._sps = self._sps, _find_sps(data, self._nal_types) or self._sps
+        before, self._sps = self._sps, self._annexb.sps or self._sps
         return bool(before) and before != self._sps
 
     def _decode(self, data: Any) -> Iterator[Surface]:
@@ -307,24 +283,12 @@ class NvDecoder:
             driver.record(ready, self._stream)
         for surface in decoded:
             rows, width = surface.shape
-            pts = surface.getPTS()
-            yield Surface(
-                None if pts == NO_PTS else pts,
-                surface.GetPtrToPlane(0),
-                surface.GetPtrToPlane(1),
-                surface.strides[0],
-                width,
-                rows * 2 // 3,
-                ready,
-                (self._decoder, surface),
-            )
+            pts = None if surface.getPTS() == NO_PTS else surface.getPTS()
+            planes = surface.GetPtrToPlane(0), surface.GetPtrToPlane(1)
+            yield Surface(pts, *planes, surface.strides[0], width, rows * 2 // 3, ready, (self._decoder, surface))
 
     def _open(self) -> None:
-        """
-        Raises:
-            GpuMemoryError: the memory that was free when NVDEC was chosen is now in use, by the model for instance.
-            EngineError: NVDEC cannot be started.
-        """
+        # Memory that was free when NVDEC was chosen may now be in use, by the model for instance.
         if self._device not in _started and (free := free_memory()) < MEMORY_NEEDED:
             raise GpuMemoryError(
                 f"not enough GPU memory to start NVDEC: {free / 1e6:.0f} MB free, {MEMORY_NEEDED / 1e6:.0f} MB needed",
@@ -334,7 +298,7 @@ class NvDecoder:
         try:
             self._decoder = self._module.CreateDecoder(
                 gpuid=self._device,
-                codec=getattr(self._module.cudaVideoCodec, self._codec),
+                codec=getattr(self._module.cudaVideoCodec, CODECS[self.codec]),
                 cudacontext=0,
                 cudastream=self._stream.ptr,
                 usedevicememory=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from framefuse.common.names import nearby
 from framefuse.common.redact import redact_source
 from framefuse.errors import SourceError
+from framefuse.sources.chain import Opener, chain
 from framefuse.sources.source import IMAGE_FORMATS, Source, SourceOptions
 
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
@@ -21,15 +22,6 @@ VIDEO_SUFFIXES = frozenset(
     | {".hevc", ".av1", ".obu", ".mjpeg", ".mjpg", ".dv", ".nut"}
 )
 """Suffixes that folders and globs are searched for. A file named directly is read whatever its suffix."""
-
-
-def open_path(text: str, options: SourceOptions) -> Source:
-    """Open a file, folder or glob. FFmpeg reads every file that has no image suffix.
-
-    Raises:
-        SourceError: no such file, or no image or video among the files found.
-    """
-    return open_paths(find(text), options)
 
 
 class PathList(list[str]):
@@ -62,8 +54,10 @@ def find(text: str) -> list[str]:
 
 
 def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
-    """Open files in the order given: consecutive images as one source, each video as its own."""
-    from framefuse.sources.chain import Opener, chain
+    """Open files in the order given: consecutive images as one source, each video as its own.
+
+    FFmpeg reads every file that has no image suffix.
+    """
     from framefuse.sources.files import open_file
     from framefuse.sources.images import open_images
 

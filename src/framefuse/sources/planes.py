@@ -18,7 +18,6 @@ from framefuse.sources.source import SourceInfo, note
 
 MAX_SIDE = 16384
 """Pixels; a larger side is treated as a damaged header."""
-
 # AVColorSpace, AVColorRange and AVColorTransferCharacteristic of FFmpeg; the numbers are those of ITU-T H.273.
 MATRICES: dict[int, tuple[Matrix, str]] = {
     1: ("bt709", ""),
@@ -31,16 +30,13 @@ MATRICES: dict[int, tuple[Matrix, str]] = {
     10: ("bt2020", "colour matrix BT.2020 constant luminance is read as bt2020"),
 }
 """Colour matrix, and what the user should know about it."""
-SWS_MATRIX = {
+SWS_MATRIX = dict.fromkeys(("bt709", "rgb"), Colorspace.ITU709) | {
     "bt601": Colorspace.ITU601,
-    "bt709": Colorspace.ITU709,
     "bt2020": Colorspace.BT2020,
-    "rgb": Colorspace.ITU709,
 }
 """Colour matrix -> that of swscale; RGB is converted to and from BT.709."""
 LIMITED, FULL = 1, 2
 HDR_TRANSFER = {16: "PQ", 18: "HLG"}
-
 CONVERSIONS = {"yuyv422": "yuv422p", "uyvy422": "yuv422p", "yvyu422": "yuv422p", "ya8": "gray"}
 """Formats outside PIXEL_FORMATS with a lossless equivalent in it, besides big-endian ones; all others become rgb24."""
 
@@ -68,14 +64,8 @@ def wrap(
         SourceError: the frame has no pixels, or a side longer than MAX_SIDE.
     """
     check_size(av_frame.width, av_frame.height, info.uri)
-    meaning = _meaning(
-        av_frame.format.name,
-        av_frame.colorspace,
-        av_frame.color_range,
-        av_frame.color_trc,
-        av_frame.interlaced_frame,
-        sample_aspect_ratio,
-    )
+    colour = av_frame.colorspace, av_frame.color_range, av_frame.color_trc
+    meaning = _meaning(av_frame.format.name, *colour, av_frame.interlaced_frame, sample_aspect_ratio)
     for text in meaning.notes:
         note(info, text)
     packed = meaning.format.layout == "packed"
@@ -88,9 +78,8 @@ def wrap(
             dst_color_range=FULL if packed or meaning.full_range else LIMITED,
         )
     shapes = meaning.format.plane_shapes(av_frame.width, av_frame.height)
-    planes = tuple(
-        _plane(plane, shape, meaning.format.dtype, info) for plane, shape in zip(av_frame.planes, shapes, strict=False)
-    )
+    pairs = zip(av_frame.planes, shapes, strict=False)
+    planes = tuple(_plane(plane, shape, meaning.format.dtype, info) for plane, shape in pairs)
     return Frame(
         planes,
         meaning.format,
@@ -180,11 +169,8 @@ _MIRRORED = "the display matrix mirrors the video: ignored, used as coded"
 
 
 def _rotation(av_frame: av.VideoFrame, info: SourceInfo, first: bool) -> Rotation:
-    """Clockwise rotation in the display matrix.
-
-    Only the first frame's full matrix is read: PyAV's side data create reference cycles that keep each frame alive
-    until the garbage collector runs.
-    """
+    """Clockwise rotation in the display matrix."""
+    # Only of the first frame: PyAV's side data create cycles that keep a frame until the garbage collector runs.
     side_data: Any = av_frame.side_data.get("DISPLAYMATRIX") if first else None
     if side_data is not None:
         # It maps (1, 0) to (a, b) and (0, 1) to (c, d), with y downwards.

@@ -28,18 +28,13 @@ Entry points of the group `framefuse.sources` add schemes: the name is the schem
 signature.
 """
 
-IMAGE_FORMATS = {
+IMAGE_FORMATS: dict[str, tuple[str, ...]] = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png", ".apng"),
-    "BMP": (".bmp",),
-    "DIB": (".dib",),
-    "GIF": (".gif",),
     "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-    "AVIF": (".avif",),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     "JPEG2000": (".jp2", ".j2k"),
-    "ICO": (".ico",),
+    **{name: (f".{name.lower()}",) for name in ("BMP", "DIB", "GIF", "WEBP", "AVIF", "ICO")},
     "TGA": (".tga",),  # last, because it has no signature
 }
 """Name in Pillow -> suffixes. No other format is opened, whatever a file is called: Pillow reads some by running other
@@ -105,12 +100,11 @@ class SourceOptions:
     @property
     def span(self) -> tuple[Fraction, Fraction | None]:
         """`start` (0 by default) and `end`, with the decimal value they were written with: 0.92 is exactly 23/25."""
-        try:
-            start, end = (None if value is None else _seconds(value) for value in (self.start, self.end))
-        except (TypeError, ValueError):
-            raise UsageError(
-                f"start {brief(self.start)} or end {brief(self.end)} is not a number of seconds", remedy=SPAN
-            ) from None
+        span = self.start, self.end
+        if not all(value is None or (_is_number(value) and abs(value) < math.inf) for value in span):
+            what = f"start {brief(self.start)} or end {brief(self.end)} is not a number of seconds"
+            raise UsageError(what, remedy=SPAN)
+        start, end = (None if value is None else Fraction(str(value)) for value in span)
         return start or Fraction(0), end
 
 
@@ -119,16 +113,6 @@ SPAN = "start takes a number of seconds from 0, and end one above it"
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _seconds(value: Any) -> Fraction:
-    """
-    Raises:
-        TypeError, ValueError: not a number, or not finite.
-    """
-    if not _is_number(value):
-        raise TypeError(value)
-    return Fraction(str(value))
 
 
 SYNTHETIC_TITLE = "The synthetic world of framefuse"
@@ -215,8 +199,7 @@ class PullSource:
         self.info = info
         self._closed = threading.Event()
         self._frames = frames(self._closed)
-        self._release = release
-        self._interrupt = interrupt
+        self._release, self._interrupt = release, interrupt
         self._running = threading.Lock()
 
     def __iter__(self) -> Iterator[Frame]:
@@ -227,14 +210,13 @@ class PullSource:
             with self._running:
                 if self._closed.is_set():
                     raise StopIteration
-                frame = next(self._frames)
+                return next(self._frames)
         except BaseException:
             self._closed.set()
             raise
         finally:
             if self._closed.is_set():
                 self._finish()
-        return frame
 
     def close(self) -> None:
         """End the source, from any thread, at any time, any number of times. Delivered frames stay valid."""

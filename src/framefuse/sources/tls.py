@@ -51,11 +51,10 @@ def why_untrusted(url: str, tls_verify: str, timeout: float) -> str:
     try:
         with socket.create_connection(server, timeout) as plain:
             _trusting(_trusted(tls_verify)).wrap_socket(plain, server_hostname=server[0]).close()
-    except ssl.SSLCertVerificationError as error:
-        which = f"the certificate{_fingerprint(server, timeout)} of {server[0]}:{server[1]}"
-        return f"{which} is not trusted: {error.verify_message}"
-    except (OSError, ValueError):
-        return ""
+    except (OSError, ValueError) as error:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            which = f"the certificate{_fingerprint(server, timeout)} of {server[0]}:{server[1]}"
+            return f"{which} is not trusted: {error.verify_message}"
     return ""
 
 
@@ -68,11 +67,7 @@ def _trusted(tls_verify: str) -> str | None:
 
 
 def _trusting(file: str | None) -> ssl.SSLContext:
-    """A context that trusts the certificates of a file, or the system's.
-
-    Raises:
-        UsageError: the file cannot be read, or holds no certificate.
-    """
+    """A context that trusts the certificates of a file, or the system's; UsageError: it has none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if file is None:
         context.load_default_certs()
@@ -81,10 +76,8 @@ def _trusting(file: str | None) -> ssl.SSLContext:
         context.load_verify_locations(file)
     except (OSError, ValueError) as error:  # ValueError: a null byte
         why = "it holds no certificate" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", error)
-        raise UsageError(
-            f"tls_verify is {file!r}: {why}",
-            remedy="tls_verify takes auto, on, off, or a PEM file of certificates to trust",
-        ) from error
+        remedy = "tls_verify takes auto, on, off, or a PEM file of certificates to trust"
+        raise UsageError(f"tls_verify is {file!r}: {why}", remedy=remedy) from error
     return context
 
 

@@ -14,19 +14,17 @@ import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import Net, backbone, detector, images, onnx_runtime, relative
-from cudnn_on_cpu import Chain, NumpyPlans, complete
+from cudnn_on_cpu import Chain, NumpyPlans, complete, decode
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import autotune, convolutions, mixed_precision
-from framefuse.engines.cudnn.agreement import agreement
-from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult
+from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult, agreement
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.engines.cudnn.execution import Execution
-from framefuse.engines.cudnn.low_precision import decode, encode, rounded
 from framefuse.engines.cudnn.network import Conv, Head, Type
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.weights import Weights
+from framefuse.engines.cudnn.weights import Weights, encode, rounded
 from framefuse.errors import CapabilityError
 
 EIGHT: tuple[Type, ...] = ("fp8", "int8")

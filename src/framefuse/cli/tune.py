@@ -31,8 +31,7 @@ def tune(
 ) -> int:
     """Measure schedules for the functions of a model. A later call continues where this one stops."""
     from framefuse.common.machine import available_cores
-    from framefuse.engines.tvm import compiling, records, targets, tuning
-    from framefuse.engines.tvm.importer import import_model
+    from framefuse.engines.tvm import compiling, targets, tuning
     from framefuse.engines.tvm.package import check_tuner, tvm
     from framefuse.models import find_model
 
@@ -53,11 +52,11 @@ def tune(
             f"--target {target} is not this CPU ({here.name}), but tuning measures on the target",
             remedy="run it on that machine with --target cpu",
         )
-    kept = records.Records(database or records.default_folder(where), where)
+    kept = tuning.Records(database or tuning.default_folder(where), where)
     say = progress_printer(quiet)
     if kept.note:
         say(kept.note)
-    lowered = compiling.lower(import_model(path, (batch, 3, height, width)), where, precision)
+    lowered = compiling.lower(compiling.import_model(path, (batch, 3, height, width)), where, precision)
     found = tuning.tasks_of(lowered, where, heaviest=tasks)
     say(f"{counted(len(found), 'function')} for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
     done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)

@@ -43,6 +43,17 @@ class EngineOptions:
     calibration: Sequence[NDArray[Any]] = field(default=(), compare=False, repr=False)
     """Sample model inputs, (n, 3, height, width) each, for an engine that chooses precisions by measurement."""
 
+    def refuse_threads(self, engine: str) -> None:
+        """For an engine that has neither streams nor threads: a UsageError if they are asked for."""
+        if self.streams > 1 or self.threads:
+            asked = f"({self.streams}, {self.threads})"
+            raise UsageError(f"engine {engine} has no streams and threads {asked}", remedy="leave both 0")
+
+    def refuse_workspace(self, engine: str) -> None:
+        """For an engine without a workspace limit: a UsageError if one is asked for."""
+        if self.workspace_mb:
+            raise UsageError(f"engine {engine} has no workspace limit", remedy="leave workspace_mb at 0")
+
 
 def limited(name: str, seconds: float, load: Callable[[], Loaded]) -> Loaded:
     """What `load` returns; if that takes longer than `load_timeout`, it is an EngineError."""

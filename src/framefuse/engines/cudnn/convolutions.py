@@ -2,7 +2,7 @@
 
 cuDNN offers several engines with knobs for each shape, and its heuristics often do not list the fastest first. So each
 distinct convolution is built with the first `candidates` of them, each is timed in a CUDA graph, and the fastest goes
-into the plan cache (`plan_cache.py`).
+into the plan cache (`plans.py`).
 """
 
 from __future__ import annotations

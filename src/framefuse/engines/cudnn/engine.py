@@ -10,6 +10,8 @@ import numpy as np
 
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
+from framefuse.engines import selftest
+from framefuse.engines.backend import Backend
 from framefuse.engines.cudnn import BACKEND
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
@@ -18,8 +20,7 @@ from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.engines.cudnn.weights import Weights
-from framefuse.engines.engine import Engine, EngineOptions
-from framefuse.errors import UsageError
+from framefuse.engines.engine import Device, Engine, EngineOptions
 
 STREAMS = 4
 """Steps that may run concurrently, such as the branches of a detection head."""
@@ -38,10 +39,7 @@ class CudnnEngine(Engine):
     input_dtype = np.dtype(np.float16)
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        if options.streams > 1 or options.threads:
-            raise UsageError(
-                f"engine cudnn has no streams and threads ({options.streams}, {options.threads})", remedy="leave both 0"
-            )
+        options.refuse_threads(self.name)
         device.cupy()
         self._precisions = Precisions(model, options)
         self.precision = self._precisions.precision
@@ -49,11 +47,7 @@ class CudnnEngine(Engine):
         self._builder = Builder(max_workspace=(options.workspace_mb or 64) << 20)
         self._plans = Plans(self._builder)
         self._weights: Weights | None = None
-        version = frontend().backend_version()
-        self.reasons = [
-            self._precisions.reason,
-            f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}, autotuned kernels",
-        ]
+        self.reasons = [self._precisions.reason, f"{_version()}, autotuned kernels"]
 
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
         return self._executions(self._compiled(batch, height, width), 1, fold=self._fold)[0]
@@ -101,3 +95,14 @@ class CudnnEngine(Engine):
         if plans.cache.note and plans.cache.note not in self.reasons:
             self.reasons.append(plans.cache.note)
         return made
+
+
+def run_selftest(backend: Backend, where: Device) -> str:
+    """The common self-test, with the version of cuDNN."""
+    found = selftest.run(backend, where)
+    return f"{_version()}, {found}"
+
+
+def _version() -> str:
+    number = frontend().backend_version()
+    return f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"

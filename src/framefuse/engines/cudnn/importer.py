@@ -1,7 +1,7 @@
 """ONNX -> fused network: folds constants for one input size, fuses SiLU, ReLU and residuals into convolutions.
 
 Everything that depends on the input size alone (anchors, strides) is evaluated with onnx's evaluator. Unsupported nodes
-and everything that depends on them form the tail. The tail must be a detection head that `heads.py` recognises;
+and everything that depends on them form the tail. The tail must be a detection head that `recognise.py` knows;
 otherwise the import fails and lists the unsupported operators.
 """
 
@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from framefuse.engines.cudnn import attention, heads, quantize_nodes
 from framefuse.engines.cudnn.import_state import ImportState
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
+from framefuse.engines.cudnn.recognise import recognise_attention, recognise_head
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import load_onnx
 from framefuse.models.onnx_nodes import attribute, evaluate
 
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 SUPPORTED = (
     "convolutions with SiLU, ReLU or no activation and a residual, max pooling that keeps the size, nearest upsampling "
     "by an integer, concatenation and split of channels, attention as in YOLO11"
@@ -52,7 +53,7 @@ class Importer(ImportState):
     def import_node(self, node: Any) -> None:
         """Fold, translate or defer one node."""
         inputs = [self.resolve(name) for name in node.input if name]
-        if node.op_type in quantize_nodes.OPERATORS and quantize_nodes.fold(self, node):
+        if node.op_type in QUANTIZERS and _fold_quantizer(self, node):
             return
         if node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
             try:
@@ -81,7 +82,7 @@ class Importer(ImportState):
         self.tail = self.tail_leading_to(wanted)
         network = Network(self.input, tuple(wanted), self.operations, self.shapes, ranges=self.ranges)
         if self.tail or any(name not in self.shapes for name in wanted):
-            head = heads.recognise(self) if len(wanted) == 1 else None
+            head = recognise_head(self) if len(wanted) == 1 else None
             if head is None:
                 raise self._error()
             network = replace(network, outputs=head.values, head=head)
@@ -106,7 +107,7 @@ class Importer(ImportState):
     def _defer(self, node: Any) -> None:
         self.tail.append(node)
         self.deferred.update(node.output)
-        if node.op_type == "Reshape" and attention.recognise(self, node):
+        if node.op_type == "Reshape" and recognise_attention(self, node):
             self.deferred.discard(node.output[0])
 
     def _is_float(self, node: Any) -> bool:
@@ -292,6 +293,37 @@ def _reshape(state: ImportState, node: Any, inputs: list[str]) -> None:
     if sizes != [1, channels, height * width]:
         raise Unsupported(f" to {sizes}")
     state.add(Flatten(node.name or node.output[0], x, node.output[0]), [(channels, height * width, 1)], 3)
+
+
+def _fold_quantizer(state: ImportState, node: Any) -> bool:
+    """Whether a Q/DQ node was removed: its range is kept, 8-bit weights are dequantised. Not if its scale is computed,
+    per block, or per channel of an activation."""
+    x, y = state.resolve(node.input[0]), node.output[0]
+    parameters = [state.constants.get(state.resolve(name)) for name in node.input[1:] if name]
+    if not parameters or any(value is None for value in parameters) or attribute(node, "block_size", 0):
+        return False
+    scale = np.asarray(parameters[0], np.float32)
+    zero = np.asarray(parameters[1]) if len(parameters) > 1 else np.zeros(scale.shape, np.uint8)
+    zero_type = zero.dtype
+    limits = np.iinfo(zero_type) if zero_type.kind in "iu" else None
+    if x in state.constants:
+        values, axis = state.constants[x], attribute(node, "axis", 1)
+        shape = [-1 if index == axis % values.ndim else 1 for index in range(values.ndim)]
+        scale, zero = (value.reshape(() if value.size == 1 else shape) for value in (scale, zero.astype(np.float32)))
+        if node.op_type == "DequantizeLinear":
+            state.constants[y] = (values.astype(np.float32) - zero) * scale
+        elif limits is not None:
+            numbers = np.clip(np.rint(values / scale) + zero, limits.min, limits.max)
+            state.constants[y] = numbers.astype(zero_type)
+        return y in state.constants
+    if x not in state.shapes or scale.size != 1:
+        return False
+    if node.op_type == "QuantizeLinear" and limits is not None:
+        edges = [(edge - float(zero.reshape(-1)[0])) * float(scale.reshape(-1)[0]) for edge in (limits.min, limits.max)]
+        state.ranges[x] = max(state.ranges.get(x, 0.0), *map(abs, edges))
+    state.aliases[y] = x
+    state.uses[x] += state.uses[y] - 1
+    return True
 
 
 TRANSLATORS: dict[str, Callable[[ImportState, Any, list[str]], None]] = {

@@ -15,8 +15,8 @@ import numpy as np
 
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import Layer
-from framefuse.engines.cudnn.low_precision import LARGEST
 from framefuse.engines.cudnn.network import Conv, Type, Upsample
+from framefuse.engines.cudnn.weights import LARGEST
 
 CHANNEL_MULTIPLE = 16
 """Channels of an 8-bit value are multiples of this: 16 bytes."""

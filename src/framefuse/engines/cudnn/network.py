@@ -1,7 +1,7 @@
 """The fused network: the intermediate representation split importer and scheduler. Shapes leave out the batch.
 
 A value is a feature map (channels, height, width), named as in the ONNX file; a list of anchors has width 1. Compute
-operations run kernels. Layout operations only relate values, and cost nothing: `placement.py` makes their values views
+operations run kernels. Layout operations only relate values, and cost nothing: `compiled.py` makes their values views
 of shared buffers.
 """
 

@@ -2,6 +2,10 @@
 
 with contextlib.closing(Workers(max_workspace)) as workers:
     kernel = workers.build(layer, engine, knobs).result()  # bytes for `Builder.load`
+
+A process: python -m framefuse.engines.cudnn.workers WORKSPACE_BYTES
+stdin:  pickled (Layer, engine, knobs), until end of file
+stdout: pickled (kernel, error): bytes for `Builder.load` and an empty string, or empty bytes and an error message
 """
 
 from __future__ import annotations
@@ -14,12 +18,12 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from framefuse.engines.cudnn.convolutions import Layer
+from framefuse.engines.cudnn.convolutions import Builder, Layer
 from framefuse.errors import EngineError
 
 MAX_WORKERS = 16
 """Each process takes half a gigabyte of GPU memory."""
-WORKER_MODULE = "framefuse.engines.cudnn.worker"
+WORKER_MODULE = "framefuse.engines.cudnn.workers"
 
 
 class Workers:
@@ -67,3 +71,29 @@ class Workers:
         if message:
             raise EngineError(message)
         return bytes(kernel)
+
+
+def main() -> None:
+    """Build kernels on request until end of file."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
+    builder = Builder(max_workspace=int(sys.argv[1]))
+    while True:
+        try:
+            layer, engine, knobs = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        kernel, error = b"", ""
+        try:
+            plan = builder.build(layer, engine, knobs)
+            if plan.workspace > builder.max_workspace:
+                raise EngineError(f"engine {engine} needs a workspace of {plan.workspace} bytes")
+            kernel = bytes(plan.graph.serialize(as_bytes=True))
+        except Exception as failed:  # of any class, from the bindings too: report it and go on
+            error = str(failed)[:300] or type(failed).__name__
+        pickle.dump((kernel, error), answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -39,8 +39,7 @@ class OpenVinoEngine(Engine):
     capabilities = BACKEND.capabilities
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        if options.workspace_mb:
-            raise UsageError("engine openvino has no workspace limit", remedy="leave workspace_mb at 0")
+        options.refuse_workspace(self.name)
         self.reasons = []
         self._core = core = _core()
         self._model = model

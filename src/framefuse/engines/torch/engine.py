@@ -49,8 +49,7 @@ class TorchEngine(Engine):
                 f"PyTorch {torch.__version__} finds no GPU that it can use",
                 remedy="install a PyTorch for this GPU's CUDA (pytorch.org), or use --device cpu",
             )
-        if options.workspace_mb:
-            raise UsageError("engine torch has no workspace limit", remedy="leave workspace_mb at 0")
+        options.refuse_workspace(self.name)
         if options.streams > 1:
             raise UsageError(f"engine torch runs one request at a time, not {options.streams}", remedy="leave it 0")
         self._device = torch.device(self.device)

@@ -1,4 +1,9 @@
-"""Relax -> shared library: precision, operator fusion, tuned schedules, code generation."""
+"""ONNX -> Relax -> shared library: constant folding, precision, operator fusion, tuned schedules, code generation.
+
+TVM's importer supports shape arithmetic (Shape, Range, Expand of an anchor grid) only for known sizes, so onnx's shape
+inference and evaluator make the model static first. FP16 models are imported as FP32: the precision is chosen later,
+and TVM would accumulate float16 products in float16.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,87 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from framefuse.engines.onnx_shapes import at_shape, folded
 from framefuse.engines.tvm import schedules
 from framefuse.engines.tvm.package import last_line, tvm
 from framefuse.engines.tvm.targets import Target
-from framefuse.errors import CapabilityError, EngineError
+from framefuse.errors import CapabilityError, EngineError, ModelError
+from framefuse.models.fp16 import to_fp32
+from framefuse.models.onnx_file import inputs_of, load_onnx
+
+REMEDY = "use another engine, for example onnxruntime"
+
+
+def import_model(path: Path, shape: tuple[int, int, int, int]) -> Any:
+    """The `IRModule` of an ONNX file for input `shape` (batch, 3, height, width), with weights as constants.
+
+    Raises:
+        ModelError: the file cannot be read, has other inputs, or has operators that TVM lacks.
+        UsageError: the model, or the profile it was built for, excludes this shape.
+    """
+    from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
+
+    model = _make_static(path, shape)
+    known = onnx_frontend._get_convert_map()
+    missing = Counter(node.op_type for node in model.graph.node if node.op_type not in known)
+    if missing:
+        listed = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
+        raise ModelError(f"engine tvm cannot run {path}: TVM has no {listed}", remedy=REMEDY)
+    try:
+        return from_onnx(model, keep_params_in_input=False)
+    except Exception as error:  # TVM raises unrelated classes
+        raise ModelError(f"engine tvm cannot run {path}: {last_line(error)}", remedy=REMEDY) from error
+
+
+def _make_static(path: Path, shape: tuple[int, int, int, int]) -> Any:
+    """The ONNX model with this input shape, and with all values that follow from shapes as constants."""
+    model = load_onnx(path)
+    inputs = inputs_of(model)
+    if len(inputs) != 1 or len(inputs[0].type.tensor_type.shape.dim) != 4:
+        raise ModelError(
+            f"{path} has inputs {[value.name for value in inputs]}",
+            remedy="engine tvm takes one input of (batch, 3, height, width)",
+        )
+    return folded(to_fp32(at_shape(model, shape)))
+
+
+MEMORY = "memory"
+"""Function of the module that allocates the memory arguments of `main`, which follow its input."""
+
+
+def lift_storage(module: Any) -> Any:
+    """Move allocations from `main` to `MEMORY`; runs after memory planning, before frees are inserted."""
+    relax = tvm().relax
+    main = module["main"]
+    blocks: list[Any] = []
+    storages: list[Any] = []
+    for block in main.body.blocks:
+        remaining: list[Any] = []
+        for binding in block.bindings:
+            call = getattr(binding, "value", None)
+            is_storage = isinstance(call, relax.Call) and getattr(call.op, "name", "") == "relax.memory.alloc_storage"
+            (storages if is_storage else remaining).append(binding)
+        blocks.append(relax.BindingBlock(remaining))
+    variables = [relax.Var(f"storage{index}", relax.AnyType()) for index in range(len(storages))]
+    bindings = [relax.VarBinding(name, binding.value) for name, binding in zip(variables, storages, strict=True)]
+    out = relax.Var("storages", relax.TupleType([relax.AnyType()] * len(variables)))
+    body = relax.SeqExpr([relax.BindingBlock([*bindings, relax.VarBinding(out, relax.Tuple(variables))])], out)
+    module = module.clone()
+    module["main"] = relax.Function(
+        [*main.params, *(binding.var for binding in storages)],
+        relax.SeqExpr(blocks, main.body.body),
+        main.ret_ty,
+        main.is_pure,
+        main.attrs,
+    )
+    module[MEMORY] = relax.Function([], body, out.ty, False).with_attr("global_symbol", MEMORY)
+    return module
+
 
 PRECISIONS = ("fp32", "fp16")
 
@@ -70,7 +148,7 @@ def compile_to(
     `schedules.py` on GPUs.
 
     Args:
-        own_memory: whether `main` takes its memory as arguments (`memory.py`); default: on CUDA.
+        own_memory: whether `main` takes its memory as arguments (`lift_storage`); default: on CUDA.
 
     Raises:
         EngineError: TVM or the linker fails.
@@ -96,8 +174,6 @@ def compile_to(
 
 def _backend_passes(passes: Any, own_memory: bool) -> Any:
     """The passes that turn fused functions into a program of TVM's virtual machine."""
-    from framefuse.engines.tvm.memory import lift_storage
-
     lift = tvm().ir.transform.module_pass(lambda module, _: lift_storage(module), opt_level=0, name="memory")
     return tvm().transform.Sequential(
         [

@@ -18,10 +18,9 @@ from framefuse.engines.cache import Cached, EngineCache, model_hash
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.requests import Slot, SlotPool
 from framefuse.engines.tvm import BACKEND, compiling, targets
-from framefuse.engines.tvm.importer import import_model
 from framefuse.engines.tvm.package import tensors, tvm, versions
-from framefuse.engines.tvm.records import Records, default_folder
 from framefuse.engines.tvm.targets import Target
+from framefuse.engines.tvm.tuning import Records, default_folder
 from framefuse.errors import EngineError, ModelError, UsageError
 from framefuse.models.onnx_file import read_onnx
 
@@ -75,16 +74,13 @@ class TvmEngine(Engine):
         return SlotPool(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
 
     def _make_execution(self, batch: int, height: int, width: int) -> TvmExecution:
-        from framefuse.engines.tvm import jit
-        from framefuse.engines.tvm.cuda import TvmExecution
+        from framefuse.engines.tvm.cuda import TvmExecution, register_compiler, register_convolutions
 
-        jit.register(self.target)
+        register_compiler(self.target)
         shape = (batch, 3, height, width)
         if not self.cudnn:
             return TvmExecution(self._compiled(shape), shape, self.input_dtype)
-        from framefuse.engines.tvm.cudnn_convolution import register
-
-        runner = register()
+        runner = register_convolutions()
         before = runner.calls
         first = shape not in self._built
         made = TvmExecution(self._compiled(shape), shape, self.input_dtype, runner)
@@ -142,7 +138,7 @@ def artifact(
     }
 
     def build(path: Path) -> None:
-        lowered = compiling.lower(import_model(model, shape), target, precision, cudnn=cudnn)
+        lowered = compiling.lower(compiling.import_model(model, shape), target, precision, cudnn=cudnn)
         database: Any = records.copy() if records is not None and digest else None
         compiling.compile_to(path, lowered, target, database=database)
 

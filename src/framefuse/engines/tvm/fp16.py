@@ -11,8 +11,7 @@ from collections import defaultdict
 from itertools import groupby
 from typing import Any
 
-from framefuse.engines.tvm.nodes import builder_without_main, operator, reads, rebuild, shape_of
-from framefuse.engines.tvm.package import tvm
+from framefuse.engines.tvm.package import builder_without_main, operator, reads, rebuild, shape_of, tvm
 
 WEIGHTED = tuple(f"relax.{kind}" for kind in ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose",
                "nn.conv2d_transpose", "nn.conv3d_transpose", "matmul"))  # fmt: skip

@@ -14,8 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from framefuse.engines.tvm.nodes import builder_without_main, operator, reads, rebuild, shape_of
-from framefuse.engines.tvm.package import tvm
+from framefuse.engines.tvm.package import builder_without_main, operator, reads, rebuild, shape_of, tvm
 
 FUNCTION = "framefuse.tvm.convolve"
 

@@ -244,7 +244,7 @@ def test_an_old_tensorrt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", {"precision": "fp16"}, UsageError, "written in fp32"),
         ("", {"precision": "fp8"}, UsageError, "precision int8 first|--precision int8"),
         ("", {"workspace_mb": 0, "shapes": Shapes.exact(1, 0 + 1, 1)}, None, ""),
-        ("junk", {}, ModelError, "no ONNX file"),
+        ("junk", {}, ModelError, "cannot be read as ONNX"),
     ],
 )
 def test_what_cannot_be_built_is_named(

@@ -144,10 +144,8 @@ def device_request_pool(shape: tuple[int, int, int, int], executions: Sequence[D
         slot.outputs = slot.handle.outputs
         return True
 
-    slots = []
-    for execution in executions:
-        request = Request(execution)
-        slots.append(
-            Slot(request.input, handle=request, memory_format=execution.memory_format, layout=execution.layout)
-        )
+    slots = [
+        Slot(made.input, handle=made, memory_format=made.execution.memory_format, layout=made.execution.layout)
+        for made in map(Request, executions)
+    ]
     return SlotPool(shape, slots, start=lambda slot: slot.handle.start(), wait=wait)

@@ -18,7 +18,6 @@ from framefuse.engines.requests import Slot, SlotPool
 from framefuse.models.onnx_file import load_onnx
 
 Answer = Callable[..., Sequence[NDArray[Any]]]
-
 BACKEND = Backend(
     "null",
     Capabilities(dict.fromkeys(("cpu", "cuda"), get_args(Precision)[1:]), capturable=True),
@@ -48,12 +47,7 @@ class NullEngine(Engine):
         def start(slot: Slot) -> None:
             slot.outputs = tuple(self._answer(slot.input))
 
-        return SlotPool(
-            shape,
-            [Slot(np.zeros(shape, self.input_dtype)) for _ in range(slots or 2)],
-            start=start,
-            wait=lambda slot, timeout: True,
-        )
+        return SlotPool(shape, [Slot(np.zeros(shape, self.input_dtype)) for _ in range(slots or 2)], start=start)
 
 
 class NullExecution(DeviceExecution):

@@ -17,13 +17,10 @@ from framefuse.models.onnx_nodes import attribute, evaluate
 
 Shape = tuple[int, int, int, int]
 """Batch, channels, height, width."""
-
 PROFILE_KEY = "framefuse.profile"
 """Metadata entry of an ONNX that states its profile."""
-
 ROUNDS = 8
 """Maximum rounds of folding and shape inference; exports settle after three."""
-
 QUANTISERS = ("QuantizeLinear", "DequantizeLinear")
 
 

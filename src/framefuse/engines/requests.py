@@ -61,7 +61,8 @@ class SlotPool:
 
     Args:
         start: starts a slot's request.
-        wait: waits for it, at most so many seconds, and sets `Slot.outputs`; False if that was not enough.
+        wait: waits for it, at most so many seconds, and sets `Slot.outputs`; False if that was not enough. By default
+            `start` has done all of it.
     """
 
     def __init__(
@@ -70,12 +71,9 @@ class SlotPool:
         slots: list[Slot],
         *,
         start: Callable[[Slot], None],
-        wait: Callable[[Slot, float | None], bool],
+        wait: Callable[[Slot, float | None], bool] = lambda slot, timeout: True,
     ) -> None:
-        self.shape = shape
-        self._free = slots
-        self._start = start
-        self._wait = wait
+        self.shape, self._free, self._start, self._wait = shape, slots, start, wait
 
     def acquire(self) -> Slot | None:
         return self._free.pop() if self._free else None

@@ -28,7 +28,6 @@ from framefuse.engines.cudnn.weights import Weights, rounded
 from framefuse.engines.device_requests import capture
 
 Array = NDArray[Any]
-
 MIN_AGREEMENT = 0.95
 """Lowest agreement with FP16 to accept."""
 LOW_PRECISION_CANDIDATES = 4

@@ -23,6 +23,8 @@ from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import load_onnx
 from framefuse.models.onnx_nodes import attribute, evaluate
 
+FLOATS = (1, 10, 16)
+"""FLOAT, FLOAT16 and BFLOAT16 of ONNX."""
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 SUPPORTED = (
     "convolutions with SiLU, ReLU or no activation and a residual, max pooling that keeps the size, nearest upsampling "
@@ -57,7 +59,9 @@ class Importer(ImportState):
             return
         if node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
             try:
-                self._fold(node)
+                known = {name: self.constants[self.resolve(name)] for name in node.input if name}
+                values = evaluate([node], known, list(node.output), self.model)
+                self.constants.update(zip(node.output, values, strict=True))
             except Exception as error:  # of any class: onnx's evaluator lacks the operator at this opset
                 self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}): {str(error)[:80]}"
                 self._defer(node)
@@ -66,12 +70,14 @@ class Importer(ImportState):
             self.constants[node.output[0]] = np.array(self.onnx_shape(inputs[0])[start:end], np.int64)
         elif any(name in self.deferred for name in inputs):
             self._defer(node)
-        elif node.op_type in ("Identity", "Dropout") or (node.op_type == "Cast" and self._is_float(node)):
+        elif node.op_type in ("Identity", "Dropout") or (node.op_type == "Cast" and attribute(node, "to", 0) in FLOATS):
             self.aliases[node.output[0]] = inputs[0]
             self.uses[inputs[0]] += self.uses[node.output[0]] - 1
         else:
             try:
-                TRANSLATORS.get(node.op_type, _unsupported)(self, node, inputs)
+                if node.op_type not in TRANSLATORS:
+                    raise Unsupported
+                TRANSLATORS[node.op_type](self, node, inputs)
             except Unsupported as reason:
                 self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}){reason}"
                 self._defer(node)
@@ -110,14 +116,6 @@ class Importer(ImportState):
         if node.op_type == "Reshape" and recognise_attention(self, node):
             self.deferred.discard(node.output[0])
 
-    def _is_float(self, node: Any) -> bool:
-        return attribute(node, "to", 0) in (1, 10, 16)  # FLOAT, FLOAT16, BFLOAT16
-
-    def _fold(self, node: Any) -> None:
-        values = evaluate([node], {name: self.constants[self.resolve(name)] for name in node.input if name},
-                          list(node.output), self.model)  # fmt: skip
-        self.constants.update(zip(node.output, values, strict=True))
-
 
 def _needed(network: Network) -> list[Operation]:
     """The operations that an output depends on."""
@@ -127,10 +125,6 @@ def _needed(network: Network) -> list[Operation]:
             kept.append(op)
             wanted |= set(op.reads)
     return kept[::-1]
-
-
-def _unsupported(state: ImportState, node: Any, inputs: list[str]) -> None:
-    raise Unsupported("")
 
 
 def _conv(state: ImportState, node: Any, inputs: list[str]) -> None:
@@ -144,8 +138,7 @@ def _conv(state: ImportState, node: Any, inputs: list[str]) -> None:
     stride, dilation = tuple(attribute(node, "strides", [1, 1])), tuple(attribute(node, "dilations", [1, 1]))
     extent = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilation, strict=True)]
     _, height, width = state.shapes[x]
-    auto_pad = attribute(node, "auto_pad", "NOTSET")
-    pads = tuple(attribute(node, "pads", [0, 0, 0, 0]))
+    auto_pad, pads = attribute(node, "auto_pad", "NOTSET"), tuple(attribute(node, "pads", [0, 0, 0, 0]))
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         raise Unsupported(f" with auto_pad {auto_pad}")
     padded = (height + pads[0] + pads[2], width + pads[1] + pads[3])
@@ -183,10 +176,6 @@ def _mul(state: ImportState, node: Any, inputs: list[str]) -> None:
     _activate(state, value, node.output[0], "silu")
 
 
-def _relu(state: ImportState, node: Any, inputs: list[str]) -> None:
-    _activate(state, inputs[0], node.output[0], "relu")
-
-
 def _add(state: ImportState, node: Any, inputs: list[str]) -> None:
     """Fuse a residual into the later of two convolutions, which moves to the place of the sum."""
     if len(inputs) != 2 or any(name not in state.shapes for name in inputs):
@@ -209,14 +198,8 @@ def _max_pool(state: ImportState, node: Any, inputs: list[str]) -> None:
     kernel, pads = attribute(node, "kernel_shape", []), attribute(node, "pads", [0, 0, 0, 0])
     size = kernel[0]
     plain = attribute(node, "strides", [1, 1]) == [1, 1] and attribute(node, "dilations", [1, 1]) == [1, 1]
-    if (
-        kernel != [size, size]
-        or not size % 2
-        or not 1 < size <= MAX_WINDOW
-        or pads != [size // 2] * 4
-        or not plain
-        or len(node.output) != 1
-    ):
+    same = kernel == [size, size] and size % 2 and 1 < size <= MAX_WINDOW and pads == [size // 2] * 4
+    if not same or not plain or len(node.output) != 1:
         raise Unsupported(" that changes the size")
     x, y = inputs[0], node.output[0]
     last = state.operations[-1]
@@ -330,7 +313,7 @@ TRANSLATORS: dict[str, Callable[[ImportState, Any, list[str]], None]] = {
     "Conv": _conv,
     "Sigmoid": _sigmoid,
     "Mul": _mul,
-    "Relu": _relu,
+    "Relu": lambda state, node, inputs: _activate(state, inputs[0], node.output[0], "relu"),
     "Add": _add,
     "MaxPool": _max_pool,
     "Resize": _resize,

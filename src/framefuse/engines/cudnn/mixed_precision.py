@@ -22,7 +22,6 @@ CHANNEL_MULTIPLE = 16
 """Channels of an 8-bit value are multiples of this: 16 bytes."""
 NOISE = 0.02
 """Relative differences of times below this count as noise."""
-
 Group: TypeAlias = frozenset[int]
 """Buffers that share one type and scale, because values are copied between them."""
 

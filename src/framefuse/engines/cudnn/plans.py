@@ -26,13 +26,7 @@ from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import EngineError
 
 _logger = logging.getLogger(__name__)
-
 FORMAT = 2
-
-
-def directory() -> Path:
-    """$XDG_CACHE_HOME/framefuse/cudnn."""
-    return user_cache() / "cudnn"
 
 
 @dataclass
@@ -45,7 +39,7 @@ class PlanCache:
     """
 
     environment: dict[str, str]
-    folder: Path = field(default_factory=directory)
+    folder: Path = field(default_factory=lambda: user_cache() / "cudnn")
 
     def __post_init__(self) -> None:
         text = json.dumps({"format": FORMAT, **self.environment}, sort_keys=True)
@@ -116,11 +110,8 @@ class PlanCache:
         for path in self.folder.glob("*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                 other = json.loads(path.read_text(encoding="utf-8"))["environment"]
-                changed = [
-                    f"{name} was {other.get(name)}, is {value}"
-                    for name, value in self.environment.items()
-                    if other.get(name) != value
-                ]
+                differ = [name for name, value in self.environment.items() if other.get(name) != value]
+                changed = [f"{name} was {other.get(name)}, is {self.environment[name]}" for name in differ]
                 if changed and (nearest is None or len(changed) < len(nearest)):
                     nearest = changed
         return f"cached kernels are stale ({', '.join(nearest)}): measured again" if nearest else ""
@@ -168,7 +159,11 @@ class Plans:
     def __call__(self, layer: Layer) -> Plan:
         plan = self._plans.get(layer)
         if plan is None:
-            plan = self._plans[layer] = self._from_cache(layer) or self._autotune(layer)
+            plan = self._from_cache(layer)
+            if plan is None:
+                plan = self.builder.autotune(layer)
+                self._record(layer, plan)
+            self._plans[layer] = plan
         return plan
 
     def measure(self, layers: Iterable[Layer], candidates: int) -> None:
@@ -228,11 +223,6 @@ class Plans:
         self.cached += 1
         return plan
 
-    def _autotune(self, layer: Layer) -> Plan:
-        plan = self.builder.autotune(layer)
-        self._record(layer, plan)
-        return plan
-
     def _record(self, layer: Layer, plan: Plan) -> None:
         self.measured += 1
         self._unsaved[layer.text] = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
@@ -254,9 +244,8 @@ def fastest_plans(
         except Exception as error:  # the bindings raise their own classes and RuntimeError
             queued.append((layer, [], f"cuDNN: {str(error)[:160]}"))
             continue
-        queued.append(
-            (layer, [(workers.build(layer, *engine), *engine) for engine in candidate_engines], "cuDNN has no kernel")
-        )
+        builds = [(workers.build(layer, *engine), *engine) for engine in candidate_engines]
+        queued.append((layer, builds, "cuDNN has no kernel"))
     for layer, futures, reason in queued:
         best: Plan | None = None
         measure = None

@@ -19,7 +19,6 @@ from framefuse.engines.cudnn.convolutions import BIAS, OUTPUT_SCALE, RESIDUAL_SC
 from framefuse.engines.cudnn.network import Conv, Type
 
 Array = NDArray[Any]
-
 LARGEST: dict[Type, float] = {"fp8": 448.0, "int8": 127.0}
 SMALLEST_EXPONENT = -6
 FORMATS: dict[Type, Any] = {"fp8": ml_dtypes.float8_e4m3fn, "int8": np.int8}

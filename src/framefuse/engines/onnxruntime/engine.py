@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -117,7 +118,7 @@ class OnnxRuntimeEngine(Engine):
     def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
         slot = Slot(np.zeros(shape, self.input_dtype))
-        return SlotPool(shape, [slot], start=self._run, wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=self._run)
 
     def _run(self, slot: Slot) -> None:
         try:
@@ -174,11 +175,7 @@ class OnnxRuntimeCudaEngine(Engine):
         self.input_dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
-        import onnx
-
-        model = onnx.ModelProto()
-        model.CopyFrom(self._model)
-        model = at_shape(model, (batch, 3, height, width))
+        model = at_shape(deepcopy(self._model), (batch, 3, height, width))
         if self.precision == "fp32":
             model = to_fp32(model)
         elif self.precision == "fp16" and self.input_dtype == np.float32:
@@ -191,11 +188,7 @@ class OnnxRuntimeCudaEngine(Engine):
         self._model = None
 
     def _session(self, model: bytes, stream: Any, *, own_graph: bool) -> Any:
-        """A session on `stream`.
-
-        Args:
-            own_graph: whether it captures and replays a graph of its own.
-        """
+        """A session on `stream`, which may capture and replay a graph of its own."""
         ort = self._ort
         options = ort.SessionOptions()
         options.log_severity_level = SILENT

@@ -83,44 +83,34 @@ class OpenVinoEngine(Engine):
             raise ModelError(f"OpenVINO cannot read {self._model}: {_last_line(error)}") from error
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Any:
-        if self._fixed is None:
-            network, self._unused = self._unused, None
-            self._reshape(network, shape)
-            if self._cuts_head:
-                try:
+        size = f" for input {shape}"
+        try:
+            if self._fixed is None:
+                network, self._unused = self._unused, None
+                if network.inputs[0].get_partial_shape().is_dynamic:
+                    network.reshape(shape)
+                if self._cuts_head:
                     self._head = openvino_head.find(_openvino(), self._core, network)
-                except (RuntimeError, MemoryError) as error:
-                    raise self._cannot_compile(shape, error) from error
-                who = "the model itself" if self._head is None else "post-processing, of those above conf only"
-                self.reasons.append(f"boxes are decoded by {who}")
-            self._fixed = shape, self._compile(network, shape)
-        if self._fixed[0] == shape:
-            return self._fixed[1]
-        if self._free is None:
-            self._free = self._compile(self._read(), None)
-        return self._free
+                    who = "the model itself" if self._head is None else "post-processing, of those above conf only"
+                    self.reasons.append(f"boxes are decoded by {who}")
+                self._fixed = shape, self._compile(network)
+            if self._fixed[0] == shape:
+                return self._fixed[1]
+            size = ""
+            if self._free is None:
+                self._free = self._compile(self._read())
+            return self._free
+        except (RuntimeError, MemoryError) as error:
+            if lacks_memory(error):
+                raise _too_large(shape if size else "of any size", error) from error
+            raise EngineError(
+                f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}",
+                remedy="ask for another size (sides are multiples of the model's stride, mostly 32), or use another "
+                "engine",
+            ) from error
 
-    def _reshape(self, network: Any, shape: tuple[int, ...]) -> None:
-        try:
-            if network.inputs[0].get_partial_shape().is_dynamic:
-                network.reshape(shape)
-        except RuntimeError as error:
-            raise self._cannot_compile(shape, error) from error
-
-    def _compile(self, network: Any, shape: tuple[int, ...] | None) -> Any:
-        try:
-            return self._core.compile_model(self._fitted(network), "CPU", self._config)
-        except RuntimeError as error:
-            raise self._cannot_compile(shape, error) from error
-
-    def _cannot_compile(self, shape: tuple[int, ...] | None, error: Exception) -> EngineError:
-        size = "" if shape is None else f" for input {shape}"
-        if lacks_memory(error):
-            return _too_large(shape or "of any size", error)
-        return EngineError(
-            f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}",
-            remedy="ask for another size (sides are multiples of the model's stride, mostly 32), or use another engine",
-        )
+    def _compile(self, network: Any) -> Any:
+        return self._core.compile_model(self._fitted(network), "CPU", self._config)
 
     def _fitted(self, network: Any) -> Any:
         """The network with the inputs and outputs of a slot."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from framefuse.engines.tensorrt.qdq import symmetric, to_fp8
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
-from framefuse.models.onnx_file import inputs_of, is_quantised
+from framefuse.models.onnx_file import inputs_of, is_quantised, load_onnx
 
 PlanPrecision = Literal["fp32", "fp16", "int8", "fp8"]
 MODULES = ("tensorrt", "tensorrt_rtx")
@@ -182,13 +182,9 @@ def rewrite(path: Path, precision: str) -> tuple[Any, PlanPrecision]:
         ModelError: the file cannot be read, or has several inputs.
         UsageError: the file is written in another precision.
     """
-    import onnx
     from onnx import TensorProto, helper
 
-    try:
-        model = onnx.load(path)
-    except Exception as error:  # protobuf raises its own
-        raise ModelError(f"{path} is no ONNX file: {error}") from error
+    model = load_onnx(path)
     written = precision_of(model)
     if precision == "fp8" and written == "int8":
         model, written = to_fp8(model), "fp8"
@@ -297,6 +293,3 @@ def _check_shapes(path: Path, declared: tuple[int, ...], shapes: Shapes) -> None
                 f"shapes {shapes} were asked for, but {path.name} takes {text}",
                 remedy="export it with a dynamic batch and size, or ask for what it takes",
             )
-
-
-__all__ = ["Bindings", "Plan", "PlanPrecision", "Shapes", "bindings", "build_plan", "precision_of", "rewrite"]

@@ -99,12 +99,7 @@ class TensorrtEngine(Engine):
         return self._load(kept.path.read_bytes(), shapes, kept.path)
 
     def _load(self, content: bytes, shapes: Shapes, path: Path) -> Any:
-        """Deserialize a plan.
-
-        Raises:
-            CapabilityError: TensorRT for RTX says that it does not support this GPU's compute capability.
-            EngineError: TensorRT refuses it: foreign, damaged, or for a GPU that this one is not.
-        """
+        """A plan, deserialized. TensorRT refuses it if it is foreign, damaged, or for another GPU than this one."""
         self._said.forget()
         engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:

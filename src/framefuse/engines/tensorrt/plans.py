@@ -198,6 +198,3 @@ def _timing(cache: EngineCache, found: Bindings) -> Callable[[bytes | None], byt
         return content
 
     return timing
-
-
-__all__ = ["build", "cached", "key", "place", "read", "write"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
 SUFFIXES = (".onnx", ".pt2", ".pt", ".ts", ".torchscript")
 HALVES = ("fp16", "bf16")
-
 Network = Callable[[Any], Sequence[Any]]
 """(batch, 3, height, width) -> the model's outputs."""
 
@@ -87,17 +87,12 @@ class TorchEngine(Engine):
         if self._onnx is None:
             module, dtype = self._module, self._half if self.precision in HALVES else self._torch.float32
             return lambda image: flatten(module(image.to(dtype)), self._torch)
-        import onnx
-
         from framefuse.engines.torch.importer import OnnxNetwork
 
-        model = onnx.ModelProto()
-        model.CopyFrom(self._onnx)
-        model = folded(to_fp32(at_shape(model, shape)))
+        model = folded(to_fp32(at_shape(deepcopy(self._onnx), shape)))
         if self.precision in HALVES:
             model = folded(to_fp16(model, plan_fp16(model, {})))
-        network = OnnxNetwork(model, self._device, self._half)
-        return network
+        return OnnxNetwork(model, self._device, self._half)
 
     def _make_execution(self, batch: int, height: int, width: int) -> DeviceExecution:
         from framefuse.engines.torch.cuda import Execution
@@ -121,7 +116,7 @@ class TorchEngine(Engine):
             slot.outputs = tuple(output.float().numpy() for output in outputs)
 
         slot = Slot(np.zeros((batch, height, width, 3), self.input_dtype), memory_format="nhwc")
-        return SlotPool(shape, [slot], start=run, wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=run)
 
     def close(self) -> None:
         self._module = self._onnx = None
@@ -150,11 +145,7 @@ def flatten(outputs: Any, torch: Any) -> list[Any]:
 
 
 def _read(torch: Any, path: Path) -> Any:
-    """Load a PyTorch file.
-
-    Raises:
-        ModelError: it cannot be read, or is not a known kind of file.
-    """
+    """A PyTorch file, loaded; a ModelError if it cannot be read, or is not a known kind of file."""
     if path.suffix not in SUFFIXES:
         raise ModelError(f"engine torch cannot read {path}", remedy=f"pass a file that ends in {', '.join(SUFFIXES)}")
     try:

@@ -94,7 +94,6 @@ def lift_storage(module: Any) -> Any:
 
 
 PRECISIONS = ("fp32", "fp16")
-
 LOWERING_VERSION = 3
 """Part of the cache key; increase it when the lowering of a model changes."""
 

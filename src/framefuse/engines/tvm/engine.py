@@ -46,7 +46,10 @@ class TvmEngine(Engine):
             raise UsageError("engine tvm has neither streams nor a workspace limit", remedy="leave both at 0")
         tvm()
         self._model = model
-        self.input_dtype = _input_dtype(model)
+        inputs = read_onnx(model).inputs
+        if len(inputs) != 1:
+            raise ModelError(f"{model} has {len(inputs)} inputs", remedy="engine tvm takes one: the image")
+        self.input_dtype = np.dtype(inputs[0].dtype)
         self._threads = options.threads or available_cores()
         on_gpu = options.device == "cuda"
         self.device = "cuda" if on_gpu else "cpu"
@@ -71,7 +74,7 @@ class TvmEngine(Engine):
         shape = (batch, 3, height, width)
         main = self._compiled(shape)["main"]
         slot = Slot(_aligned(shape, self.input_dtype))
-        return SlotPool(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=lambda slot: _run(main, slot))
 
     def _make_execution(self, batch: int, height: int, width: int) -> TvmExecution:
         from framefuse.engines.tvm.cuda import TvmExecution, register_compiler, register_convolutions
@@ -162,10 +165,3 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     memory = np.zeros(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _input_dtype(model: Path) -> np.dtype[Any]:
-    inputs = read_onnx(model).inputs
-    if len(inputs) != 1:
-        raise ModelError(f"{model} has {len(inputs)} inputs", remedy="engine tvm takes one: the image")
-    return np.dtype(inputs[0].dtype)

@@ -15,7 +15,6 @@ from typing import Any
 from framefuse.errors import CapabilityError
 
 INSTALL = "pip install 'framefuse[tvm]'"
-
 SAVING_FFI = "0.1.14"
 """The last version of apache-tvm-ffi that can save TVM's objects."""
 

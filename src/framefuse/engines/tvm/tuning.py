@@ -184,13 +184,10 @@ class Records:
 
 LONGEST_SLICE = 480.0
 """Seconds."""
-
 LONGEST_NAME = 60
 """Characters to print; TVM names a function after everything that it fuses."""
-
 BATCH = 4
 """Candidates per turn; all are built, then all are run."""
-
 EVOLVE_FROM = 16
 """Measured schedules of a function from which evolutionary search starts; before, candidates are sampled at random.
 Evolutionary search takes 1.5 s per candidate and has little to learn from at first; sampling takes 0.03 s, and on a CPU

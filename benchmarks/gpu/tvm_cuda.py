@@ -187,7 +187,7 @@ class Runs:
 
     def capture(self, start: Callable[[Any], None]) -> Any:
         """A graph of what `start` launches on a stream; once run before, so that all is loaded and chosen."""
-        from framefuse.engines.device_requests import capture
+        from framefuse.engines.requests import capture
 
         self.cupy.cuda.runtime.deviceSynchronize()
         start(self.stream)
@@ -306,7 +306,7 @@ def without_convolutions(runs: Runs, made: Any, runner: Any) -> float:
 def two_slots(first: Any, second: Any, image: Any) -> str:
     """Two executions beside each other against each alone."""
     from framefuse.cuda import device
-    from framefuse.engines.device_requests import capture
+    from framefuse.engines.requests import capture
 
     cp = device.cupy()
     first.input[...], second.input[...] = cp.asarray(image), cp.asarray(image[..., ::-1].copy())

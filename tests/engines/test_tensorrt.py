@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 import fake_tensorrt
 from cuda_on_cpu import HostArray, on_device
 from framefuse.cuda import device
-from framefuse.engines import EngineOptions, Slot, device_requests, open_engine, selftest
+from framefuse.engines import EngineOptions, Slot, open_engine, requests, selftest
 from framefuse.engines.cache import EngineCache
 from framefuse.engines.tensorrt import build as tensorrt_build
 from framefuse.engines.tensorrt import plans as tensorrt_plans
@@ -91,7 +91,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNames
     )
     monkeypatch.setattr(device, "cupy", lambda: module)
     monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
-    monkeypatch.setattr(device_requests, "capture", capture)
+    monkeypatch.setattr(requests, "capture", capture)
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.module())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield facts

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.aside import interruptibly
-from framefuse.engines.device_requests import DeviceExecution, device_request_pool
 from framefuse.engines.onnx_shapes import Profile
-from framefuse.engines.requests import RequestPool
+from framefuse.engines.requests import DeviceExecution, RequestPool, device_request_pool
 from framefuse.errors import CapabilityError, EngineError, UsageError
 
 Device = Literal["auto", "cpu", "cuda"]

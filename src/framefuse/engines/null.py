@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device
 from framefuse.engines.backend import Backend
-from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions, Precision
-from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.requests import DeviceExecution, Slot, SlotPool
 from framefuse.models.onnx_file import load_onnx
 
 Answer = Callable[..., Sequence[NDArray[Any]]]

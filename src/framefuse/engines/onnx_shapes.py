@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from framefuse.engines.requests import Shape
 from framefuse.errors import ModelError, UsageError
 from framefuse.models.onnx_file import inputs_of, load_onnx, with_shapes
 from framefuse.models.onnx_nodes import attribute, evaluate
 
-Shape = tuple[int, int, int, int]
-"""Batch, channels, height, width."""
 PROFILE_KEY = "framefuse.profile"
 """Metadata entry of an ONNX that states its profile."""
 ROUNDS = 8

@@ -33,7 +33,7 @@ from framefuse.engines import (
     engine_names,
     open_engine,
 )
-from framefuse.engines.device_requests import capture, device_request_pool
+from framefuse.engines.requests import capture, device_request_pool
 from framefuse.errors import FramefuseError, ModelError, UsageError
 from framefuse.lab.bench_report import BenchReport, Row, Timing
 from framefuse.models import find_model

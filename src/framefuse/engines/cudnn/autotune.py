@@ -25,7 +25,7 @@ from framefuse.engines.cudnn.mixed_precision import Group
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, AnchorHead, Head, Type
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.weights import Weights, rounded
-from framefuse.engines.device_requests import capture
+from framefuse.engines.requests import capture
 
 Array = NDArray[Any]
 MIN_AGREEMENT = 0.95

@@ -12,7 +12,7 @@ from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, Upsample, cells
 from framefuse.engines.cudnn.weights import Scaled, Weights
-from framefuse.engines.device_requests import DeviceExecution
+from framefuse.engines.requests import DeviceExecution
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.network import call as network
 

@@ -27,11 +27,10 @@ from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 from framefuse.cuda.streams import StreamPool, new_stream
 from framefuse.engines.backend import Backend
-from framefuse.engines.device_requests import DeviceExecution, capture, fork_join
 from framefuse.engines.engine import Engine, EngineOptions, not_quantised
 from framefuse.engines.onnx_shapes import at_shape, load
 from framefuse.engines.onnxruntime import BACKEND, NVRTX, TENSORRT
-from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool, capture, fork_join
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 from framefuse.models.onnx_file import inputs_of, is_quantised
@@ -257,7 +256,7 @@ class Execution(DeviceExecution):
 
     memory_format = "nchw"
 
-    def __init__(self, open_session: Any, model: bytes, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
+    def __init__(self, open_session: Any, model: bytes, shape: Shape, dtype: np.dtype[Any]) -> None:
         cp = device.cupy()
         self._stream, self._release_stream = _streams.acquire()
         self.input = cp.zeros(shape, dtype)

@@ -24,9 +24,9 @@ import numpy as np
 from framefuse.cuda import device
 from framefuse.engines import selftest
 from framefuse.engines.backend import Backend
-from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Device, Engine, EngineOptions
 from framefuse.engines.onnx_shapes import load
+from framefuse.engines.requests import DeviceExecution
 from framefuse.engines.tensorrt import BACKEND
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, build_plan, precision_of
 from framefuse.engines.tensorrt.plans import cached, read, this_gpu

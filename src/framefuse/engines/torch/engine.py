@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from framefuse.common.machine import available_cores
-from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Engine, EngineOptions
-from framefuse.engines.onnx_shapes import Shape, at_shape, folded, load
-from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.onnx_shapes import at_shape, folded, load
+from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool
 from framefuse.engines.torch import BACKEND
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.engines.onnx_shapes import at_shape, folded
+from framefuse.engines.requests import Shape
 from framefuse.engines.tvm import schedules
 from framefuse.engines.tvm.package import last_line, tvm
 from framefuse.engines.tvm.targets import Target
@@ -24,10 +25,15 @@ from framefuse.errors import CapabilityError, EngineError, ModelError
 from framefuse.models.fp16 import to_fp32
 from framefuse.models.onnx_file import inputs_of, load_onnx
 
+PRECISIONS = ("fp32", "fp16")
+LOWERING_VERSION = 3
+"""Part of the cache key; increase it when the lowering of a model changes."""
+MEMORY = "memory"
+"""Function of a module that allocates the memory arguments of `main`, which follow its input."""
 REMEDY = "use another engine, for example onnxruntime"
 
 
-def import_model(path: Path, shape: tuple[int, int, int, int]) -> Any:
+def import_model(path: Path, shape: Shape) -> Any:
     """The `IRModule` of an ONNX file for input `shape` (batch, 3, height, width), with weights as constants.
 
     Raises:
@@ -36,7 +42,14 @@ def import_model(path: Path, shape: tuple[int, int, int, int]) -> Any:
     """
     from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
-    model = _make_static(path, shape)
+    model = load_onnx(path)
+    inputs = inputs_of(model)
+    if len(inputs) != 1 or len(inputs[0].type.tensor_type.shape.dim) != 4:
+        raise ModelError(
+            f"{path} has inputs {[value.name for value in inputs]}",
+            remedy="engine tvm takes one input of (batch, 3, height, width)",
+        )
+    model = folded(to_fp32(at_shape(model, shape)))
     known = onnx_frontend._get_convert_map()
     missing = Counter(node.op_type for node in model.graph.node if node.op_type not in known)
     if missing:
@@ -46,22 +59,6 @@ def import_model(path: Path, shape: tuple[int, int, int, int]) -> Any:
         return from_onnx(model, keep_params_in_input=False)
     except Exception as error:  # TVM raises unrelated classes
         raise ModelError(f"engine tvm cannot run {path}: {last_line(error)}", remedy=REMEDY) from error
-
-
-def _make_static(path: Path, shape: tuple[int, int, int, int]) -> Any:
-    """The ONNX model with this input shape, and with all values that follow from shapes as constants."""
-    model = load_onnx(path)
-    inputs = inputs_of(model)
-    if len(inputs) != 1 or len(inputs[0].type.tensor_type.shape.dim) != 4:
-        raise ModelError(
-            f"{path} has inputs {[value.name for value in inputs]}",
-            remedy="engine tvm takes one input of (batch, 3, height, width)",
-        )
-    return folded(to_fp32(at_shape(model, shape)))
-
-
-MEMORY = "memory"
-"""Function of the module that allocates the memory arguments of `main`, which follow its input."""
 
 
 def lift_storage(module: Any) -> Any:
@@ -91,11 +88,6 @@ def lift_storage(module: Any) -> Any:
     )
     module[MEMORY] = relax.Function([], body, out.ty, False).with_attr("global_symbol", MEMORY)
     return module
-
-
-PRECISIONS = ("fp32", "fp16")
-LOWERING_VERSION = 3
-"""Part of the cache key; increase it when the lowering of a model changes."""
 
 
 def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -> Any:

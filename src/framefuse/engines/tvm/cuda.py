@@ -11,7 +11,7 @@ import importlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from framefuse.cuda import device
 from framefuse.engines.cache import EngineCache
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.device_requests import DeviceExecution
+from framefuse.engines.requests import DeviceExecution, Shape
 from framefuse.engines.tvm import offload
 from framefuse.engines.tvm.compiling import MEMORY
 from framefuse.engines.tvm.package import address, tensors, versions
@@ -44,7 +44,11 @@ def register_compiler(target: Target, cache: EngineCache | None = None) -> None:
     import tvm_ffi
     from tvm.support import nvcc
 
-    compiler = _compiler()
+    try:
+        importlib.import_module("cuda.bindings.nvrtc")
+        compiler = "nvrtc"  # where TVM can call it, in a third of nvcc's time
+    except ImportError:
+        compiler = "nvcc"
     try:
         toolkit = nvcc.find_cuda_path()
         version = ".".join(map(str, nvcc.get_cuda_version(toolkit)))
@@ -73,15 +77,6 @@ def register_compiler(target: Target, cache: EngineCache | None = None) -> None:
         return (cache or EngineCache("tvm")).get(key, build, suffix=".cubin").path.read_bytes()
 
     tvm_ffi.register_global_func(COMPILE, compile_cached, override=True)
-
-
-def _compiler() -> str:
-    """NVRTC where TVM can call it, in a third of nvcc's time."""
-    try:
-        importlib.import_module("cuda.bindings.nvrtc")
-    except ImportError:
-        return "nvcc"
-    return "nvrtc"
 
 
 def register_convolutions() -> ConvolutionRunner:
@@ -114,6 +109,16 @@ class ConvolutionRunner:
         self.workspaces: dict[int, Any] = {}
         self.lock = threading.Lock()
         self._plans: dict[Any, tuple[dict[str, Any], Plan]] = {}
+
+    @contextmanager
+    def using(self, workspaces: dict[int, Any]) -> Iterator[None]:
+        """Launch with the workspaces of one execution; all executions on a GPU share this runner."""
+        with self.lock:
+            self.workspaces = workspaces
+            try:
+                yield
+            finally:
+                self.workspaces = {}
 
     def __call__(self, x: Any, weight: Any, bias: Any, *rest: Any) -> None:
         """`rest`: an optional residual, the attributes as JSON, and the output. Tensors are NHWC float16.
@@ -179,11 +184,7 @@ class TvmExecution(DeviceExecution):
     memory_format = "nchw"
 
     def __init__(
-        self,
-        machine: Any,
-        shape: tuple[int, int, int, int],
-        dtype: np.dtype[Any],
-        runner: ConvolutionRunner | None = None,
+        self, machine: Any, shape: Shape, dtype: np.dtype[Any], runner: ConvolutionRunner | None = None
     ) -> None:
         import tvm_ffi
 
@@ -208,21 +209,9 @@ class TvmExecution(DeviceExecution):
         """Launch every kernel on `stream`."""
         import tvm_ffi
 
-        with self._runner_workspaces(), tvm_ffi.use_raw_stream(self._device, stream.ptr), stream:
+        workspaces = self._runner.using(self._workspaces) if self._runner else nullcontext()
+        with workspaces, tvm_ffi.use_raw_stream(self._device, stream.ptr), stream:
             self._out = tensors(self._main(self._tensor, *self._memory))
-
-    @contextmanager
-    def _runner_workspaces(self) -> Iterator[None]:
-        """Let the convolution runner, which all executions on a GPU share, use this execution's workspaces."""
-        if self._runner is None:
-            yield
-            return
-        with self._runner.lock:
-            self._runner.workspaces = self._workspaces
-            try:
-                yield
-            finally:
-                self._runner.workspaces = {}
 
     def finish(self, stream: Any) -> None:
         """Write `results`."""

@@ -16,7 +16,7 @@ from framefuse.common.machine import available_cores
 from framefuse.cuda import current as gpus
 from framefuse.engines.cache import Cached, EngineCache, model_hash
 from framefuse.engines.engine import Engine, EngineOptions
-from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.requests import Shape, Slot, SlotPool
 from framefuse.engines.tvm import BACKEND, compiling, targets
 from framefuse.engines.tvm.package import tensors, tvm, versions
 from framefuse.engines.tvm.targets import Target
@@ -59,7 +59,7 @@ class TvmEngine(Engine):
         if cudnn and not offloads:
             raise UsageError("cuDNN runs convolutions on CUDA at fp16 only", remedy="leave cudnn out")
         self.cudnn = offloads if cudnn is None else cudnn
-        self._built: dict[tuple[int, int, int, int], Path] = {}
+        self._built: dict[Shape, Path] = {}
         self._records = Records(default_folder(self.target), self.target)
         self.reasons = [
             f"precision {self.precision}: {'as asked' if options.precision != 'auto' else 'the default here'}",
@@ -92,7 +92,7 @@ class TvmEngine(Engine):
             self.reasons.append("cuDNN runs none of its convolutions, or TVM cannot convert it to NHWC")
         return made
 
-    def _compiled(self, shape: tuple[int, int, int, int]) -> Any:
+    def _compiled(self, shape: Shape) -> Any:
         if shape not in self._built:
             built = artifact(self._model, shape, self.target, self.precision, cudnn=self.cudnn, records=self._records)
             self.reasons.append(built.reason)
@@ -114,13 +114,7 @@ class TvmEngine(Engine):
 
 
 def artifact(
-    model: Path,
-    shape: tuple[int, int, int, int],
-    target: Target,
-    precision: str,
-    *,
-    cudnn: bool = False,
-    records: Records | None = None,
+    model: Path, shape: Shape, target: Target, precision: str, *, cudnn: bool = False, records: Records | None = None
 ) -> Cached:
     """The shared library of a model, from the cache or compiled now.
 

@@ -33,7 +33,7 @@ from framefuse.errors import CapabilityError, EngineError, FramefuseError, Model
 from framefuse.lab.building import build_engine
 from framefuse.models import find_model
 
-SHAPES = Shapes((1, 32, 32), (4, 32, 48), (16, 64, 64))
+SHAPES = Shapes((1, 3, 32, 32), (4, 3, 32, 48), (16, 3, 64, 64))
 
 
 class CudaError(Exception):

@@ -133,9 +133,9 @@ def _build_plan(
         raise UsageError(f"{out} exists", remedy="use --exist-ok to overwrite it, or another --out")
     if shapes is None:
         card = read_card(model)
-        height, width = card.preprocess.height, card.preprocess.width
+        size = 3, card.preprocess.height, card.preprocess.width
         low, high = (1, LARGEST_BATCH) if card.dynamic_batch else (card.batch, card.batch)
-        profile = Shapes((low, height, width), (low, height, width), (high, height, width))
+        profile = Shapes((low, *size), (low, *size), (high, *size))
     else:
         profile = Shapes.parse(shapes)
     found = bindings()

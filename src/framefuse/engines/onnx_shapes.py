@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Profile:
     max: Shape
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Sequence[int]] | Sequence[int]) -> Profile:
+    def of(cls, shapes: Mapping[str, Sequence[int]] | Sequence[int]) -> Self:
         """From `{"min": ..., "opt": ..., "max": ...}` (min and max default to opt), or from one shape.
 
         Raises:

@@ -18,13 +18,12 @@ import pytest
 from cudnn_nets import Net
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import precisions, workers
+from framefuse.engines.cudnn import plans, precisions
 from framefuse.engines.cudnn.autotune import TuningResult
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Layer, Plan
-from framefuse.engines.cudnn.plans import fastest_plans
+from framefuse.engines.cudnn.plans import Workers, fastest_plans
 from framefuse.engines.cudnn.precisions import Precisions
-from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import CapabilityError, EngineError, SourceError, UsageError
 from framefuse.models import find_model
 from framefuse.pipeline import Pipeline
@@ -52,7 +51,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that build nothing."""
     (tmp_path / "worker_stand_in.py").write_text(textwrap.dedent(WORKER))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(workers, "WORKER_MODULE", "worker_stand_in")
+    monkeypatch.setattr(plans, "WORKER_MODULE", "worker_stand_in")
 
 
 def test_workers_build_side_by_side(stand_in: None) -> None:

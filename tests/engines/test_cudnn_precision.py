@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ def test_the_fastest_is_chosen(gpu: None, tmp_path: Path) -> None:
     assert kinds == {"fp16", "int8"}
     reasons = {layer["why"] for layer in choice.layers}
     assert "5.0 us, 10.0 in fp16" in reasons and "it holds the images" in reasons
-    again = TuningResult.from_json(json.loads(json.dumps(choice.to_json())))
+    again = TuningResult.from_json(json.loads(json.dumps(asdict(choice))))
     assert again == choice and again.applied(made.compiled).types == choice.types
 
 

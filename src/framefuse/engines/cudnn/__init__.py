@@ -3,15 +3,13 @@
 Compiler, without a GPU:
 network.py          operations of a fused network and the decoding of its head
 importer.py         ONNX -> fused network: constant folding, operator fusion, Q/DQ nodes removed
-import_state.py     what the importer knows about a graph so far
-recognise.py        recognises detection heads and attention blocks
+import_state.py     what the importer knows about a graph so far, detection heads and attention blocks in it
 rewrites.py         merged convolutions, padded channels
 compiled.py         values as views of buffers, streams, memory planning; all of the above in order
 
 Runtime:
 convolutions.py     builds and times cuDNN's fused convolutions
-plans.py            the plan of each layer: in memory, cached or autotuned
-workers.py          processes that build plans
+plans.py            the plan of each layer: in memory, cached, or built by other processes and timed
 weights.py          weights in GPU memory, in float16, INT8 and FP8
 execution.py        the network with its memory on a GPU, and kernels other than cuDNN's
 engine.py           the engine, and its test for `doctor`

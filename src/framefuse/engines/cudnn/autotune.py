@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -146,12 +146,9 @@ class TuningResult:
     """For each convolution: name, types that it multiplies and writes, microseconds in them and in FP16, and why."""
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> TuningResult:
-        """The inverse of `to_json`.
+        """The inverse of `dataclasses.asdict`, through JSON.
 
         Raises:
             TypeError, KeyError: `content` is something else.

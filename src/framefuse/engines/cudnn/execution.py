@@ -192,19 +192,12 @@ def block(compiled: Compiled, name: str, arena: int) -> network.Block:
 
 def launch_depthwise(compiled: Compiled, step: Conv, weights: Mapping[int, int], arena: int, stream: int) -> None:
     """`weights` are the addresses of WEIGHT, (rows, columns, channels), and BIAS."""
+    x, y = (block(compiled, name, arena) for name in (step.x, step.y))
+    residual = None if step.residual is None else block(compiled, step.residual, arena)
     rows, columns = step.weight.shape[2:]
+    sizes = {"kernel_size": (rows, columns), "stride": step.stride, "pads": step.pads[:2], "dilation": step.dilation}
     network.depthwise(
-        block(compiled, step.x, arena),
-        weights[WEIGHT],
-        weights[BIAS],
-        block(compiled, step.y, arena),
-        kernel_size=(rows, columns),
-        stride=step.stride,
-        pads=step.pads[:2],
-        dilation=step.dilation,
-        activation=step.activation,
-        residual=None if step.residual is None else block(compiled, step.residual, arena),
-        stream=stream,
+        x, weights[WEIGHT], weights[BIAS], y, **sizes, activation=step.activation, residual=residual, stream=stream
     )
 
 

@@ -1,7 +1,7 @@
 """ONNX -> fused network: folds constants for one input size, fuses SiLU, ReLU and residuals into convolutions.
 
 Everything that depends on the input size alone (anchors, strides) is evaluated with onnx's evaluator. Unsupported nodes
-and everything that depends on them form the tail. The tail must be a detection head that `recognise.py` knows;
+and everything that depends on them form the tail. The tail must be a detection head that `import_state.py` recognises;
 otherwise the import fails and lists the unsupported operators.
 """
 
@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from framefuse.engines.cudnn.import_state import ImportState
+from framefuse.engines.cudnn.import_state import ImportState, recognise_attention, recognise_head
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
-from framefuse.engines.cudnn.recognise import recognise_attention, recognise_head
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import load_onnx

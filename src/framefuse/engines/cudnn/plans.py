@@ -1,5 +1,10 @@
 """The plan of each layer: in memory, from the plan cache, or autotuned now.
 
+Worker processes build kernels: one takes up to a second, and the bindings hold the GIL. They run this file:
+python -m framefuse.engines.cudnn.plans WORKSPACE_BYTES
+stdin:  pickled (Layer, engine, knobs), until end of file
+stdout: pickled (kernel, error): bytes for `Builder.load` and an empty string, or empty bytes and an error message
+
 The cache on disk is one JSON file per combination of GPU, driver and library versions, with an entry per layer. Models,
 batches and sizes share the entry of a layer that they have in common. A file of another combination is never used;
 `note` says how the most similar one differs. A damaged file counts as empty, and `note` says so. A lock serialises
@@ -12,8 +17,13 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +32,62 @@ from framefuse.common.files import user_cache
 from framefuse.cuda import device
 from framefuse.engines import cache
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan, frontend
-from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import EngineError
 
 _logger = logging.getLogger(__name__)
 FORMAT = 2
+BUILD_TIMEOUT = 60.0
+"""Seconds."""
+MAX_WORKERS = 16
+"""Each process takes half a gigabyte of GPU memory."""
+WORKER_MODULE = "framefuse.engines.cudnn.plans"
+
+
+class Workers:
+    """A pool of worker processes, which start on demand.
+
+    Args:
+        max_workspace: as for `Builder`.
+        count: of processes; 0: one per available core, at most MAX_WORKERS.
+    """
+
+    def __init__(self, max_workspace: int, count: int = 0) -> None:
+        self.count = count or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+        self._max_workspace, self._local = max_workspace, threading.local()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads = ThreadPoolExecutor(self.count, "cudnn")
+
+    def build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> Future[bytes]:
+        """The serialised kernel of a layer. The future raises EngineError if cuDNN cannot build it."""
+        return self._threads.submit(self._build, layer, engine, knobs)
+
+    def close(self) -> None:
+        """Cancel what has not started, and stop the processes."""
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):  # it has already exited
+                process.__exit__(None, None, None)
+
+    def _build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> bytes:
+        process: subprocess.Popen[bytes] | None = getattr(self._local, "process", None)
+        if process is None or process.poll() is not None:
+            command = [sys.executable, "-m", WORKER_MODULE, str(self._max_workspace)]
+            path = os.pathsep.join(entry for entry in sys.path if entry)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+            self._local.process = process
+            self._processes.append(process)
+        assert process.stdin and process.stdout
+        try:
+            pickle.dump((layer, engine, knobs), process.stdin)
+            process.stdin.flush()
+            kernel, message = pickle.load(process.stdout)
+        except (OSError, EOFError) as error:
+            process.wait()
+            raise EngineError(f"the worker that built {layer.text} exited with code {process.returncode}") from error
+        if message:
+            raise EngineError(message)
+        return bytes(kernel)
 
 
 @dataclass
@@ -115,10 +176,6 @@ class PlanCache:
                 if changed and (nearest is None or len(changed) < len(nearest)):
                     nearest = changed
         return f"cached kernels are stale ({', '.join(nearest)}): measured again" if nearest else ""
-
-
-BUILD_TIMEOUT = 60.0
-"""Seconds."""
 
 
 def environment(builder: Builder) -> dict[str, str]:
@@ -264,3 +321,29 @@ def fastest_plans(
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan
         yield layer, best or reason
+
+
+def main() -> None:
+    """Build kernels on request until end of file."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
+    builder = Builder(max_workspace=int(sys.argv[1]))
+    while True:
+        try:
+            layer, engine, knobs = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        kernel, error = b"", ""
+        try:
+            plan = builder.build(layer, engine, knobs)
+            if plan.workspace > builder.max_workspace:
+                raise EngineError(f"engine {engine} needs a workspace of {plan.workspace} bytes")
+            kernel = bytes(plan.graph.serialize(as_bytes=True))
+        except Exception as failed:  # of any class, from the bindings too: report it and go on
+            error = str(failed)[:300] or type(failed).__name__
+        pickle.dump((kernel, error), answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

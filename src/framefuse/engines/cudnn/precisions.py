@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class Precisions:
             def build(path: Path) -> None:
                 try:
                     tuner = PrecisionTuner(compiled, plans, weights, images, compiled.network.ranges)
-                    path.write_text(json.dumps(tuner.tune(self.kinds).to_json()))
+                    path.write_text(json.dumps(asdict(tuner.tune(self.kinds))))
                 finally:
                     plans.stop_workers()
                     plans.save()

@@ -150,18 +150,11 @@ class ConvolutionRunner:
 def _layer(x: Any, weight: Any, y: Any, residual: Any, attributes: dict[str, Any]) -> Layer:
     batch, height, width, _ = map(int, x)
     outputs, rows, columns, inputs = map(int, weight)
-    return Layer(
-        (batch, inputs, height, width),
-        _strides(x),
-        (outputs, inputs, rows, columns),
-        (batch, outputs, int(y[1]), int(y[2])),
-        _strides(y),
-        None if residual is None else _strides(residual),
-        tuple(attributes["stride"]),
-        tuple(attributes["pads"]),
-        tuple(attributes["dilation"]),
-        attributes["activation"] or "identity",  # as in `Layer.of`: without one, cuDNN lists slower kernels first
-    )
+    shapes = (batch, inputs, height, width), (outputs, inputs, rows, columns), (batch, outputs, int(y[1]), int(y[2]))
+    added = None if residual is None else _strides(residual)
+    stride, pads, dilation = (tuple(attributes[name]) for name in ("stride", "pads", "dilation"))
+    activation = attributes["activation"] or "identity"  # as in `Layer.of`, else cuDNN lists slower kernels first
+    return Layer(shapes[0], _strides(x), *shapes[1:], _strides(y), added, stride, pads, dilation, activation)
 
 
 def _strides(shape: Any) -> tuple[int, int, int, int]:

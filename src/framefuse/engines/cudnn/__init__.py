@@ -12,10 +12,9 @@ convolutions.py     builds and times cuDNN's fused convolutions
 plans.py            the plan of each layer: in memory, cached, or built by other processes and timed
 weights.py          weights in GPU memory, in float16, INT8 and FP8
 execution.py        the network with its memory on a GPU, and kernels other than cuDNN's
-engine.py           the engine, and its test for `doctor`
+engine.py           the engine, the requested precision, and the cache of tuned ones
 
 Mixed precision:
-precisions.py       the requested precision, and the cache of tuned ones
 autotune.py         chooses the precision of each layer by measurement: ranges, rounding, agreement
 mixed_precision.py  which buffers can be 8-bit, and the fastest assignment
 """

@@ -2,8 +2,7 @@
 
 package.py    imports the tvm package on first use; tensors that its programs return; reading and copying Relax nodes
 targets.py    compile targets: CPU and GPU by name
-compiling.py  ONNX -> Relax at one input shape -> shared library; a program's memory as arguments
-fp16.py       mixed precision: float16 for the network, float32 for decoding
+compiling.py  ONNX -> Relax at one input shape -> shared library; mixed precision, a program's memory as arguments
 offload.py    convolutions as calls of cuDNN
 schedules.py  GPU schedules of what TVM compiles itself
 tuning.py     autotuning in time slices, and its database on disk

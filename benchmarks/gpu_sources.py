@@ -25,7 +25,7 @@ GROUPS = {
     "kernel": ("kernels/tir/*.py", "kernels/*/*tir_*.py", "kernels/*/*cuda*.py", "kernels/*/*.cu*", "cuda/*.*"),
     "engine": ("engines/cudnn/*.py",),
     "tvm": ("engines/tvm/*.py",),
-    "engines": ("lab/bench*.py", "engines/onnxruntime/*.py", "engines/torch/*.py", "engines/device_requests.py"),
+    "engines": ("lab/bench*.py", "engines/onnxruntime/*.py", "engines/torch/*.py", "engines/requests.py"),
     "program": (
         "runtime/cuda/*.py",
         "runtime/program.py",

@@ -18,21 +18,21 @@ import numpy as np
 from benchmarks.models import model as benchmark_model
 from benchmarks.protocol import save
 from framefuse.common.machine import available_cores
-from framefuse.engines.tvm import compiling, engine, package, records, targets, tuning
-from framefuse.engines.tvm.importer import import_model
+from framefuse.engines.tvm import compiling, engine, package, targets, tuning
+from framefuse.engines.tvm.compiling import import_model
 
 SIZE = 640
 ROUNDS = 3
 
 
-def machine(path: Path, target: targets.Target, precision: str, database: records.Records | None) -> Any:
+def machine(path: Path, target: targets.Target, precision: str, database: tuning.Records | None) -> Any:
     """TVM's virtual machine over a compiled model."""
     tvm = package.tvm()
     built = engine.artifact(path, (1, 3, SIZE, SIZE), target, precision, records=database)
     return tvm.relax.VirtualMachine(tvm.runtime.load_module(str(built.path)), tvm.cpu())
 
 
-def measure(path: Path, target: targets.Target, precisions: list[str], database: records.Records) -> dict[str, Any]:
+def measure(path: Path, target: targets.Target, precisions: list[str], database: tuning.Records) -> dict[str, Any]:
     """Milliseconds of each variant of a model."""
     import onnxruntime
     import tvm_ffi
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--database", type=Path)
     options = parser.parse_args()
     target = targets.this_cpu(available_cores())
-    database = records.Records(options.database or records.default_folder(target), target)
+    database = tuning.Records(options.database or tuning.default_folder(target), target)
     result: dict[str, Any] = {
         "target": target.text,
         "versions": package.versions(),

@@ -32,7 +32,7 @@ from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.rewrites import rewrite
 from framefuse.engines.cudnn.weights import Weights
-from framefuse.engines.device_requests import capture
+from framefuse.engines.requests import capture
 
 LAUNCHES = 50
 NOTE = (
@@ -117,7 +117,7 @@ def second_process(path: Path, size: int, batch: int) -> dict[str, Any]:
         "e=open_engine('cudnn',Path(sys.argv[1]),EngineOptions('cuda',layout='yolov8'));t1=time.perf_counter()\n"
         "x=e.execution(int(sys.argv[3]),int(sys.argv[2]),int(sys.argv[2]));t2=time.perf_counter()\n"
         "from framefuse.cuda import device\n"
-        "from framefuse.engines.device_requests import capture\n"
+        "from framefuse.engines.requests import capture\n"
         "s=device.cupy().cuda.Stream(non_blocking=True);x.start(s);s.synchronize();g=capture(s,lambda:x.start(s));t3=time.perf_counter()\n"
         "print(json.dumps({'open_s':t1-t,'build_s':t2-t1,'capture_s':t3-t2,'reasons':list(e.reasons)}))"
     )

@@ -10,7 +10,7 @@ For each model and batch, by the GPU's clock, graphs launched in turns, medians:
 - `fastest`: of each layer the type that is fastest by measured kernels, whatever it does to the results
 - `chosen`: what the engine takes: the fastest that agrees with FP16 enough, on frames of the source
 
-`agreement` is that of `agreement.py`: of the anchors that find something in either run, the part with the same class,
+`agreement` is that of `autotune.py`: of the anchors that find something in either run, the part with the same class,
 an overlap of 0.9 and a confidence within 0.1. Of models whose weights are random it says little: rounding there grows
 from layer to layer. `kernels_alone_us` is the sum of the convolutions' times, each measured alone. `layers` lists what
 was chosen for each convolution and why, `shapes` every kernel's time.

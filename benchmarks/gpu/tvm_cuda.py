@@ -59,8 +59,9 @@ def compile_elsewhere(model: Path, folder: Path, arch: str) -> None:
     import tvm_ffi
 
     from framefuse.engines.cache import EngineCache
-    from framefuse.engines.tvm import compiling, jit, targets
-    from framefuse.engines.tvm.importer import import_model
+    from framefuse.engines.tvm import compiling, targets
+    from framefuse.engines.tvm.compiling import import_model
+    from framefuse.engines.tvm.cuda import COMPILE, register_compiler
 
     target = targets.Target("cuda", arch)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,8 +71,8 @@ def compile_elsewhere(model: Path, folder: Path, arch: str) -> None:
         path = folder / f"{names(model, cudnn)}.so"
         lowered = compiling.lower(import_model(model, SHAPE), target, "fp16", cudnn=cudnn)
         compiling.compile_to(path, lowered, target)
-        jit.register(target, EngineCache("tvm", folder / "cubins"))
-        code = tvm_ffi.get_global_func(jit.FUNCTION)(source(path))
+        register_compiler(target, EngineCache("tvm", folder / "cubins"))
+        code = tvm_ffi.get_global_func(COMPILE)(source(path))
         path.with_suffix(".cubin").write_bytes(bytes(code))
         print(path.name, path.stat().st_size, "bytes,", len(bytes(code)), "of machine code", flush=True)
 
@@ -107,9 +108,9 @@ def source(library: Path) -> str:
 
 def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | None) -> tuple[Any, Any]:
     """Engine tvm's execution, and what calls cuDNN for it."""
-    from framefuse.engines.tvm.cudnn_convolution import register
+    from framefuse.engines.tvm.cuda import register_convolutions
 
-    runner = register() if cudnn else None
+    runner = register_convolutions() if cudnn else None
     if runner is not None and candidates:
         runner.builder.candidates = candidates
     if folder is None:
@@ -124,12 +125,11 @@ def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | N
     import tvm_ffi
     from tvm.runtime.vm import VirtualMachine
 
-    from framefuse.engines.tvm.cuda import TvmExecution
-    from framefuse.engines.tvm.jit import FUNCTION
+    from framefuse.engines.tvm.cuda import COMPILE, TvmExecution
 
     library = folder / f"{names(model, cudnn)}.so"
     code = library.with_suffix(".cubin").read_bytes()
-    tvm_ffi.register_global_func(FUNCTION, lambda _: code, override=True)
+    tvm_ffi.register_global_func(COMPILE, lambda _: code, override=True)
     machine = VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cuda(0))
     made = TvmExecution(machine, SHAPE, np.dtype(np.float32), runner)
     if runner is not None:
@@ -187,7 +187,7 @@ class Runs:
 
     def capture(self, start: Callable[[Any], None]) -> Any:
         """A graph of what `start` launches on a stream; once run before, so that all is loaded and chosen."""
-        from framefuse.engines.device_requests import capture
+        from framefuse.engines.requests import capture
 
         self.cupy.cuda.runtime.deviceSynchronize()
         start(self.stream)
@@ -306,7 +306,7 @@ def without_convolutions(runs: Runs, made: Any, runner: Any) -> float:
 def two_slots(first: Any, second: Any, image: Any) -> str:
     """Two executions beside each other against each alone."""
     from framefuse.cuda import device
-    from framefuse.engines.device_requests import capture
+    from framefuse.engines.requests import capture
 
     cp = device.cupy()
     first.input[...], second.input[...] = cp.asarray(image), cp.asarray(image[..., ::-1].copy())

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.protocol import save
 from framefuse import Model, Pipeline
 from framefuse.cuda import device
-from framefuse.engines import device_requests
+from framefuse.engines import requests
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.runtime.cuda import captured_batch
 from framefuse.sources import SourceInfo
@@ -43,7 +43,7 @@ class Launches:
 
     def __init__(self) -> None:
         self.count = 0
-        make = device_requests.capture
+        make = requests.capture
 
         def capture(stream: Any, run: Any) -> Any:
             graph = make(stream, run)

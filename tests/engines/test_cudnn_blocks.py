@@ -13,7 +13,7 @@ from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import ANCHORS, Net, anchored, any_order, images, onnx_runtime, relative, with_attention
 from cudnn_on_cpu import Chain, convolve_by_reference
-from framefuse.engines.cudnn import execution, launch
+from framefuse.engines.cudnn import execution
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import BIAS, WEIGHT
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors
@@ -57,12 +57,12 @@ def compare(compiled: Any, x: Any) -> None:
             other = arena.copy()
             reference.step(compiled, other, index)
             if isinstance(step, Attention):
-                launch.other(compiled, step, arena.ctypes.data, 0)
+                execution.launch_other(compiled, step, arena.ctypes.data, 0)
             else:
                 weight = np.ascontiguousarray(step.weight.transpose(2, 3, 1, 0), np.float16)
                 bias = step.bias.astype(np.float16)
                 weights = {WEIGHT: weight.ctypes.data, BIAS: bias.ctypes.data}
-                launch.depthwise(compiled, step, weights, arena.ctypes.data, 0)
+                execution.launch_depthwise(compiled, step, weights, arena.ctypes.data, 0)
             np.testing.assert_allclose(arena, other, rtol=2e-3, atol=2e-3)
             checked += 1
         else:

@@ -18,13 +18,12 @@ import pytest
 from cudnn_nets import Net
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import precisions, workers
+from framefuse.engines.cudnn import engine, plans
 from framefuse.engines.cudnn.autotune import TuningResult
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Layer, Plan
-from framefuse.engines.cudnn.plans import fastest_plans
-from framefuse.engines.cudnn.precisions import Precisions
-from framefuse.engines.cudnn.workers import Workers
+from framefuse.engines.cudnn.engine import Precisions
+from framefuse.engines.cudnn.plans import Workers, fastest_plans
 from framefuse.errors import CapabilityError, EngineError, SourceError, UsageError
 from framefuse.models import find_model
 from framefuse.pipeline import Pipeline
@@ -52,7 +51,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that build nothing."""
     (tmp_path / "worker_stand_in.py").write_text(textwrap.dedent(WORKER))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(workers, "WORKER_MODULE", "worker_stand_in")
+    monkeypatch.setattr(plans, "WORKER_MODULE", "worker_stand_in")
 
 
 def test_workers_build_side_by_side(stand_in: None) -> None:
@@ -105,7 +104,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     made = SimpleNamespace(compute_capability="90")
     module = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: made))
     monkeypatch.setattr(device, "cupy", lambda: module)
-    monkeypatch.setattr(precisions, "environment", lambda builder: {"gpu": "none", "cudnn": "91900"})
+    monkeypatch.setattr(engine, "environment", lambda builder: {"gpu": "none", "cudnn": "91900"})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made.chosen = []
 
@@ -120,7 +119,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             us = {"fp16": 4.0, "tuned": 3.0, "chosen": 2.0}
             return TuningResult(types, (0.5,) * len(types), 0.97, us, layers)
 
-    monkeypatch.setattr(precisions, "PrecisionTuner", PrecisionTuner)
+    monkeypatch.setattr(engine, "PrecisionTuner", PrecisionTuner)
     return made
 
 
@@ -147,7 +146,7 @@ def test_a_choice_is_made_once(gpu: Any, tmp_path: Path) -> None:
         assert ("from the cache" in reasons[1]) == bool(turn)
         assert made.apply(compiled, PLANS, None)[1] == []  # type: ignore[arg-type]
     assert len(gpu.chosen) == 1 and gpu.chosen[0][1].shape == (2, 3, 32, 48)
-    (file,) = (tmp_path / "cache" / "framefuse" / precisions.CACHE).glob("*" + precisions.SUFFIX)
+    (file,) = (tmp_path / "cache" / "framefuse" / engine.CACHE).glob("*" + engine.SUFFIX)
     assert json.loads(file.read_text())["layers"][0]["why"] == "1.0 us, 2.0 in fp16"
 
 
@@ -188,7 +187,7 @@ def test_a_quantised_file_needs_no_frames(gpu: Any) -> None:
     made = Precisions(path, EngineOptions("cuda", "int8"))
     _, reasons = made.apply(compile_network(path, 1, 64, 96), PLANS, None)  # type: ignore[arg-type]
     kinds, images, peaks = gpu.chosen[0]
-    assert kinds == ("int8",) and len(images) == precisions.NOISE_IMAGES and len(peaks) == 51
+    assert kinds == ("int8",) and len(images) == engine.NOISE_IMAGES and len(peaks) == 51
     assert "noise, since there are no frames" in reasons[0]
 
 

@@ -13,7 +13,7 @@ from cuda_on_cpu import on_device
 from cudnn_nets import Net, any_order, backbone, detector, images, onnx_runtime, random_net, relative
 from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines import selftest
-from framefuse.engines.cudnn import execution, launch
+from framefuse.engines.cudnn import execution
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.network import Conv, Upsample, cells
 from framefuse.errors import ModelError
@@ -181,17 +181,17 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
     compiled, x = compile_network(path, batch, height, width), images(batch, height, width)
     expected = reference.run(compiled, x, dtype=np.float16)
     arena = np.full(compiled.memory.size, np.nan, np.float16)
-    y = launch.block(compiled, compiled.network.input, arena.ctypes.data)
+    y = execution.block(compiled, compiled.network.input, arena.ctypes.data)
     kernels_network.pack(x.ctypes.data, 3, "f32", y, stream=0)
     steps = compiled.placement.steps
     for index, step in enumerate(steps):
         if isinstance(step, Conv):
             reference.step(compiled, arena, index)
         else:
-            launch.other(compiled, step, arena.ctypes.data, 0)
+            execution.launch_other(compiled, step, arena.ctypes.data, 0)
     for name, value in zip(compiled.network.outputs, expected, strict=True):
         found = np.full(value.shape, np.nan, np.float32)
-        launch.unpack(compiled, name, output=found.ctypes.data, arena=arena.ctypes.data, stream=0)
+        execution.unpack(compiled, name, output=found.ctypes.data, arena=arena.ctypes.data, stream=0)
         np.testing.assert_array_equal(found, value)
 
 
@@ -213,7 +213,7 @@ def test_heads(fibres: Fibres, tmp_path: Path, classes: int, style: str) -> None
     np.testing.assert_allclose(onnx_runtime(path, x[:1])[0], expected[:1], rtol=0.01, atol=0.1)
     found = np.full(expected.shape, np.nan, np.float32)
     table = np.ascontiguousarray(cells(head.levels, 24, 40), np.float32)
-    logits = launch.head_of(compiled, arena.ctypes.data)
+    logits = execution.head_of(compiled, arena.ctypes.data)
     levels = logits.table
     kernels_network.decode(
         logits, levels=levels.ctypes.data, cells=table.ctypes.data, output=found.ctypes.data, stream=0

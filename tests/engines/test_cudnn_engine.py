@@ -18,7 +18,7 @@ from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.convolutions import Layer
-from framefuse.engines.cudnn.plan_cache import PlanCache
+from framefuse.engines.cudnn.plans import PlanCache
 from framefuse.errors import CapabilityError, ModelError, UsageError
 
 try:
@@ -115,7 +115,7 @@ def test_two_writers_keep_each_others_plans(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from framefuse.engines.cudnn.plan_cache import PlanCache
+from framefuse.engines.cudnn.plans import PlanCache
 folder, number = Path(sys.argv[1]), sys.argv[2]
 cache = PlanCache({"gpu": "none", "cudnn": "91900"}, folder)
 for turn in range(20):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,17 @@ import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import Net, backbone, detector, images, onnx_runtime, relative
-from cudnn_on_cpu import Chain, NumpyPlans, complete
+from cudnn_on_cpu import Chain, NumpyPlans, complete, decode
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import autotune, convolutions, mixed_precision
-from framefuse.engines.cudnn.agreement import agreement
-from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult
+from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult, agreement
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.engines.cudnn.execution import Execution
-from framefuse.engines.cudnn.low_precision import decode, encode, rounded
 from framefuse.engines.cudnn.network import Conv, Head, Type
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.weights import Weights
+from framefuse.engines.cudnn.weights import Weights, encode, rounded
 from framefuse.errors import CapabilityError
 
 EIGHT: tuple[Type, ...] = ("fp8", "int8")
@@ -150,7 +148,7 @@ def test_the_fastest_is_chosen(gpu: None, tmp_path: Path) -> None:
     assert kinds == {"fp16", "int8"}
     reasons = {layer["why"] for layer in choice.layers}
     assert "5.0 us, 10.0 in fp16" in reasons and "it holds the images" in reasons
-    again = TuningResult.from_json(json.loads(json.dumps(choice.to_json())))
+    again = TuningResult.from_json(json.loads(json.dumps(asdict(choice))))
     assert again == choice and again.applied(made.compiled).types == choice.types
 
 

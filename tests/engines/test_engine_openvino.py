@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from framefuse.engines import EngineOptions, Slot, open_engine
-from framefuse.engines.openvino import head as openvino_head
-from framefuse.engines.openvino.engine import _openvino
+from framefuse.engines.openvino.engine import _openvino, find_head
 from framefuse.errors import CapabilityError, ModelError
 from framefuse.kernels.boxes.call import detections
 from framefuse.models import find_model
@@ -156,7 +155,7 @@ def test_another_decoding_stays_in_the_model(tmp_path: Path, change: dict[str, A
 
 def test_a_model_without_such_a_head_is_left_alone() -> None:
     network = openvino.Core().read_model(find_model("squares"))
-    assert openvino_head.find(openvino, openvino.Core(), network) is None
+    assert find_head(openvino, openvino.Core(), network) is None
 
 
 MEMORY = """

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 import fake_tensorrt
 from cuda_on_cpu import HostArray, on_device
 from framefuse.cuda import device
-from framefuse.engines import EngineOptions, Slot, device_requests, open_engine, selftest
+from framefuse.engines import EngineOptions, Slot, open_engine, requests, selftest
 from framefuse.engines.cache import EngineCache
 from framefuse.engines.tensorrt import build as tensorrt_build
 from framefuse.engines.tensorrt import plans as tensorrt_plans
@@ -33,7 +33,7 @@ from framefuse.errors import CapabilityError, EngineError, FramefuseError, Model
 from framefuse.lab.building import build_engine
 from framefuse.models import find_model
 
-SHAPES = Shapes((1, 32, 32), (4, 32, 48), (16, 64, 64))
+SHAPES = Shapes((1, 3, 32, 32), (4, 3, 32, 48), (16, 3, 64, 64))
 
 
 class CudaError(Exception):
@@ -91,7 +91,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNames
     )
     monkeypatch.setattr(device, "cupy", lambda: module)
     monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
-    monkeypatch.setattr(device_requests, "capture", capture)
+    monkeypatch.setattr(requests, "capture", capture)
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.module())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield facts
@@ -244,7 +244,7 @@ def test_an_old_tensorrt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", {"precision": "fp16"}, UsageError, "written in fp32"),
         ("", {"precision": "fp8"}, UsageError, "precision int8 first|--precision int8"),
         ("", {"workspace_mb": 0, "shapes": Shapes.exact(1, 0 + 1, 1)}, None, ""),
-        ("junk", {}, ModelError, "no ONNX file"),
+        ("junk", {}, ModelError, "cannot be read as ONNX"),
     ],
 )
 def test_what_cannot_be_built_is_named(

@@ -137,7 +137,7 @@ def test_at_half_precision_boxes_are_decoded_in_float32(tmp_path: Path) -> None:
 def test_layers_put_out_float16_whatever_follows(tmp_path: Path) -> None:
     """So that a function is the same wherever a layer stands, and schedules are found again."""
     from framefuse.engines.tvm import compiling, targets
-    from framefuse.engines.tvm.importer import import_model
+    from framefuse.engines.tvm.compiling import import_model
 
     module = import_model(detector(tmp_path / "net.onnx"), (1, 3, 16, 16))
     lowered = compiling.lower(module, targets.this_cpu(1), "fp16")

@@ -52,7 +52,7 @@ def test_a_network_with_its_convolutions_offloaded(tmp_path: Path) -> None:
     import tvm_ffi
 
     from framefuse.engines.tvm import compiling, offload, targets
-    from framefuse.engines.tvm.importer import import_model
+    from framefuse.engines.tvm.compiling import import_model
     from framefuse.engines.tvm.package import tvm
 
     net = Net()
@@ -94,7 +94,7 @@ def test_a_network_with_its_convolutions_offloaded(tmp_path: Path) -> None:
 
 def test_what_cannot_be_laid_out_channels_last_keeps_its_convolutions(tmp_path: Path) -> None:
     from framefuse.engines.tvm import compiling, offload, targets
-    from framefuse.engines.tvm.importer import import_model
+    from framefuse.engines.tvm.compiling import import_model
 
     net = Net()
     x = net.conv("images", 16, stride=2)
@@ -105,7 +105,7 @@ def test_what_cannot_be_laid_out_channels_last_keeps_its_convolutions(tmp_path: 
 
 
 def test_a_convolution_without_activation_asks_for_the_kernels_of_engine_cudnn() -> None:
-    from framefuse.engines.tvm.cudnn_convolution import _layer
+    from framefuse.engines.tvm.cuda import _layer
 
     how = {"stride": [1, 1], "pads": [0] * 4, "dilation": [1, 1], "activation": ""}
     layer = _layer((1, 20, 30, 64), (16, 1, 1, 64), (1, 20, 30, 16), None, how)

@@ -110,7 +110,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_tuner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by a reader: a tuner may be writing that very line."""
-    from framefuse.engines.tvm.records import Records
+    from framefuse.engines.tvm.tuning import Records
 
     opened: list[str] = []
 
@@ -132,7 +132,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_tuner(
 
 @pytest.mark.parametrize("what", ["database_tuning_record.json", "target.json", "lock"])
 def test_a_folder_in_the_place_of_a_file_of_the_database(tmp_path: Path, what: str) -> None:
-    from framefuse.engines.tvm.records import Records
+    from framefuse.engines.tvm.tuning import Records
 
     folder = database(tmp_path / "db")
     (folder / what).unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def test_a_folder_in_the_place_of_a_file_of_the_database(tmp_path: Path, what: s
 
 
 def test_lines_that_no_tuner_wrote(tmp_path: Path) -> None:
-    from framefuse.engines.tvm.records import Records
+    from framefuse.engines.tvm.tuning import Records
 
     for number, line in enumerate(("[1e999, 1]\n", "[" * 100_000 + "\n")):
         with pytest.raises(EngineError, match=r"line 1 of database_tuning_record\.json"):
@@ -151,7 +151,7 @@ def test_lines_that_no_tuner_wrote(tmp_path: Path) -> None:
 
 
 def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
-    from framefuse.engines.tvm.records import Records
+    from framefuse.engines.tvm.tuning import Records
 
     with pytest.raises(EngineError, match=r"line 2 of database_tuning_record.json.*\n.*move it away"):
         Records(database(tmp_path / "middle", "[0, [1]]\n", "[0, [2\n", "[0, [3]]\n"), target())
@@ -169,7 +169,7 @@ def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_tuner_at_a_time(tmp_path: Path) -> None:
-    from framefuse.engines.tvm.records import Records
+    from framefuse.engines.tvm.tuning import Records
 
     records = Records(tmp_path / "db", target())
     with records.locked(), pytest.raises(EngineError, match="another tuner"), records.locked():

@@ -28,10 +28,15 @@ from framefuse.engines.cudnn.convolutions import (
     Y,
 )
 from framefuse.engines.cudnn.execution import Execution
-from framefuse.engines.cudnn.low_precision import decode, encode
 from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.weights import FORMATS, encode
 
 TYPES = {"fp16": np.float16, "fp32": np.float32, "fp8": np.uint8, "int8": np.uint8}
+
+
+def decode(codes: Any, kind: Any) -> Any:
+    """Bytes -> values, the inverse of `encode`."""
+    return codes.view(FORMATS[kind]).astype(np.float32)
 
 
 class Chain:

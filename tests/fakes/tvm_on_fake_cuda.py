@@ -80,16 +80,16 @@ def main() -> None:
 
     from fake_gpu import Array, Gpu
     from framefuse.cuda import device
-    from framefuse.engines.tvm import compiling, jit, offload, package, targets
-    from framefuse.engines.tvm.cuda import TvmExecution, address
-    from framefuse.engines.tvm.importer import import_model
+    from framefuse.engines.tvm import compiling, offload, package, targets
+    from framefuse.engines.tvm.compiling import import_model
+    from framefuse.engines.tvm.cuda import COMPILE, TvmExecution, address
 
     tvm, gpu = package.tvm(), Gpu()
     Array.gpu, cupy = gpu, gpu.cupy()
     cupy.cuda.get_current_stream = cupy.cuda.Stream
     device.cupy = lambda: cupy
     tvm_ffi.from_dlpack = lambda array: tvm.runtime.empty(array.shape, str(array.dtype), tvm.cuda(0))
-    tvm_ffi.register_global_func(jit.FUNCTION, lambda source: b"\x7fELF", override=True)
+    tvm_ffi.register_global_func(COMPILE, lambda source: b"\x7fELF", override=True)
     convolved: list[int] = []
     tvm_ffi.register_global_func(offload.FUNCTION, lambda *given: convolved.append(gpu.current_stream()), override=True)
     shape, target = (1, 3, 32, 32), targets.this_gpu()

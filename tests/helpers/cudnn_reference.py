@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.low_precision import rounded, weight_scales
 from framefuse.engines.cudnn.network import Attention, Conv, Head, Pool, attend, decode
+from framefuse.engines.cudnn.weights import rounded, weight_scales
 
 Array = NDArray[Any]
 

@@ -22,7 +22,7 @@ from framefuse.config import settings_from
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn.plan_cache import PlanCache
+from framefuse.engines.cudnn.plans import PlanCache
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuLostError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.runtime.choices import choose_engine

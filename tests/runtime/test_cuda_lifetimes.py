@@ -24,7 +24,7 @@ from framefuse.cuda import device, kernel
 from framefuse.cuda.launch_plan import graph_memory
 from framefuse.cuda.pools import StreamPool
 from framefuse.engines.cudnn import convolutions
-from framefuse.engines.device_requests import device_request_pool
+from framefuse.engines.requests import device_request_pool
 from framefuse.errors import EngineError, UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import arrays

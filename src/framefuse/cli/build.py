@@ -117,9 +117,9 @@ def _build_plan(
         raise UsageError(f"{out} exists", remedy="use --exist-ok to overwrite it, or another --out")
     if shapes is None:
         card = read_card(model)
-        height, width = card.preprocess.height, card.preprocess.width
+        size = 3, card.preprocess.height, card.preprocess.width
         low, high = (1, LARGEST_BATCH) if card.dynamic_batch else (card.batch, card.batch)
-        profile = Shapes((low, height, width), (low, height, width), (high, height, width))
+        profile = Shapes((low, *size), (low, *size), (high, *size))
     else:
         profile = Shapes.parse(shapes)
     found = bindings()
@@ -166,8 +166,7 @@ def tune(
 ) -> int:
     """Measure schedules for the functions of a model. A later call continues where this one stops."""
     from framefuse.common.machine import available_cores
-    from framefuse.engines.tvm import compiling, records, targets, tuning
-    from framefuse.engines.tvm.importer import import_model
+    from framefuse.engines.tvm import compiling, targets, tuning
     from framefuse.engines.tvm.package import check_tuner, tvm
     from framefuse.models import find_model
 
@@ -184,11 +183,11 @@ def tune(
     if where.kind == "llvm" and where != (here := targets.this_cpu(cores)):
         message = f"--target {target} is not this CPU ({here.name}), but tuning measures on the target"
         raise UsageError(message, remedy="run it on that machine with --target cpu")
-    kept = records.Records(database or records.default_folder(where), where)
+    kept = tuning.Records(database or tuning.default_folder(where), where)
     say = progress_printer(quiet)
     if kept.note:
         say(kept.note)
-    lowered = compiling.lower(import_model(path, (batch, 3, height, width)), where, precision)
+    lowered = compiling.lower(compiling.import_model(path, (batch, 3, height, width)), where, precision)
     found = tuning.tasks_of(lowered, where, heaviest=tasks)
     say(f"{counted(len(found), 'function')} for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
     done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)

@@ -1,11 +1,11 @@
 """Engines run a model on memory that they own. One protocol (`Engine`), described by one `Backend` each."""
 
-from framefuse.engines.backend import Backend, Needs, Package
-from framefuse.engines.device_requests import DeviceExecution
-from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision
-from framefuse.engines.registry import (
+from framefuse.engines.backend import (
     ENGINES,
     PREFERENCE,
+    Backend,
+    Needs,
+    Package,
     backends,
     check_capabilities,
     engine_names,
@@ -13,7 +13,8 @@ from framefuse.engines.registry import (
     open_engine,
     who_can,
 )
-from framefuse.engines.requests import RequestPool, Slot, SlotPool
+from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision
+from framefuse.engines.requests import DeviceExecution, RequestPool, Slot, SlotPool
 
 __all__ = [
     "ENGINES",

@@ -25,7 +25,6 @@ from framefuse.common.files import file_hash, user_cache
 from framefuse.models.onnx_file import external_files
 
 _logger = logging.getLogger(__name__)
-
 FORMAT = 1
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 """What reading JSON of unknown origin may raise."""
@@ -170,6 +169,3 @@ def locked(path: Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-__all__ = ["Cached", "EngineCache", "locked", "model_hash", "write_atomically"]

@@ -11,15 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.aside import interruptibly
-from framefuse.engines.device_requests import DeviceExecution, device_request_pool
 from framefuse.engines.onnx_shapes import Profile
-from framefuse.engines.requests import RequestPool
+from framefuse.engines.requests import DeviceExecution, RequestPool, device_request_pool
 from framefuse.errors import CapabilityError, EngineError, UsageError
 
 Device = Literal["auto", "cpu", "cuda"]
 Loaded = TypeVar("Loaded")
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
-
 REQUESTS = 2
 """Of a pool on CUDA by default: one runs while the other is filled and read."""
 
@@ -42,6 +40,17 @@ class EngineOptions:
     """Layout of the model's outputs; an engine may leave their last steps to post-processing (`Slot.layout`)."""
     calibration: Sequence[NDArray[Any]] = field(default=(), compare=False, repr=False)
     """Sample model inputs, (n, 3, height, width) each, for an engine that chooses precisions by measurement."""
+
+    def refuse_threads(self, engine: str) -> None:
+        """For an engine that has neither streams nor threads: a UsageError if they are asked for."""
+        if self.streams > 1 or self.threads:
+            asked = f"({self.streams}, {self.threads})"
+            raise UsageError(f"engine {engine} has no streams and threads {asked}", remedy="leave both 0")
+
+    def refuse_workspace(self, engine: str) -> None:
+        """For an engine without a workspace limit: a UsageError if one is asked for."""
+        if self.workspace_mb:
+            raise UsageError(f"engine {engine} has no workspace limit", remedy="leave workspace_mb at 0")
 
 
 def limited(name: str, seconds: float, load: Callable[[], Loaded]) -> Loaded:

@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device
 from framefuse.engines.backend import Backend
-from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions, Precision
-from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.requests import DeviceExecution, Slot, SlotPool
 from framefuse.models.onnx_file import load_onnx
 
 Answer = Callable[..., Sequence[NDArray[Any]]]
-
 BACKEND = Backend(
     "null",
     Capabilities(dict.fromkeys(("cpu", "cuda"), get_args(Precision)[1:]), capturable=True),
@@ -48,12 +46,7 @@ class NullEngine(Engine):
         def start(slot: Slot) -> None:
             slot.outputs = tuple(self._answer(slot.input))
 
-        return SlotPool(
-            shape,
-            [Slot(np.zeros(shape, self.input_dtype)) for _ in range(slots or 2)],
-            start=start,
-            wait=lambda slot, timeout: True,
-        )
+        return SlotPool(shape, [Slot(np.zeros(shape, self.input_dtype)) for _ in range(slots or 2)], start=start)
 
 
 class NullExecution(DeviceExecution):

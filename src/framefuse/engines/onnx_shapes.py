@@ -7,23 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from framefuse.engines.requests import Shape
 from framefuse.errors import ModelError, UsageError
 from framefuse.models.onnx_file import inputs_of, load_onnx, with_shapes
 from framefuse.models.onnx_graph import attribute, evaluate
 
-Shape = tuple[int, int, int, int]
-"""Batch, channels, height, width."""
-
 PROFILE_KEY = "framefuse.profile"
 """Metadata entry of an ONNX that states its profile."""
-
 ROUNDS = 8
 """Maximum rounds of folding and shape inference; exports settle after three."""
-
 QUANTISERS = ("QuantizeLinear", "DequantizeLinear")
 
 
@@ -36,7 +32,7 @@ class Profile:
     max: Shape
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Sequence[int]] | Sequence[int]) -> Profile:
+    def of(cls, shapes: Mapping[str, Sequence[int]] | Sequence[int]) -> Self:
         """From `{"min": ..., "opt": ..., "max": ...}` (min and max default to opt), or from one shape.
 
         Raises:

@@ -38,7 +38,8 @@ def run(backend: Backend, device: Device) -> str:
     """
     from onnx.reference import ReferenceEvaluator
 
-    require(backend, device)
+    if why := backend.missing(device):
+        raise CapabilityError(why, remedy=backend.install(device))
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder, "two.onnx"))
         with closing(backend.open(path, EngineOptions(device))) as engine:
@@ -59,15 +60,6 @@ def run(backend: Backend, device: Device) -> str:
                 raise RuntimeError(f"two convolutions in {engine.precision} are {worst:.3g} off NumPy")
             pool.close()
     return f"{found}, {worst:.1g} off NumPy at most"
-
-
-def require(backend: Backend, device: str) -> None:
-    """
-    Raises:
-        CapabilityError: a package of the engine is not installed.
-    """
-    if why := backend.missing(device):
-        raise CapabilityError(why, remedy=backend.install(device))
 
 
 def write(path: Path) -> Path:

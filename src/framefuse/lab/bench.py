@@ -34,7 +34,7 @@ from framefuse.engines import (
     engine_names,
     open_engine,
 )
-from framefuse.engines.device_requests import capture, device_request_pool
+from framefuse.engines.requests import capture, device_request_pool
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
 from framefuse.lab.building import usable_device
 from framefuse.models import find_model

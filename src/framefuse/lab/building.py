@@ -264,7 +264,7 @@ def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
     from framefuse.engines.tensorrt.plans import build
 
     found = bindings()
-    shapes = Shapes(*((shape[0], *shape[2:]) for shape in (profile.min, profile.opt, profile.max)))
+    shapes = Shapes(profile.min, profile.opt, profile.max)
     kept, plan = build(path, shapes, precision=precision_of(load_onnx(path)), found=found)
     return plan.precision, [
         f"{found}: {kept.name}, {len(plan.content) / 1e6:.1f} MB, built in {plan.parse_s + plan.build_s:.1f} s; not run"

@@ -1,7 +1,7 @@
 """Mixed-precision autotuning: FP16, FP8 or INT8 for each layer, by measured time and within an accuracy limit.
 
 1. Measure every convolution in each type, then what `mixed_precision.fastest` picks, until its picks are all measured.
-2. Calibrate on real images: the range of every value, and the agreement of the results with FP16 (`agreement.py`).
+2. Calibrate on real images: the range of every value, and the agreement of the results with FP16.
 3. While agreement is too low, return buffers to FP16, first those whose rounding alone changes the results most.
 4. Time FP16 and the result as CUDA graphs, in turns. Keep 8-bit layers only if they are faster beyond noise.
 """
@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,19 +18,16 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device
 from framefuse.engines.cudnn import mixed_precision
-from framefuse.engines.cudnn.agreement import agreement
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import CANDIDATES, Layer
 from framefuse.engines.cudnn.execution import Execution
 from framefuse.engines.cudnn.mixed_precision import Group
-from framefuse.engines.cudnn.network import LOW_PRECISIONS, Type
+from framefuse.engines.cudnn.network import LOW_PRECISIONS, AnchorHead, Head, Type
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.rounding import observe_ranges, round_values
-from framefuse.engines.cudnn.weights import Weights
-from framefuse.engines.device_requests import capture
+from framefuse.engines.cudnn.weights import Weights, rounded
+from framefuse.engines.requests import capture
 
 Array = NDArray[Any]
-
 MIN_AGREEMENT = 0.95
 """Lowest agreement with FP16 to accept."""
 LOW_PRECISION_CANDIDATES = 4
@@ -40,6 +37,96 @@ ROUNDS = 4
 FP16_SHARES = (0.0, 0.15, 0.3, 0.5, 0.75, 1.0)
 """Shares of the 8-bit groups to return to FP16, tried in turn; the most disturbing groups first."""
 LAUNCHES = 60
+CONFIDENCE = 0.25
+"""Lowest confidence at which an anchor counts as a detection."""
+OVERLAP = 0.9
+"""Lowest IoU at which two boxes of one anchor count as equal."""
+DIFFERENCE = 0.1
+"""Largest difference between two confidences that count as equal."""
+
+
+def agreement(expected: list[Array], found: list[Array], head: Head | AnchorHead | None) -> float:
+    """Agreement of two runs, 0 to 1; 0 where `found` has NaN or infinity.
+
+    With a detection head: the share of anchors with a confidence of at least `CONFIDENCE` in either run that have the
+    same class, an IoU of at least `OVERLAP` and confidences that differ by at most `DIFFERENCE`. Without a head, or
+    without such anchors: 1 - norm(expected - found) / norm(expected).
+
+    Args:
+        expected, found: results of `Execution.finish`.
+    """
+    if not all(np.isfinite(values).all() for values in found):
+        return 0.0
+    if head is not None:
+        (boxes, scores), (other_boxes, other_scores) = (_boxes_and_scores(run[0], head) for run in (expected, found))
+        confidence, other_confidence = scores.max(-1), other_scores.max(-1)
+        either = np.maximum(confidence, other_confidence) >= CONFIDENCE
+        if either.any():
+            same = np.abs(confidence - other_confidence) <= DIFFERENCE
+            same &= scores.argmax(-1) == other_scores.argmax(-1)
+            return float((same[either] & (_overlap(boxes[either], other_boxes[either]) >= OVERLAP)).mean())
+    norm = sum(float(np.square(values, dtype=np.float64).sum()) for values in expected)
+    error = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in zip(expected, found, strict=True))
+    return float(max(0.0, 1 - (error / max(norm, 1e-30)) ** 0.5))
+
+
+def _boxes_and_scores(values: Array, head: Head | AnchorHead) -> tuple[Array, Array]:
+    """(batch, anchors, 4) centre and size of the boxes, and (batch, anchors, classes) confidences."""
+    if isinstance(head, AnchorHead):
+        return values[..., :4], values[..., 5:] * values[..., 4:5]
+    return values[:, :4].transpose(0, 2, 1), values[:, 4:].transpose(0, 2, 1)
+
+
+def _overlap(one: Array, other: Array) -> Array:
+    """Intersection over union, row by row."""
+    low = np.maximum(one[:, :2] - one[:, 2:] / 2, other[:, :2] - other[:, 2:] / 2)
+    high = np.minimum(one[:, :2] + one[:, 2:] / 2, other[:, :2] + other[:, 2:] / 2)
+    common = np.maximum(0, high - low).prod(1)
+    found: Array = common / np.maximum(one[:, 2:].prod(1) + other[:, 2:].prod(1) - common, 1e-9)
+    return found
+
+
+PERCENTILE = 99.999
+"""Percentage of the magnitudes that INT8 covers; larger values saturate. FP8 covers all of them."""
+SAMPLE = 1 << 18
+"""Maximum number of values for a percentile."""
+
+
+def observe_ranges(execution: Execution, batches: Sequence[NDArray[Any]], stream: Any) -> dict[Type, dict[str, float]]:
+    """Largest magnitude of each value that a step writes, by type and name.
+
+    Args:
+        execution: with all buffers in float16.
+        batches: (batch, 3, height, width) each.
+    """
+    cp = device.cupy()
+    found: dict[Type, dict[str, float]] = {"fp8": {}, "int8": {}}
+
+    def observe(step: Any) -> None:
+        for name in step.writes:
+            size = cp.abs(execution.values(name)).reshape(-1).astype(cp.float32)
+            peaks = {"fp8": size.max(), "int8": cp.percentile(size[:: max(1, size.size // SAMPLE)], PERCENTILE)}
+            for kind, peak in peaks.items():
+                found[kind][name] = max(found[kind].get(name, 0.0), float(peak))  # type: ignore[index]
+
+    with stream:
+        for batch in batches:
+            execution.pack(cp.asarray(batch), stream)
+            execution.step_by_step(stream, observe)
+    return found
+
+
+def round_values(execution: Execution, typed: Compiled) -> Callable[[Any], None]:
+    """A callback that rounds the values of a float16 network that are 8-bit in `typed`, after each step."""
+    cp = device.cupy()
+
+    def after(step: Any) -> None:
+        for name in step.writes:
+            if (kind := typed.type(name)) != "fp16":
+                values = execution.values(name)
+                values[...] = rounded(values, kind, typed.scale(name), cp)
+
+    return after
 
 
 @dataclass
@@ -59,12 +146,9 @@ class TuningResult:
     """For each convolution: name, types that it multiplies and writes, microseconds in them and in FP16, and why."""
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> TuningResult:
-        """The inverse of `to_json`.
+        """The inverse of `dataclasses.asdict`, through JSON.
 
         Raises:
             TypeError, KeyError: `content` is something else.

@@ -2,7 +2,7 @@
 
 cuDNN offers several engines with knobs for each shape, and its heuristics often do not list the fastest first. So each
 distinct convolution is built with the first `candidates` of them, each is timed in a CUDA graph, and the fastest goes
-into the plan cache (`plan_cache.py`).
+into the plan cache (`plans.py`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ from framefuse.errors import CapabilityError, EngineError
 X, WEIGHT, BIAS, Y, RESIDUAL, SCALE, RESIDUAL_SCALE, OUTPUT_SCALE = range(1001, 1009)
 """Unique ids of the tensors in every cuDNN graph; the last three where the layer reads or writes 8-bit numbers:
 `y = round((activation(conv(x, weight) * SCALE + bias) + residual * RESIDUAL_SCALE) * OUTPUT_SCALE)`."""
-
 CANDIDATES = 3
 """Plans to measure for a layer: cuDNN mostly lists the fastest first or second, and builds three in a second."""
-
 _FLOATS = {"fp16": "float16", "fp32": "float32"}
-
 REPEATS = 20
 """Kernel launches in the CUDA graph that times a plan."""
 

@@ -2,27 +2,151 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from framefuse.common.version import __version__
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
+from framefuse.engines import selftest
+from framefuse.engines.backend import Backend
+from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.engines.cudnn import BACKEND
+from framefuse.engines.cudnn.autotune import MIN_AGREEMENT, PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
 from framefuse.engines.cudnn.execution import Execution
-from framefuse.engines.cudnn.network import Conv
-from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.precisions import Precisions
+from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
+from framefuse.engines.cudnn.plans import Plans, environment
 from framefuse.engines.cudnn.weights import Weights
-from framefuse.engines.engine import Engine, EngineOptions
-from framefuse.errors import UsageError
+from framefuse.engines.engine import Device, Engine, EngineOptions
+from framefuse.errors import CapabilityError, UsageError
+from framefuse.models.onnx_file import is_quantised
 
 STREAMS = 4
 """Steps that may run concurrently, such as the branches of a detection head."""
+CACHE = "cudnn-precision"
+"""Folder of tuning results in the cache."""
+SUFFIX = ".choice"
+NOISE_IMAGES = 8
+"""Noise images to compare on, where the file states ranges and there are no calibration frames."""
+FP8_CAPABILITY = 89
+"""Lowest compute capability with FP8."""
+
+
+class Precisions:
+    """The requested precision, and the tuned precisions of each shape.
+
+    Attributes:
+        precision: of the last network that was tuned, such as "fp16+int8"; "fp16" before.
+        layers: of that network, as `TuningResult.layers`.
+
+    Raises:
+        CapabilityError: FP8 is requested on a GPU without it.
+        UsageError: an 8-bit precision is requested without calibration frames, for a model that states no ranges.
+    """
+
+    def __init__(self, model: Path, options: EngineOptions) -> None:
+        self.requested, self.precision = options.precision, "fp16"
+        self.layers: list[dict[str, Any]] = []
+        self._model, self._frames = model, options.calibration
+        self._results: dict[tuple[int, int, int], TuningResult] = {}
+        self.kinds: tuple[Type, ...] = ()
+        quantised = is_quantised(model)
+        if options.precision in LOW_PRECISIONS:
+            self.kinds = (options.precision,)
+            if not self._frames and not quantised:
+                raise UsageError(
+                    f"engine cudnn needs frames to choose what runs in {options.precision}",
+                    remedy="add --calib SOURCE: a video, images or a camera that show what the model will see",
+                )
+        elif options.precision == "auto" and self._frames:
+            self.kinds = LOW_PRECISIONS
+        if "fp8" in self.kinds and int(device.cupy().cuda.Device().compute_capability) < FP8_CAPABILITY:
+            if options.precision == "fp8":
+                raise CapabilityError("this GPU has no FP8", remedy="use --precision fp16 or int8")
+            self.kinds = ("int8",)
+        if self.kinds:
+            self.reason = f"precision {options.precision}: each layer in fp16 or {' or '.join(self.kinds)}, as measured"
+        else:
+            self.reason = "precision fp16: convolutions multiply float16 and add in float32"
+            if options.precision == "auto":
+                self.reason += "; 8 bits are tried if calibration frames are given"
+            if quantised:
+                self.reason += "; the Q/DQ nodes of the file are removed and its 8-bit weights dequantised"
+
+    def apply(self, compiled: Compiled, plans: Plans, weights: Weights) -> tuple[Compiled, list[str]]:
+        """The network with tuned types, and lines for the report.
+
+        Raises:
+            EngineError: a kernel cannot be built or run.
+            OSError: the cache cannot be written.
+        """
+        if not self.kinds:
+            return compiled, []
+        shape = compiled.batch, compiled.height, compiled.width
+        reasons = []
+        if shape not in self._results:
+            images = self._images(compiled.height, compiled.width)
+            key = self._key(compiled, plans, images)
+
+            def build(path: Path) -> None:
+                try:
+                    tuner = PrecisionTuner(compiled, plans, weights, images, compiled.network.ranges)
+                    path.write_text(json.dumps(asdict(tuner.tune(self.kinds))))
+                finally:
+                    plans.stop_workers()
+                    plans.save()
+
+            cached = EngineCache(CACHE).get(key, build, suffix=SUFFIX)
+            self._results[shape] = TuningResult.from_json(json.loads(cached.path.read_text()))
+            reasons = [self._summary(self._results[shape], compiled), f"layer by layer: {cached.path}; {cached.reason}"]
+        result = self._results[shape]
+        self.precision, self.layers = result.precision, result.layers
+        return result.applied(compiled), reasons
+
+    def _summary(self, result: TuningResult, compiled: Compiled) -> str:
+        counts = Counter(layer["multiplies"] for layer in result.layers)
+        listed = ", ".join(f"{count} in {kind}" for kind, count in counts.most_common())
+        where = f"{len(self._frames)} frames" if self._frames else "noise, since there are no frames"
+        agrees = f"agrees with fp16 on {result.agreement:.1%} ({where}; at least {MIN_AGREEMENT:.0%})"
+        line = (
+            f"batch {compiled.batch} of {compiled.width}x{compiled.height}, convolutions: {listed}; "
+            f"{result.us['chosen']:.0f} us per batch, {result.us['tuned']:.0f} with all in fp16 and tuned kernels, "
+            f"{result.us['fp16']:.0f} by default; {agrees}"
+        )
+        return line + (f"; {result.note}" if result.note else "")
+
+    def _images(self, height: int, width: int) -> NDArray[np.float16]:
+        """Calibration images (n, 3, height, width); frames of another size are resized by nearest neighbour."""
+        if not self._frames:
+            return np.random.default_rng(0).random((NOISE_IMAGES, 3, height, width)).astype(np.float16)
+        found = []
+        for frame in self._frames:
+            rows, columns = (np.arange(size) * have // size for size, have in zip((height, width), frame.shape[2:],
+                                                                                 strict=True))  # fmt: skip
+            found.append(frame[:1, :, rows][..., columns].astype(np.float16))
+        return np.concatenate(found)
+
+    def _key(self, compiled: Compiled, plans: Plans, images: NDArray[Any]) -> dict[str, str]:
+        facts = environment(plans.builder)
+        return facts | {
+            "model": model_hash(self._model),
+            "engine": "cudnn",
+            "version": __version__,
+            "device": facts["gpu"],
+            "precision": self.requested,
+            "shapes": f"{compiled.batch}x3x{compiled.height}x{compiled.width}",
+            "flags": f"agreement {MIN_AGREEMENT}, images {hashlib.sha256(images.tobytes()).hexdigest()[:16]}",
+        }
 
 
 class CudnnEngine(Engine):
@@ -38,10 +162,7 @@ class CudnnEngine(Engine):
     input_dtype = np.dtype(np.float16)
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        if options.streams > 1 or options.threads:
-            raise UsageError(
-                f"engine cudnn has no streams and threads ({options.streams}, {options.threads})", remedy="leave both 0"
-            )
+        options.refuse_threads(self.name)
         device.cupy()
         self._precisions = Precisions(model, options)
         self.precision = self._precisions.precision
@@ -49,11 +170,7 @@ class CudnnEngine(Engine):
         self._builder = Builder(max_workspace=(options.workspace_mb or 64) << 20)
         self._plans = Plans(self._builder)
         self._weights: Weights | None = None
-        version = frontend().backend_version()
-        self.reasons = [
-            self._precisions.reason,
-            f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}, autotuned kernels",
-        ]
+        self.reasons = [self._precisions.reason, f"{_version()}, autotuned kernels"]
 
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
         return self._executions(self._compiled(batch, height, width), 1, fold=self._fold)[0]
@@ -101,3 +218,14 @@ class CudnnEngine(Engine):
         if plans.cache.note and plans.cache.note not in self.reasons:
             self.reasons.append(plans.cache.note)
         return made
+
+
+def run_selftest(backend: Backend, where: Device) -> str:
+    """The common self-test, with the version of cuDNN."""
+    found = selftest.run(backend, where)
+    return f"{_version()}, {found}"
+
+
+def _version() -> str:
+    number = frontend().backend_version()
+    return f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.convolutions import RESIDUAL, Builder, Layer, Plan, X, Y
-from framefuse.engines.cudnn.network import AnchorHead, Conv, Head, cells
+from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, Upsample, cells
 from framefuse.engines.cudnn.weights import Scaled, Weights
-from framefuse.engines.device_requests import DeviceExecution
+from framefuse.engines.requests import DeviceExecution
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.network import call as network
+
+BYTES = 2
+"""Of an element of the arena."""
 
 
 class Execution(DeviceExecution):
@@ -66,7 +68,7 @@ class Execution(DeviceExecution):
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
-            self.head = launch.head_of(compiled, self._base)
+            self.head = head_of(compiled, self._base)
             self.levels = device.uploaded(self.head.table)
             self.results.append(cp.empty((batch, 4 + head.classes, head.anchors), cp.float32))
         else:
@@ -77,7 +79,7 @@ class Execution(DeviceExecution):
 
     def pack(self, images: Any, stream: Any) -> None:
         """Write the input from (batch, 3, height, width) float32 or float16 on the GPU."""
-        y = launch.block(self.compiled, self.compiled.network.input, self._base)
+        y = block(self.compiled, self.compiled.network.input, self._base)
         sample: Literal["f16", "f32"] = "f16" if images.dtype == np.float16 else "f32"
         network.pack(int(images.data.ptr), images.shape[1], sample, y, stream=stream.ptr)
 
@@ -104,11 +106,11 @@ class Execution(DeviceExecution):
                 current.wait_event(ended[other])
             if not skip(step):
                 if isinstance(step, Conv) and step.depthwise:
-                    launch.depthwise(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
+                    launch_depthwise(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
                 elif isinstance(step, Conv):
                     self.convolve(index, step, number, current)
                 else:
-                    launch.other(self.compiled, step, self._base, current.ptr)
+                    launch_other(self.compiled, step, self._base, current.ptr)
             if index in waited:
                 ended[index] = cp.cuda.Event(disable_timing=True)
                 ended[index].record(current)
@@ -129,7 +131,7 @@ class Execution(DeviceExecution):
         strides = (self.compiled.image(name), 1, view.row, view.column)
         whole = self.arena[self.compiled.address(name) :]
         return cp.lib.stride_tricks.as_strided(
-            whole, (self.compiled.batch, *view.shape), [count * launch.BYTES for count in strides]
+            whole, (self.compiled.batch, *view.shape), [count * BYTES for count in strides]
         )
 
     def convolve(self, index: int, step: Conv, number: int, stream: Any) -> None:
@@ -149,15 +151,23 @@ class Execution(DeviceExecution):
         if self.layout is not None:
             return
         if isinstance(self.compiled.network.head, AnchorHead):
-            sizes = [int(table.data.ptr) for table in self.sizes]
-            output = int(self.results[0].data.ptr)
-            launch.decode_anchors(self.compiled, sizes=sizes, output=output, arena=self._base, stream=stream.ptr)
+            self._decode_anchors(self.compiled.network.head, stream)
         elif self.compiled.network.head is not None:
             levels, cells, output = (int(at.data.ptr) for at in (self.levels, self.cells, self.results[0]))
             network.decode(self.head, levels=levels, cells=cells, output=output, stream=stream.ptr)
         else:
             for name, result in zip(self.compiled.network.outputs, self.results, strict=True):
-                launch.unpack(self.compiled, name, output=int(result.data.ptr), arena=self._base, stream=stream.ptr)
+                unpack(self.compiled, name, output=int(result.data.ptr), arena=self._base, stream=stream.ptr)
+
+    def _decode_anchors(self, head: AnchorHead, stream: Any) -> None:
+        compiled, first = self.compiled, 0
+        for name, anchors, table, (rows, columns) in zip(head.rows, head.sizes, self.sizes, head.levels, strict=True):
+            x = block(compiled, name, self._base)._replace(height=rows, width=columns)
+            at = int(table.data.ptr), int(self.results[0].data.ptr)
+            places = {"per_cell": len(anchors), "fields": head.fields, "first": first, "anchors": head.anchors}
+            stride = (compiled.width / columns, compiled.height / rows)
+            network.decode_anchors(x, *at, **places, stride=stride, stream=stream.ptr)
+            first += len(anchors) * rows * columns
 
     def _logits(self, name: str, channels: int) -> Any:
         """A value in the arena, (batch, rows, columns, channels), without padding."""
@@ -170,3 +180,52 @@ class Execution(DeviceExecution):
     @property
     def _base(self) -> int:
         return int(self.arena.data.ptr)
+
+
+def block(compiled: Compiled, name: str, arena: int) -> network.Block:
+    """Where a value lies, with the channels that pad it."""
+    view = compiled.view(name)
+    itemsize = 2 if compiled.type(name) == "fp16" else 1
+    address, image = arena + compiled.byte(name), compiled.image(name)
+    return network.Block(address, compiled.batch, *view.shape, image, view.row, view.column, itemsize)
+
+
+def launch_depthwise(compiled: Compiled, step: Conv, weights: Mapping[int, int], arena: int, stream: int) -> None:
+    """`weights` are the addresses of WEIGHT, (rows, columns, channels), and BIAS."""
+    x, y = (block(compiled, name, arena) for name in (step.x, step.y))
+    residual = None if step.residual is None else block(compiled, step.residual, arena)
+    rows, columns = step.weight.shape[2:]
+    sizes = {"kernel_size": (rows, columns), "stride": step.stride, "pads": step.pads[:2], "dilation": step.dilation}
+    network.depthwise(
+        x, weights[WEIGHT], weights[BIAS], y, **sizes, activation=step.activation, residual=residual, stream=stream
+    )
+
+
+def launch_other(compiled: Compiled, step: Attention | Pool | Upsample, arena: int, stream: int) -> None:
+    """What is no convolution."""
+    x, *ys = (block(compiled, name, arena) for name in (*step.reads, *step.writes))
+    if isinstance(step, Attention):
+        sizes = {"heads": step.heads, "keys": step.keys, "values": step.values}
+        network.attention(x, ys[0], **sizes, scale=step.scale, stream=stream)
+    elif isinstance(step, Pool):
+        network.pool(x, ys, step.kernel, stream=stream)
+    else:
+        network.upsample(x, ys[0], step.scale, stream=stream)
+
+
+def unpack(compiled: Compiled, name: str, *, output: int, arena: int, stream: int) -> None:
+    """A value as dense (batch, channels, height, width) float32 at address `output`, without padding."""
+    x = block(compiled, name, arena)._replace(channels=compiled.network.channels(name))
+    network.unpack(x, output, stream=stream)
+
+
+def head_of(compiled: Compiled, arena: int) -> head_cuda.Head:
+    """Where the logits of the network's head lie."""
+    head = compiled.network.head
+    assert isinstance(head, Head)
+
+    def places(names: tuple[str, ...]) -> tuple[head_cuda.Place, ...]:
+        blocks = (block(compiled, name, arena) for name in names)
+        return tuple(head_cuda.Place(one.address, one.image, one.column) for one in blocks)
+
+    return head_cuda.Head(places(head.sides), places(head.scores), head.levels, compiled.batch, head.bins, head.classes)

@@ -1,7 +1,7 @@
 """ONNX -> fused network: folds constants for one input size, fuses SiLU, ReLU and residuals into convolutions.
 
 Everything that depends on the input size alone (anchors, strides) is evaluated with onnx's evaluator. Unsupported nodes
-and everything that depends on them form the tail. The tail must be a detection head that `heads.py` recognises;
+and everything that depends on them form the tail. The tail must be a detection head that `import_state.py` recognises;
 otherwise the import fails and lists the unsupported operators.
 """
 
@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from framefuse.engines.cudnn import attention, heads, quantize_nodes
-from framefuse.engines.cudnn.import_state import ImportState
+from framefuse.engines.cudnn.import_state import ImportState, recognise_attention, recognise_head
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import load_onnx
 from framefuse.models.onnx_graph import attribute, evaluate
 
+FLOATS = (1, 10, 16)
+"""FLOAT, FLOAT16 and BFLOAT16 of ONNX."""
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 SUPPORTED = (
     "convolutions with SiLU, ReLU or no activation and a residual, max pooling that keeps the size, nearest upsampling "
     "by an integer, concatenation and split of channels, attention as in YOLO11"
@@ -52,11 +54,13 @@ class Importer(ImportState):
     def import_node(self, node: Any) -> None:
         """Fold, translate or defer one node."""
         inputs = [self.resolve(name) for name in node.input if name]
-        if node.op_type in quantize_nodes.OPERATORS and quantize_nodes.fold(self, node):
+        if node.op_type in QUANTIZERS and _fold_quantizer(self, node):
             return
         if node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
             try:
-                self._fold(node)
+                known = {name: self.constants[self.resolve(name)] for name in node.input if name}
+                values = evaluate([node], known, list(node.output), self.model)
+                self.constants.update(zip(node.output, values, strict=True))
             except Exception as error:  # of any class: onnx's evaluator lacks the operator at this opset
                 self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}): {str(error)[:80]}"
                 self._defer(node)
@@ -65,12 +69,14 @@ class Importer(ImportState):
             self.constants[node.output[0]] = np.array(self.onnx_shape(inputs[0])[start:end], np.int64)
         elif any(name in self.deferred for name in inputs):
             self._defer(node)
-        elif node.op_type in ("Identity", "Dropout") or (node.op_type == "Cast" and self._is_float(node)):
+        elif node.op_type in ("Identity", "Dropout") or (node.op_type == "Cast" and attribute(node, "to", 0) in FLOATS):
             self.aliases[node.output[0]] = inputs[0]
             self.uses[inputs[0]] += self.uses[node.output[0]] - 1
         else:
             try:
-                TRANSLATORS.get(node.op_type, _unsupported)(self, node, inputs)
+                if node.op_type not in TRANSLATORS:
+                    raise Unsupported
+                TRANSLATORS[node.op_type](self, node, inputs)
             except Unsupported as reason:
                 self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}){reason}"
                 self._defer(node)
@@ -81,7 +87,7 @@ class Importer(ImportState):
         self.tail = self.tail_leading_to(wanted)
         network = Network(self.input, tuple(wanted), self.operations, self.shapes, ranges=self.ranges)
         if self.tail or any(name not in self.shapes for name in wanted):
-            head = heads.recognise(self) if len(wanted) == 1 else None
+            head = recognise_head(self) if len(wanted) == 1 else None
             if head is None:
                 raise self._error()
             network = replace(network, outputs=head.values, head=head)
@@ -106,16 +112,8 @@ class Importer(ImportState):
     def _defer(self, node: Any) -> None:
         self.tail.append(node)
         self.deferred.update(node.output)
-        if node.op_type == "Reshape" and attention.recognise(self, node):
+        if node.op_type == "Reshape" and recognise_attention(self, node):
             self.deferred.discard(node.output[0])
-
-    def _is_float(self, node: Any) -> bool:
-        return attribute(node, "to", 0) in (1, 10, 16)  # FLOAT, FLOAT16, BFLOAT16
-
-    def _fold(self, node: Any) -> None:
-        values = evaluate([node], {name: self.constants[self.resolve(name)] for name in node.input if name},
-                          list(node.output), self.model)  # fmt: skip
-        self.constants.update(zip(node.output, values, strict=True))
 
 
 def _needed(network: Network) -> list[Operation]:
@@ -126,10 +124,6 @@ def _needed(network: Network) -> list[Operation]:
             kept.append(op)
             wanted |= set(op.reads)
     return kept[::-1]
-
-
-def _unsupported(state: ImportState, node: Any, inputs: list[str]) -> None:
-    raise Unsupported("")
 
 
 def _conv(state: ImportState, node: Any, inputs: list[str]) -> None:
@@ -143,8 +137,7 @@ def _conv(state: ImportState, node: Any, inputs: list[str]) -> None:
     stride, dilation = tuple(attribute(node, "strides", [1, 1])), tuple(attribute(node, "dilations", [1, 1]))
     extent = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilation, strict=True)]
     _, height, width = state.shapes[x]
-    auto_pad = attribute(node, "auto_pad", "NOTSET")
-    pads = tuple(attribute(node, "pads", [0, 0, 0, 0]))
+    auto_pad, pads = attribute(node, "auto_pad", "NOTSET"), tuple(attribute(node, "pads", [0, 0, 0, 0]))
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         raise Unsupported(f" with auto_pad {auto_pad}")
     padded = (height + pads[0] + pads[2], width + pads[1] + pads[3])
@@ -182,10 +175,6 @@ def _mul(state: ImportState, node: Any, inputs: list[str]) -> None:
     _activate(state, value, node.output[0], "silu")
 
 
-def _relu(state: ImportState, node: Any, inputs: list[str]) -> None:
-    _activate(state, inputs[0], node.output[0], "relu")
-
-
 def _add(state: ImportState, node: Any, inputs: list[str]) -> None:
     """Fuse a residual into the later of two convolutions, which moves to the place of the sum."""
     if len(inputs) != 2 or any(name not in state.shapes for name in inputs):
@@ -208,14 +197,8 @@ def _max_pool(state: ImportState, node: Any, inputs: list[str]) -> None:
     kernel, pads = attribute(node, "kernel_shape", []), attribute(node, "pads", [0, 0, 0, 0])
     size = kernel[0]
     plain = attribute(node, "strides", [1, 1]) == [1, 1] and attribute(node, "dilations", [1, 1]) == [1, 1]
-    if (
-        kernel != [size, size]
-        or not size % 2
-        or not 1 < size <= MAX_WINDOW
-        or pads != [size // 2] * 4
-        or not plain
-        or len(node.output) != 1
-    ):
+    same = kernel == [size, size] and size % 2 and 1 < size <= MAX_WINDOW and pads == [size // 2] * 4
+    if not same or not plain or len(node.output) != 1:
         raise Unsupported(" that changes the size")
     x, y = inputs[0], node.output[0]
     last = state.operations[-1]
@@ -294,11 +277,42 @@ def _reshape(state: ImportState, node: Any, inputs: list[str]) -> None:
     state.add(Flatten(node.name or node.output[0], x, node.output[0]), [(channels, height * width, 1)], 3)
 
 
+def _fold_quantizer(state: ImportState, node: Any) -> bool:
+    """Whether a Q/DQ node was removed: its range is kept, 8-bit weights are dequantised. Not if its scale is computed,
+    per block, or per channel of an activation."""
+    x, y = state.resolve(node.input[0]), node.output[0]
+    parameters = [state.constants.get(state.resolve(name)) for name in node.input[1:] if name]
+    if not parameters or any(value is None for value in parameters) or attribute(node, "block_size", 0):
+        return False
+    scale = np.asarray(parameters[0], np.float32)
+    zero = np.asarray(parameters[1]) if len(parameters) > 1 else np.zeros(scale.shape, np.uint8)
+    zero_type = zero.dtype
+    limits = np.iinfo(zero_type) if zero_type.kind in "iu" else None
+    if x in state.constants:
+        values, axis = state.constants[x], attribute(node, "axis", 1)
+        shape = [-1 if index == axis % values.ndim else 1 for index in range(values.ndim)]
+        scale, zero = (value.reshape(() if value.size == 1 else shape) for value in (scale, zero.astype(np.float32)))
+        if node.op_type == "DequantizeLinear":
+            state.constants[y] = (values.astype(np.float32) - zero) * scale
+        elif limits is not None:
+            numbers = np.clip(np.rint(values / scale) + zero, limits.min, limits.max)
+            state.constants[y] = numbers.astype(zero_type)
+        return y in state.constants
+    if x not in state.shapes or scale.size != 1:
+        return False
+    if node.op_type == "QuantizeLinear" and limits is not None:
+        edges = [(edge - float(zero.reshape(-1)[0])) * float(scale.reshape(-1)[0]) for edge in (limits.min, limits.max)]
+        state.ranges[x] = max(state.ranges.get(x, 0.0), *map(abs, edges))
+    state.aliases[y] = x
+    state.uses[x] += state.uses[y] - 1
+    return True
+
+
 TRANSLATORS: dict[str, Callable[[ImportState, Any, list[str]], None]] = {
     "Conv": _conv,
     "Sigmoid": _sigmoid,
     "Mul": _mul,
-    "Relu": _relu,
+    "Relu": lambda state, node, inputs: _activate(state, inputs[0], node.output[0], "relu"),
     "Add": _add,
     "MaxPool": _max_pool,
     "Resize": _resize,

@@ -15,14 +15,13 @@ import numpy as np
 
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import Layer
-from framefuse.engines.cudnn.low_precision import LARGEST
 from framefuse.engines.cudnn.network import Conv, Type, Upsample
+from framefuse.engines.cudnn.weights import LARGEST
 
 CHANNEL_MULTIPLE = 16
 """Channels of an 8-bit value are multiples of this: 16 bytes."""
 NOISE = 0.02
 """Relative differences of times below this count as noise."""
-
 Group: TypeAlias = frozenset[int]
 """Buffers that share one type and scale, because values are copied between them."""
 

@@ -1,7 +1,7 @@
 """The fused network: the intermediate representation split importer and scheduler. Shapes leave out the batch.
 
 A value is a feature map (channels, height, width), named as in the ONNX file; a list of anchors has width 1. Compute
-operations run kernels. Layout operations only relate values, and cost nothing: `placement.py` makes their values views
+operations run kernels. Layout operations only relate values, and cost nothing: `compiled.py` makes their values views
 of shared buffers.
 """
 
@@ -22,24 +22,22 @@ Shape: TypeAlias = tuple[int, int, int]
 Floats: TypeAlias = NDArray[np.float32]
 
 
-class _OneInput:
-    x: str
+class _Operation:
+    """Reads x, or xs, and a residual if it has one; writes y, or ys."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.x,)
-
-
-class _OneOutput:
-    y: str
+        fields = vars(self)
+        return (*fields.get("xs", ()), *(fields[name] for name in ("x", "residual") if fields.get(name)))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.y,)
+        fields = vars(self)
+        return fields["ys"] if "ys" in fields else (fields["y"],)
 
 
 @dataclass(frozen=True, eq=False)
-class Conv(_OneOutput):
+class Conv(_Operation):
     """`y = activation(conv(x, weight) + bias) + residual`."""
 
     name: str
@@ -63,13 +61,9 @@ class Conv(_OneOutput):
         """Whether each channel has its own filter."""
         return self.groups > 1 and self.groups == len(self.weight) and self.weight.shape[1] == 1
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x,) if self.residual is None else (self.x, self.residual)
-
 
 @dataclass(frozen=True)
-class Pool(_OneInput):
+class Pool(_Operation):
     """Chain of max pools (square, odd kernel, stride 1, same size): `ys[0]` pools x, `ys[1]` pools `ys[0]`, ..."""
 
     name: str
@@ -77,13 +71,9 @@ class Pool(_OneInput):
     ys: tuple[str, ...]
     kernel: int
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return self.ys
-
 
 @dataclass(frozen=True)
-class Upsample(_OneInput, _OneOutput):
+class Upsample(_Operation):
     """Nearest upsampling by `scale`; 1 is a copy."""
 
     name: str
@@ -93,7 +83,7 @@ class Upsample(_OneInput, _OneOutput):
 
 
 @dataclass(frozen=True)
-class Attention(_OneInput, _OneOutput):
+class Attention(_Operation):
     """`y = softmax(scale q k^T) v` over pixels, for each head.
 
     Channels of x: q of all heads (`keys` each), k of all heads (`keys` each), v of all heads (`values` each), as y.
@@ -109,7 +99,7 @@ class Attention(_OneInput, _OneOutput):
 
 
 @dataclass(frozen=True)
-class Concat(_OneOutput):
+class Concat(_Operation):
     """Concatenation along the channels, or along the rows (of lists of anchors)."""
 
     name: str
@@ -117,26 +107,18 @@ class Concat(_OneOutput):
     y: str
     along: Literal["channels", "rows"]
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return self.xs
-
 
 @dataclass(frozen=True)
-class Split(_OneInput):
+class Split(_Operation):
     """Consecutive parts of the channels of x."""
 
     name: str
     x: str
     ys: tuple[str, ...]
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return self.ys
-
 
 @dataclass(frozen=True)
-class Flatten(_OneInput, _OneOutput):
+class Flatten(_Operation):
     """(channels, height, width) -> (channels, height * width, 1)."""
 
     name: str

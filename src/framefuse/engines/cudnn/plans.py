@@ -1,20 +1,181 @@
-"""The plan of each layer: in memory, from the plan cache, or autotuned now."""
+"""The plan of each layer: in memory, from the plan cache, or autotuned now.
+
+Worker processes build kernels: one takes up to a second, and the bindings hold the GIL. They run this file:
+python -m framefuse.engines.cudnn.plans WORKSPACE_BYTES
+stdin:  pickled (Layer, engine, knobs), until end of file
+stdout: pickled (kernel, error): bytes for `Builder.load` and an empty string, or empty bytes and an error message
+
+The cache on disk is one JSON file per combination of GPU, driver and library versions, with an entry per layer. Models,
+batches and sizes share the entry of a layer that they have in common. A file of another combination is never used;
+`note` says how the most similar one differs. A damaged file counts as empty, and `note` says so. A lock serialises
+writers. Serialised kernels lie in a folder of the same name, each named by the SHA-256 that its entry states.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+import hashlib
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from framefuse.common.files import user_cache
 from framefuse.cuda import device
+from framefuse.engines import cache
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan, frontend
-from framefuse.engines.cudnn.plan_cache import PlanCache
-from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import EngineError
 
+_logger = logging.getLogger(__name__)
+FORMAT = 2
 BUILD_TIMEOUT = 60.0
 """Seconds."""
+MAX_WORKERS = 16
+"""Each process takes half a gigabyte of GPU memory."""
+WORKER_MODULE = "framefuse.engines.cudnn.plans"
+
+
+class Workers:
+    """A pool of worker processes, which start on demand.
+
+    Args:
+        max_workspace: as for `Builder`.
+        count: of processes; 0: one per available core, at most MAX_WORKERS.
+    """
+
+    def __init__(self, max_workspace: int, count: int = 0) -> None:
+        self.count = count or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+        self._max_workspace, self._local = max_workspace, threading.local()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads = ThreadPoolExecutor(self.count, "cudnn")
+
+    def build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> Future[bytes]:
+        """The serialised kernel of a layer. The future raises EngineError if cuDNN cannot build it."""
+        return self._threads.submit(self._build, layer, engine, knobs)
+
+    def close(self) -> None:
+        """Cancel what has not started, and stop the processes."""
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):  # it has already exited
+                process.__exit__(None, None, None)
+
+    def _build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> bytes:
+        process: subprocess.Popen[bytes] | None = getattr(self._local, "process", None)
+        if process is None or process.poll() is not None:
+            command = [sys.executable, "-m", WORKER_MODULE, str(self._max_workspace)]
+            path = os.pathsep.join(entry for entry in sys.path if entry)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+            self._local.process = process
+            self._processes.append(process)
+        assert process.stdin and process.stdout
+        try:
+            pickle.dump((layer, engine, knobs), process.stdin)
+            process.stdin.flush()
+            kernel, message = pickle.load(process.stdout)
+        except (OSError, EOFError) as error:
+            process.wait()
+            raise EngineError(f"the worker that built {layer.text} exited with code {process.returncode}") from error
+        if message:
+            raise EngineError(message)
+        return bytes(kernel)
+
+
+@dataclass
+class PlanCache:
+    """Plans by layer.
+
+    Args:
+        environment: everything that decides whether a cached plan is valid, by name.
+        folder: of the cache files.
+    """
+
+    environment: dict[str, str]
+    folder: Path = field(default_factory=lambda: user_cache() / "cudnn")
+
+    def __post_init__(self) -> None:
+        text = json.dumps({"format": FORMAT, **self.environment}, sort_keys=True)
+        self.path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        self.note = ""
+        """What is wrong with the cache, if anything."""
+        self.entries: dict[str, dict[str, Any]] = self._read()
+
+    def get(self, layer: str) -> dict[str, Any] | None:
+        return self.entries.get(layer)
+
+    def kernel(self, entry: Mapping[str, Any]) -> bytes:
+        """The serialised kernel of an entry; empty if it is missing or damaged."""
+        name = str(entry.get("kernel", ""))
+        try:
+            content = (self._kernels / name).read_bytes() if name else b""
+        except (OSError, ValueError):
+            return b""
+        return content if hashlib.sha256(content).hexdigest() == name else b""
+
+    def update(self, entries: dict[str, dict[str, Any]], kernels: Mapping[str, bytes] | None = None) -> None:
+        """Merge entries into the file, which is replaced atomically.
+
+        Args:
+            kernels: serialised kernels by layer.
+        """
+        for layer, content in (kernels or {}).items():
+            entries[layer]["kernel"] = hashlib.sha256(content).hexdigest()
+        self.entries = {**self.entries, **entries}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with cache.locked(self.path.with_suffix(".lock")):
+                if kernels:
+                    self._kernels.mkdir(exist_ok=True)
+                for layer, content in (kernels or {}).items():
+                    cache.write_atomically(self._kernels / entries[layer]["kernel"], content)
+                self.entries = {**self._read(), **self.entries}
+                index = json.dumps({"environment": self.environment, "plans": self.entries}, indent=0)
+                cache.write_atomically(self.path, index.encode())
+        except OSError as error:
+            self.note = f"plans are measured again next time: {self.folder}: {error.strerror or error}"
+            _logger.warning(self.note)
+
+    @property
+    def _kernels(self) -> Path:
+        return self.path.with_suffix("")
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            plans = content["plans"]
+            if content["environment"] != self.environment or not all(
+                isinstance(plan["engine"], int) and isinstance(plan["knobs"], dict) for plan in plans.values()
+            ):
+                raise ValueError("it has another format")
+        except FileNotFoundError:
+            self.note = self._difference()
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.note = f"{self.path} cannot be used and is rebuilt: {error}"
+            _logger.warning(self.note)
+            return {}
+        return dict(plans)
+
+    def _difference(self) -> str:
+        """Why the most similar cache of this folder is stale; empty if there is none."""
+        nearest: list[str] | None = None
+        for path in self.folder.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                other = json.loads(path.read_text(encoding="utf-8"))["environment"]
+                differ = [name for name, value in self.environment.items() if other.get(name) != value]
+                changed = [f"{name} was {other.get(name)}, is {self.environment[name]}" for name in differ]
+                if changed and (nearest is None or len(changed) < len(nearest)):
+                    nearest = changed
+        return f"cached kernels are stale ({', '.join(nearest)}): measured again" if nearest else ""
 
 
 def environment(builder: Builder) -> dict[str, str]:
@@ -55,7 +216,11 @@ class Plans:
     def __call__(self, layer: Layer) -> Plan:
         plan = self._plans.get(layer)
         if plan is None:
-            plan = self._plans[layer] = self._from_cache(layer) or self._autotune(layer)
+            plan = self._from_cache(layer)
+            if plan is None:
+                plan = self.builder.autotune(layer)
+                self._record(layer, plan)
+            self._plans[layer] = plan
         return plan
 
     def measure(self, layers: Iterable[Layer], candidates: int) -> None:
@@ -115,11 +280,6 @@ class Plans:
         self.cached += 1
         return plan
 
-    def _autotune(self, layer: Layer) -> Plan:
-        plan = self.builder.autotune(layer)
-        self._record(layer, plan)
-        return plan
-
     def _record(self, layer: Layer, plan: Plan) -> None:
         self.measured += 1
         self._unsaved[layer.text] = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
@@ -141,9 +301,8 @@ def fastest_plans(
         except Exception as error:  # the bindings raise their own classes and RuntimeError
             queued.append((layer, [], f"cuDNN: {str(error)[:160]}"))
             continue
-        queued.append(
-            (layer, [(workers.build(layer, *engine), *engine) for engine in candidate_engines], "cuDNN has no kernel")
-        )
+        builds = [(workers.build(layer, *engine), *engine) for engine in candidate_engines]
+        queued.append((layer, builds, "cuDNN has no kernel"))
     for layer, futures, reason in queued:
         best: Plan | None = None
         measure = None
@@ -162,3 +321,29 @@ def fastest_plans(
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan
         yield layer, best or reason
+
+
+def main() -> None:
+    """Build kernels on request until end of file."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
+    builder = Builder(max_workspace=int(sys.argv[1]))
+    while True:
+        try:
+            layer, engine, knobs = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        kernel, error = b"", ""
+        try:
+            plan = builder.build(layer, engine, knobs)
+            if plan.workspace > builder.max_workspace:
+                raise EngineError(f"engine {engine} needs a workspace of {plan.workspace} bytes")
+            kernel = bytes(plan.graph.serialize(as_bytes=True))
+        except Exception as failed:  # of any class, from the bindings too: report it and go on
+            error = str(failed)[:300] or type(failed).__name__
+        pickle.dump((kernel, error), answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

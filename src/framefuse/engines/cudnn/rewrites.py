@@ -38,13 +38,8 @@ def merge_siblings(network: Network) -> Network:
         if len(group) == 1:
             continue
         first, y = group[0], f"{group[0].y}+{len(group) - 1}"
-        merged = replace(
-            first,
-            name=" + ".join(op.name for op in group),
-            y=y,
-            weight=np.concatenate([op.weight for op in group]),
-            bias=np.concatenate([op.bias for op in group]),
-        )
+        weight, bias = (np.concatenate([getattr(op, part) for op in group]) for part in ("weight", "bias"))
+        merged = replace(first, name=" + ".join(op.name for op in group), y=y, weight=weight, bias=bias)
         at = operations.index(first)
         operations[at : at + 1] = [merged, Split(f"{y}/split", y, tuple(op.y for op in group))]
         for op in group[1:]:

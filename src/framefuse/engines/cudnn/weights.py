@@ -1,18 +1,54 @@
-"""Weights of the convolutions in GPU memory: in float16, and quantised with their scales for 8-bit layers."""
+"""Weights of the convolutions in GPU memory: in float16, and quantised with their scales for 8-bit layers.
+
+8-bit numbers are INT8, and FP8 as E4M3 (4 bits of exponent, 3 of mantissa, no infinity; "FP8 formats for deep
+learning", Micikevicius et al., 2022). Conversion saturates.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, OUTPUT_SCALE, RESIDUAL_SCALE, SCALE, WEIGHT
-from framefuse.engines.cudnn.low_precision import encode, weight_scales
-from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.network import Conv, Type
+
+Array = NDArray[Any]
+LARGEST: dict[Type, float] = {"fp8": 448.0, "int8": 127.0}
+SMALLEST_EXPONENT = -6
+FORMATS: dict[Type, Any] = {"fp8": ml_dtypes.float8_e4m3fn, "int8": np.int8}
+
+
+def encode(values: Array, kind: Type) -> NDArray[np.uint8]:
+    """The nearest 8-bit numbers as bytes; ties go to even."""
+    nearest: Array = _nearest(np.asarray(values, np.float32), kind, np)
+    return nearest.astype(FORMATS[kind]).view(np.uint8)
+
+
+def rounded(values: Any, kind: Type, scale: float | Array, xp: Any = np) -> Any:
+    """Values quantised with `scale` and dequantised, in float32; `xp` is NumPy or CuPy."""
+    return _nearest(values.astype(np.float32) / np.float32(scale), kind, xp) * np.float32(scale)
+
+
+def weight_scales(weight: Array, kind: Type) -> NDArray[np.float32]:
+    """Scale per output channel that maps its largest weight to the largest 8-bit number."""
+    size = np.abs(weight).reshape(len(weight), -1).max(1)
+    return np.where(size > 0, size / LARGEST[kind], 1).astype(np.float32)
+
+
+def _nearest(numbers: Any, kind: Type, xp: Any) -> Any:
+    """float32 numbers rounded to 8-bit numbers, in float32."""
+    if kind == "int8":
+        return xp.clip(xp.rint(numbers), -128, 127)
+    numbers = xp.clip(numbers, -LARGEST[kind], LARGEST[kind])
+    step = xp.ldexp(np.float32(1), xp.maximum(xp.frexp(numbers)[1] - 1, SMALLEST_EXPONENT) - 3)
+    return xp.rint(numbers / step) * step
+
 
 ALIGNMENT = 256
 """Bytes."""

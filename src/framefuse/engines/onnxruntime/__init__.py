@@ -20,12 +20,12 @@ BACKEND = Backend(
 TENSORRT = Backend(
     "onnxruntime-tensorrt",
     Capabilities({"cuda": _PRECISIONS}),
-    opener="framefuse.engines.onnxruntime.cuda:open_tensorrt",
+    opener="framefuse.engines.onnxruntime.engine:open_tensorrt",
     needs={"cuda": _cuda("tensorrt")},
 )
 NVRTX = Backend(
     "onnxruntime-nvrtx",
     Capabilities({"cuda": _PRECISIONS}),
-    opener="framefuse.engines.onnxruntime.cuda:open_nvrtx",
+    opener="framefuse.engines.onnxruntime.engine:open_nvrtx",
     needs={"cuda": _cuda("nv_tensorrt_rtx")},
 )

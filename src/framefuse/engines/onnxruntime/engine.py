@@ -1,18 +1,83 @@
-"""ONNX Runtime on the CPU, the light and portable engine; `submit` runs the model. On GPUs: `cuda.py`."""
+"""ONNX Runtime: on the CPU the light and portable engine, whose `submit` runs the model; on NVIDIA GPUs its CUDA
+provider, and its TensorRT providers if they are installed.
+
+Title: how it gets into our CUDA graph
+    A session launches on our stream and uses our memory. After a first run, which loads and allocates everything, its
+    launches are captured. A session that cannot be captured (a TensorRT provider, or operators left on the CPU) is
+    started between two graphs instead; `reasons` say so. Each execution has its own session, because the captured graph
+    contains the session's scratch memory.
+"""
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from copy import deepcopy
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from framefuse.common.files import user_cache
 from framefuse.common.machine import available_cores
 from framefuse.common.ort import SILENT, cpu_session, onnxruntime
-from framefuse.engines.engine import Engine, EngineOptions
-from framefuse.engines.onnxruntime import BACKEND
-from framefuse.engines.onnxruntime.errors import cannot_load
-from framefuse.engines.requests import Slot, SlotPool
-from framefuse.errors import EngineError, UsageError
+from framefuse.cuda import device
+from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.pools import StreamPool, new_stream
+from framefuse.engines.backend import Backend
+from framefuse.engines.engine import Engine, EngineOptions, not_quantised
+from framefuse.engines.onnx_shapes import at_shape, load
+from framefuse.engines.onnxruntime import BACKEND, NVRTX, TENSORRT
+from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool, capture, fork_join
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
+from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
+from framefuse.models.onnx_file import inputs_of, is_quantised
+
+NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|out of memory|ALLOC(ATION)?_FAILED")
+NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
+"""Messages of libraries that cannot initialise, mostly for lack of memory."""
+LITTLE = 200_000_000
+"""Free bytes below which lack of memory is the cause."""
+LIBRARY = re.compile(r"(?:CUDA|CUBLAS|CUDNN|CUFFT) (?:failure|error) .*?(?= ;|$)", re.MULTILINE)
+"""Message of a CUDA library inside a longer text."""
+
+
+def cannot_load(path: Path, error: Exception) -> ModelError:
+    """The error for a model that does not load; names an operator that is missing."""
+    text = str(error)
+    found = re.search(
+        r"No Op registered for (\w+)|implementation for (\w+)\(|(?:Fatal error: )?(\S+)\(-1\) is not a", text
+    )
+    if found:
+        name = next(group for group in found.groups() if group)
+        return ModelError(
+            f"ONNX Runtime has no operator {name}, which {path} uses",
+            remedy="export the model with an opset that has it",
+        )
+    return ModelError(f"ONNX Runtime cannot load {path}: {first_line(error)}")
+
+
+def no_room(doing: str, error: Exception) -> EngineError | None:
+    """A GpuMemoryError, if the GPU is out of memory; otherwise None.
+
+    Args:
+        doing: the attempted action, in the infinitive.
+    """
+    short = bool(NO_MEMORY.search(str(error)))
+    if not short and NO_HANDLE.search(str(error)):
+        with suppress(Exception):  # a failing query must not hide the error
+            short = device.cupy().cuda.runtime.memGetInfo()[0] < LITTLE
+    return translate_cuda_error(MemoryError(first_line(error)), doing) if short else None
+
+
+def first_line(error: BaseException) -> str:
+    if said := LIBRARY.search(str(error)):
+        return said[0][:300]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
 
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 
@@ -23,8 +88,7 @@ class OnnxRuntimeEngine(Engine):
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
         ort = onnxruntime("ort")
-        if options.workspace_mb:
-            raise UsageError("engine onnxruntime has no workspace limit", remedy="leave workspace_mb at 0")
+        options.refuse_workspace(self.name)
         threads = options.threads or available_cores()
         session_options = ort.SessionOptions()
         session_options.intra_op_num_threads = threads
@@ -53,7 +117,7 @@ class OnnxRuntimeEngine(Engine):
     def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
         slot = Slot(np.zeros(shape, self.input_dtype))
-        return SlotPool(shape, [slot], start=self._run, wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=self._run)
 
     def _run(self, slot: Slot) -> None:
         try:
@@ -66,10 +130,226 @@ class OnnxRuntimeEngine(Engine):
         self._session = None
 
 
+PROVIDERS = {
+    BACKEND.name: "CUDAExecutionProvider",
+    TENSORRT.name: "TensorrtExecutionProvider",
+    NVRTX.name: "NvTensorRTRTXExecutionProvider",
+}
+"""Engine -> its provider in ONNX Runtime."""
+_streams = StreamPool(new_stream)
+
+
+class OnnxRuntimeCudaEngine(Engine):
+    """An ONNX model on the current GPU. Precision auto: float16, or int8 if the model is quantised."""
+
+    device = "cuda"
+
+    def __init__(self, model: Path, options: EngineOptions, backend: Backend = BACKEND) -> None:
+        from onnx import helper
+
+        name = self.name = backend.name
+        self.capabilities = backend.capabilities
+        self._provider = PROVIDERS[name]
+        self._ort = ort = _onnxruntime()
+        available = ort.get_available_providers()
+        if self._provider not in available:
+            raise CapabilityError(
+                f"this ONNX Runtime ({ort.__version__}) has no {self._provider}; it has {', '.join(available)}",
+                remedy="pip uninstall onnxruntime, then pip install 'framefuse[cuda13]'"
+                if name == "onnxruntime"
+                else f"install an ONNX Runtime that was built with {self._provider}, or use another engine",
+            )
+        options.refuse_threads(name)
+        device.cupy()
+        self._path, self._workspace = model, options.workspace_mb << 20
+        self._model = load(model)
+        quantised = is_quantised(self._model)
+        self.precision = _choose_precision(options.precision, quantised)
+        why = "as asked" if options.precision != "auto" else "the model is quantised" if quantised else "the GPU's own"
+        self.reasons = [
+            f"precision {self.precision}: {why}",
+            f"ONNX Runtime {ort.__version__}, {self._provider}, on our stream and memory",
+        ]
+        kind = inputs_of(self._model)[0].type.tensor_type.elem_type
+        self.input_dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+
+    def _make_execution(self, batch: int, height: int, width: int) -> Execution:
+        model = at_shape(deepcopy(self._model), (batch, 3, height, width))
+        if self.precision == "fp32":
+            model = to_fp32(model)
+        elif self.precision == "fp16" and self.input_dtype == np.float32:
+            model = to_fp16(model, plan_fp16(model, {}))
+        made = Execution(self._session, model.SerializeToString(), (batch, 3, height, width), self.input_dtype)
+        self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")
+        return made
+
+    def close(self) -> None:
+        self._model = None
+
+    def _session(self, model: bytes, stream: Any, *, own_graph: bool) -> Any:
+        """A session on `stream`, which may capture and replay a graph of its own."""
+        ort = self._ort
+        options = ort.SessionOptions()
+        options.log_severity_level = SILENT
+        options.intra_op_num_threads = 1  # threads would only spin
+        providers = {"CUDAExecutionProvider": self._cuda_options(stream, own_graph=own_graph)}
+        if self._provider not in providers:
+            providers = {self._provider: self._tensorrt_options(stream, own_graph=own_graph), **providers}
+        try:
+            # With fallback it would silently continue with another provider, even in the middle of a run.
+            session = ort.InferenceSession(model, options, providers=[*providers.items()], enable_fallback=0)
+        except Exception as error:  # the bindings raise a dozen unrelated classes
+            if "lease install" in str(error):
+                raise self._does_not_load(first_line(error)) from error
+            raise no_room(f"load {self._path.name}", error) or cannot_load(self._path, error) from error
+        if session.get_providers()[0] != self._provider:
+            raise self._does_not_load("its libraries are missing or of another version")
+        return session
+
+    def _does_not_load(self, why: str) -> CapabilityError:
+        return CapabilityError(
+            f"{self._provider} of ONNX Runtime {self._ort.__version__} does not load: {why}",
+            remedy="install its libraries (CUDA and cuDNN: pip install 'framefuse[cuda13]', with a driver for CUDA 13)",
+        )
+
+    def _cuda_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
+        options = {
+            "device_id": str(device.current_gpu()),
+            "user_compute_stream": str(stream.ptr),
+            "cudnn_conv_algo_search": "EXHAUSTIVE",
+            "cudnn_conv_use_max_workspace": "1",
+            "prefer_nhwc": "1" if self.precision != "fp32" else "0",
+            "fuse_conv_bias": "1" if self.precision != "fp32" else "0",
+            # If off, float16 convolutions do not use tensor cores either: 2.8 ms instead of 0.8.
+            "use_tf32": "1" if self.precision != "fp32" else "0",
+            "enable_cuda_graph": "1" if own_graph else "0",
+        }
+        return options | ({"gpu_mem_limit": str(self._workspace)} if self._workspace else {})
+
+    def _tensorrt_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
+        options = {"device_id": str(device.current_gpu()), "user_compute_stream": str(stream.ptr)}
+        folder = user_cache() / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.name == "onnxruntime-nvrtx":
+            return options | {"nv_runtime_cache_path": str(folder), "enable_cuda_graph": "1" if own_graph else "0"}
+        return (
+            options
+            | {
+                "trt_fp16_enable": "1" if self.precision == "fp16" else "0",
+                "trt_engine_cache_enable": "1",
+                "trt_engine_cache_path": str(folder),
+                "trt_timing_cache_enable": "1",
+                "trt_cuda_graph_enable": "1" if own_graph else "0",
+            }
+            | ({"trt_max_workspace_size": str(self._workspace)} if self._workspace else {})
+        )
+
+
+class Execution(DeviceExecution):
+    """A model of one shape with its own memory on the GPU.
+
+    Attributes:
+        input: (batch, 3, height, width) on the GPU.
+        results: the model's outputs, on the GPU.
+        how: whether it can be captured, and why not, for the report.
+    """
+
+    memory_format = "nchw"
+
+    def __init__(self, open_session: Any, model: bytes, shape: Shape, dtype: np.dtype[Any]) -> None:
+        cp = device.cupy()
+        self._stream, self._release_stream = _streams.acquire()
+        self.input = cp.zeros(shape, dtype)
+        cp.cuda.get_current_stream().synchronize()
+        self._session = open_session(model, self._stream, own_graph=False)
+        self._options = _onnxruntime().RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self.results: list[Any] = []
+        self._binding = self._bound()
+        self._run()  # determines the shapes of the outputs
+        self._stream.synchronize()
+        self.results = [cp.zeros(value.shape(), _dtype(value.data_type())) for value in self._binding.get_outputs()]
+        self._binding = self._bound()
+        self._run()
+        self._stream.synchronize()
+        self.capturable, self.how = True, "captured"
+        try:
+            capture(self._stream, self._run)
+        except Exception as error:  # ONNX Runtime's, or CUDA's
+            self.capturable = False
+            why = str(error).strip().splitlines()[0][:200]
+            self._session = self._binding = None
+            self._session, self.how = self._with_own_graph(open_session, model, why)
+
+    def __del__(self) -> None:
+        self._binding = self._session = None  # they free memory on the stream, which must outlive them
+        if hasattr(self, "_release_stream"):
+            self._release_stream()
+
+    def start(self, stream: Any) -> None:
+        fork_join(stream, self._stream, self._run)
+
+    def _with_own_graph(self, open_session: Any, model: bytes, why: str) -> tuple[Any, str]:
+        """A session that replays its own graph, or one that launches each kernel; and how it runs, for the report."""
+        for own_graph, how in ((True, "a graph of its own between two of ours"), (False, "started kernel by kernel")):
+            try:
+                self._session = open_session(model, self._stream, own_graph=own_graph)
+                self._binding = self._bound()
+                for _ in range(3):  # run, capture, replay
+                    self._run()
+                self._stream.synchronize()
+                return self._session, f"{how} ({why})"
+            except FramefuseError as error:
+                if not own_graph or isinstance(error, GpuMemoryError):
+                    raise
+        raise AssertionError
+
+    def _bound(self) -> Any:
+        """Input and `results`; before there are any, outputs that ONNX Runtime allocates."""
+        gpu, binding = device.current_gpu(), self._session.io_binding()
+        name = self._session.get_inputs()[0].name
+        binding.bind_input(name, "cuda", gpu, self.input.dtype.type, self.input.shape, self.input.data.ptr)
+        for output, result in zip_longest(self._session.get_outputs(), self.results):
+            memory = () if result is None else (result.dtype.type, result.shape, result.data.ptr)
+            binding.bind_output(output.name, "cuda", gpu, *memory)
+        return binding
+
+    def _run(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:
+            failed = EngineError(f"ONNX Runtime failed at input {self.input.shape}: {first_line(error)}")
+            raise no_room(f"run the model at input {self.input.shape}", error) or failed from error
+
+
+def _onnxruntime() -> Any:
+    ort = onnxruntime("cuda13")
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        ort.preload_dlls()  # CUDA's libraries from their pip packages
+    return ort
+
+
+def _choose_precision(asked: str, quantised: bool) -> str:
+    if quantised and asked not in ("auto", "int8"):
+        raise UsageError(f"an int8 model cannot run at {asked}", remedy="use the one it was built from")
+    if asked == "int8" and not quantised:
+        raise not_quantised()
+    return "int8" if quantised else "fp16" if asked == "auto" else asked
+
+
+def _dtype(text: str) -> Any:
+    """Number format by ONNX Runtime's name."""
+    names = {"float": "float32", "double": "float64"}
+    inner = text.removeprefix("tensor(").removesuffix(")")
+    return np.dtype(names.get(inner, inner))
+
+
 def open_engine(model: Path, options: EngineOptions) -> Engine:
     """Load an ONNX model."""
     if options.device == "cuda":
-        from framefuse.engines.onnxruntime.cuda import OnnxRuntimeCudaEngine
-
         return OnnxRuntimeCudaEngine(model, options)
     return OnnxRuntimeEngine(model, options)
+
+
+open_tensorrt = partial(OnnxRuntimeCudaEngine, backend=TENSORRT)
+open_nvrtx = partial(OnnxRuntimeCudaEngine, backend=NVRTX)

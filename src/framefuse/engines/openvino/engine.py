@@ -1,7 +1,14 @@
-"""OpenVINO, the default engine on CPUs. Several requests run at the same time."""
+"""OpenVINO, the default engine on CPUs. Several requests run at the same time.
+
+A YOLOv8 ends in sigmoids and softmaxes for all anchors, of which an image keeps a hundredth; for OpenVINO that is 5 %
+of the whole model, with the conversion of its result to float32 planes. So the decoding is cut off, and post-processing
+decodes only the boxes above the threshold. The cut is found by the shape of the graph, and made only if what is cut off
+computes on random logits what `kernels.reference.boxes` says of the layout "yolov8_head".
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import threading
@@ -15,13 +22,15 @@ from numpy.typing import NDArray
 from framefuse.common.machine import available_cores, lacks_memory
 from framefuse.engines.engine import Engine, EngineOptions, not_quantised
 from framefuse.engines.openvino import BACKEND
-from framefuse.engines.openvino import head as openvino_head
 from framefuse.engines.requests import Slot, SlotPool
 from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
 from framefuse.kernels.boxes.call import HEAD
+from framefuse.kernels.boxes.reference import yolov8, yolov8_head
 from framefuse.kernels.cpu import cpu_flags
 
 HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+SCORE_TOLERANCE, PIXEL_TOLERANCE = 2e-6, 0.02
+"""For float32 rounding, of decoding that is cut off."""
 
 
 class OpenVinoEngine(Engine):
@@ -39,8 +48,7 @@ class OpenVinoEngine(Engine):
     capabilities = BACKEND.capabilities
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        if options.workspace_mb:
-            raise UsageError("engine openvino has no workspace limit", remedy="leave workspace_mb at 0")
+        options.refuse_workspace(self.name)
         self.reasons = []
         self._core = core = _core()
         self._model = model
@@ -84,50 +92,40 @@ class OpenVinoEngine(Engine):
             raise ModelError(f"OpenVINO cannot read {self._model}: {_last_line(error)}") from error
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Any:
-        if self._fixed is None:
-            network, self._unused = self._unused, None
-            self._reshape(network, shape)
-            if self._cuts_head:
-                try:
-                    self._head = openvino_head.find(_openvino(), self._core, network)
-                except (RuntimeError, MemoryError) as error:
-                    raise self._cannot_compile(shape, error) from error
-                who = "the model itself" if self._head is None else "post-processing, of those above conf only"
-                self.reasons.append(f"boxes are decoded by {who}")
-            self._fixed = shape, self._compile(network, shape)
-        if self._fixed[0] == shape:
-            return self._fixed[1]
-        if self._free is None:
-            self._free = self._compile(self._read(), None)
-        return self._free
-
-    def _reshape(self, network: Any, shape: tuple[int, ...]) -> None:
+        size = f" for input {shape}"
         try:
-            if network.inputs[0].get_partial_shape().is_dynamic:
-                network.reshape(shape)
-        except RuntimeError as error:
-            raise self._cannot_compile(shape, error) from error
+            if self._fixed is None:
+                network, self._unused = self._unused, None
+                if network.inputs[0].get_partial_shape().is_dynamic:
+                    network.reshape(shape)
+                if self._cuts_head:
+                    self._head = find_head(_openvino(), self._core, network)
+                    who = "the model itself" if self._head is None else "post-processing, of those above conf only"
+                    self.reasons.append(f"boxes are decoded by {who}")
+                self._fixed = shape, self._compile(network)
+            if self._fixed[0] == shape:
+                return self._fixed[1]
+            size = ""
+            if self._free is None:
+                self._free = self._compile(self._read())
+            return self._free
+        except (RuntimeError, MemoryError) as error:
+            if lacks_memory(error):
+                raise _too_large(shape if size else "of any size", error) from error
+            raise EngineError(
+                f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}",
+                remedy="ask for another size (sides are multiples of the model's stride, mostly 32), or use another "
+                "engine",
+            ) from error
 
-    def _compile(self, network: Any, shape: tuple[int, ...] | None) -> Any:
-        try:
-            return self._core.compile_model(self._fitted(network), "CPU", self._config)
-        except RuntimeError as error:
-            raise self._cannot_compile(shape, error) from error
-
-    def _cannot_compile(self, shape: tuple[int, ...] | None, error: Exception) -> EngineError:
-        size = "" if shape is None else f" for input {shape}"
-        if lacks_memory(error):
-            return _too_large(shape or "of any size", error)
-        return EngineError(
-            f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}",
-            remedy="ask for another size (sides are multiples of the model's stride, mostly 32), or use another engine",
-        )
+    def _compile(self, network: Any) -> Any:
+        return self._core.compile_model(self._fitted(network), "CPU", self._config)
 
     def _fitted(self, network: Any) -> Any:
         """The network with the inputs and outputs of a slot."""
         ov = _openvino()
         if self._head is not None:
-            network = openvino_head.cut(ov, network, self._head)
+            network = cut_head(ov, network, self._head)
         changes = ov.preprocess.PrePostProcessor(network)
         if self._channels_last:
             changes.input(0).model().set_layout(ov.Layout("NCHW"))
@@ -292,3 +290,103 @@ def _too_large(shape: object, error: Exception, *, slots: int = 0) -> HostMemory
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+def find_head(ov: Any, core: Any, network: Any) -> list[str] | None:
+    """Names of the nodes that become outputs: for each level the logits of distances, then of classes.
+
+    None where the network is not a YOLOv8, or what stands between the logits and its output is not their decoding.
+
+    Args:
+        network: an `openvino.Model` with a fixed input shape.
+    """
+    names = _logits(network)
+    return names if names and _decodes(ov, core, network, names) else None
+
+
+def cut_head(ov: Any, network: Any, names: list[str]) -> Any:
+    """The network with these nodes as its outputs."""
+    nodes = {node.get_friendly_name(): node for node in network.get_ordered_ops()}
+    results = [ov.opset13.result(nodes[name].output(0)) for name in names]
+    return ov.Model(results, network.get_parameters(), HEAD)
+
+
+def _logits(network: Any) -> list[str] | None:
+    """The nodes of the logits: distances and classes of each level, finest level first."""
+    if len(network.outputs) != 1 or network.outputs[0].get_partial_shape().is_dynamic:
+        return None
+    shape = tuple(network.outputs[0].get_shape())
+    if len(shape) != 3 or shape[1] < 5:
+        return None
+    classes, anchors = shape[1] - 4, shape[2]
+    levels: dict[tuple[int, ...], list[Any]] = {}
+    for node in _sources(network.get_results()[0], anchors):
+        levels.setdefault(tuple(node.output(0).get_shape())[2:], []).append(node)
+    if sum(rows * columns for rows, columns in levels) != anchors:
+        return None
+    logits: list[Any] = []  # nodes
+    for grid in sorted(levels, key=lambda grid: -grid[0] * grid[1]):
+        logits += sorted(levels[grid], key=lambda node: node.output(0).get_shape()[1] == classes)
+    channels = [node.output(0).get_shape()[1] for node in logits]
+    if channels != [channels[0], classes] * len(levels) or channels[0] % 4:
+        return None
+    return [node.get_friendly_name() for node in logits]
+
+
+def _sources(node: Any, anchors: int) -> list[Any]:
+    """The convolutions, with their bias, whose results lead to a node without another one in between.
+
+    The mean by softmax is a convolution too, over (4, anchors); what feeds it is looked for instead.
+    """
+
+    def convolves(node: Any) -> bool:
+        return node.get_type_name() == "Convolution" and bool(math.prod(node.output(0).get_shape()[2:]) <= anchors)
+
+    found, seen, waiting = [], set(), [node]
+    while waiting:
+        node = waiting.pop()
+        name = node.get_friendly_name()
+        if name in seen or node.get_type_name() == "ShapeOf":  # only its shape is read
+            continue
+        seen.add(name)
+        if convolves(node) or (node.get_type_name() == "Add" and convolves(node.input_value(0).get_node())):
+            found.append(node)
+        else:
+            waiting += [node.input_value(k).get_node() for k in reversed(range(node.get_input_size()))]
+    return found
+
+
+def _decodes(ov: Any, core: Any, network: Any, names: list[str]) -> bool:
+    """Whether what follows the logits computes the layout."""
+    copy = network.clone()
+    nodes = {node.get_friendly_name(): node for node in copy.get_ordered_ops()}
+    parameters, rng = [], np.random.default_rng(0)
+    for name in names:
+        output = nodes[name].output(0)
+        parameters.append(ov.opset13.parameter(output.get_shape(), np.float32))
+        for reader in output.get_target_inputs():
+            reader.replace_source_output(parameters[-1].output(0))
+    for node in copy.get_ordered_ops():
+        if node.get_type_name() == "ShapeOf":  # reads a shape before the logits: a network for all sizes
+            kind = node.output(0).get_element_type().to_dtype()
+            shape = ov.opset13.constant(np.array(node.input_value(0).get_shape(), kind))
+            for reader in node.output(0).get_target_inputs():
+                reader.replace_source_output(shape.output(0))
+    height, width = copy.inputs[0].get_shape()[2:]
+    try:
+        head = ov.Model(copy.get_results(), parameters, "decoding")
+        config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+        compiled = core.compile_model(head, "CPU", config)
+    except RuntimeError:  # it reads other parts of the network too
+        return False
+    values = [rng.normal(0, 2, parameter.get_output_shape(0)).astype(np.float32) for parameter in parameters]
+    decoded = compiled(values)[0]
+    rows = [value.transpose(0, 2, 3, 1)[0] for value in values]
+    expected = yolov8_head(rows, -1.0)
+    found = yolov8([decoded[0]], -1.0)
+    return bool(
+        len(found.scores) == len(expected.scores)
+        and np.array_equal(found.classes, expected.classes)
+        and np.allclose(found.scores, expected.scores, atol=SCORE_TOLERANCE, rtol=0)
+        and np.allclose(found.boxes, expected.boxes * np.array([width, height] * 2), atol=PIXEL_TOLERANCE, rtol=0)
+    )

@@ -8,6 +8,6 @@ BACKEND = Backend(
     Capabilities({"cuda": ("fp32", "fp16", "int8", "fp8")}, capturable=True),
     opener="framefuse.engines.tensorrt.engine:TensorrtEngine",
     needs={"cuda": Needs((Package("tensorrt", ("tensorrt", "tensorrt_rtx")), CUPY), "tensorrt,cuda13")},
-    tester="framefuse.engines.tensorrt.selftest:run",
+    tester="framefuse.engines.tensorrt.engine:run_selftest",
     checker="framefuse.engines.tensorrt.engine:why_not",
 )

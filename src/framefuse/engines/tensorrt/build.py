@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from framefuse.engines.onnx_shapes import Profile
 from framefuse.engines.tensorrt.qdq import symmetric, to_fp8
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
-from framefuse.models.onnx_file import inputs_of, is_quantised
+from framefuse.models.onnx_file import inputs_of, is_quantised, load_onnx
 
 PlanPrecision = Literal["fp32", "fp16", "int8", "fp8"]
 MODULES = ("tensorrt", "tensorrt_rtx")
@@ -69,52 +70,38 @@ def bindings() -> Bindings:
     )
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """An optimisation profile: the inputs a plan takes, (batch, height, width), and the one it is best at."""
-
-    min: tuple[int, int, int]
-    opt: tuple[int, int, int]
-    max: tuple[int, int, int]
-
-    def __post_init__(self) -> None:
-        for low, best, high in zip(self.min, self.opt, self.max, strict=True):
-            if not 0 < low <= best <= high:
-                raise UsageError(f"shapes {self}: each number has to be 1 or more, and min <= opt <= max")
+class Shapes(Profile):
+    """A profile as a plan states it."""
 
     @classmethod
-    def exact(cls, batch: int, height: int, width: int) -> Shapes:
-        return cls(*((batch, height, width),) * 3)
+    def exact(cls, batch: int, height: int, width: int) -> Self:
+        return cls.of((batch, 3, height, width))
 
     @classmethod
-    def parse(cls, text: str) -> Shapes:
+    def parse(cls, text: str) -> Self:
         """From "1x3x640x640:8x3x640x640:16x3x640x640", or one shape for all three.
 
         Raises:
             UsageError: the text has another form.
         """
-        parts = text.lower().split(":")
         try:
-            found = [tuple(int(number) for number in part.split("x")) for part in parts]
+            found = [tuple(map(int, part.split("x"))) for part in text.lower().split(":")]
         except ValueError:
             found = []
-        if len(found) == 1:
-            found *= 3
         fit = all(len(shape) == 4 and shape[1] == 3 and max(shape) < 1 << 31 for shape in found)
-        if len(found) != 3 or not fit:
+        if len(found) not in (1, 3) or not fit:
             raise UsageError(
                 f"--shapes {text!r} is not MIN:OPT:MAX, each BATCHx3xHEIGHTxWIDTH",
                 remedy="write 1x3x640x640:8x3x640x640:16x3x640x640",
             )
-        low, best, high = ((shape[0], shape[2], shape[3]) for shape in found)
-        return cls(low, best, high)
+        return cls.of(dict(zip(("min", "opt", "max"), (found * 3)[:3], strict=True)))
 
     def allow(self, batch: int, height: int, width: int) -> bool:
-        request = batch, height, width
+        request = batch, 3, height, width
         return all(low <= asked <= high for low, asked, high in zip(self.min, request, self.max, strict=True))
 
     def __str__(self) -> str:
-        return ":".join(f"{batch}x3x{height}x{width}" for batch, height, width in (self.min, self.opt, self.max))
+        return ":".join("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
 
 
 @dataclass(frozen=True)
@@ -182,13 +169,9 @@ def rewrite(path: Path, precision: str) -> tuple[Any, PlanPrecision]:
         ModelError: the file cannot be read, or has several inputs.
         UsageError: the file is written in another precision.
     """
-    import onnx
     from onnx import TensorProto, helper
 
-    try:
-        model = onnx.load(path)
-    except Exception as error:  # protobuf raises its own
-        raise ModelError(f"{path} is no ONNX file: {error}") from error
+    model = load_onnx(path)
     written = precision_of(model)
     if precision == "fp8" and written == "int8":
         model, written = to_fp8(model), "fp8"
@@ -258,7 +241,7 @@ def build_plan(
     if workspace_mb:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_mb << 20)
     profile = builder.create_optimization_profile()
-    profile.set_shape(entry.name, *((batch, 3, *size) for batch, *size in (shapes.min, shapes.opt, shapes.max)))
+    profile.set_shape(entry.name, shapes.min, shapes.opt, shapes.max)
     config.add_optimization_profile(profile)
     times = None
     if timing_cache is not None and not found.rtx:
@@ -289,14 +272,10 @@ def _parser_errors(parser: Any) -> str:
 
 
 def _check_shapes(path: Path, declared: tuple[int, ...], shapes: Shapes) -> None:
-    for batch, height, width in (shapes.min, shapes.max):
-        wanted = batch, 3, height, width
+    for wanted in (shapes.min, shapes.max):
         if len(declared) != 4 or any(own not in (-1, asked) for own, asked in zip(declared, wanted, strict=True)):
             text = "x".join("any" if size == -1 else str(size) for size in declared)
             raise UsageError(
                 f"shapes {shapes} were asked for, but {path.name} takes {text}",
                 remedy="export it with a dynamic batch and size, or ask for what it takes",
             )
-
-
-__all__ = ["Bindings", "Plan", "PlanPrecision", "Shapes", "bindings", "build_plan", "precision_of", "rewrite"]

@@ -15,17 +15,20 @@ is refused.
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.engines.device_requests import DeviceExecution
-from framefuse.engines.engine import Engine, EngineOptions
+from framefuse.engines import selftest
+from framefuse.engines.backend import Backend
+from framefuse.engines.engine import Device, Engine, EngineOptions
 from framefuse.engines.onnx_shapes import load
+from framefuse.engines.requests import DeviceExecution
 from framefuse.engines.tensorrt import BACKEND
-from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, precision_of
+from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, build_plan, precision_of
 from framefuse.engines.tensorrt.plans import cached, read, this_gpu
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
 
@@ -53,11 +56,7 @@ class TensorrtEngine(Engine):
     input_dtype = np.dtype(np.float16)
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        if options.streams > 1 or options.threads:
-            raise UsageError(
-                f"engine tensorrt has no streams and threads ({options.streams}, {options.threads})",
-                remedy="leave both 0",
-            )
+        options.refuse_threads(self.name)
         self._found = bindings()
         device.cupy()
         self._said = Messages(self._found.trt)
@@ -69,7 +68,7 @@ class TensorrtEngine(Engine):
             content, shapes, self.precision = read(model, self._found)
             self._load(content, shapes, model)
         else:
-            self.precision = _written(model) if options.precision == "auto" else options.precision
+            self.precision = precision_of(load(model)) if options.precision == "auto" else options.precision
         self.reasons.append(f"precision {self.precision}: TensorRT follows the file")
 
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
@@ -100,12 +99,7 @@ class TensorrtEngine(Engine):
         return self._load(kept.path.read_bytes(), shapes, kept.path)
 
     def _load(self, content: bytes, shapes: Shapes, path: Path) -> Any:
-        """Deserialize a plan.
-
-        Raises:
-            CapabilityError: TensorRT for RTX says that it does not support this GPU's compute capability.
-            EngineError: TensorRT refuses it: foreign, damaged, or for a GPU that this one is not.
-        """
+        """A plan, deserialized. TensorRT refuses it if it is foreign, damaged, or for another GPU than this one."""
         self._said.forget()
         engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:
@@ -188,17 +182,28 @@ def _this_gpu() -> str:
     return "{} of compute capability {}.{}".format(*this_gpu())
 
 
-def _written(model: Path) -> str:
-    return precision_of(load(model))
-
-
 def why_not(model: Path, precision: str, height: int, width: int) -> str | None:
     """Why TensorRT cannot run a model here: the GPU, or the precision of the file, which it follows."""
     found = bindings()
     capability = str(device.cupy().cuda.Device().compute_capability)
     if found.rtx and not RTX_GPUS.fullmatch(capability):
         return f"{found} does not run on {_this_gpu()}"
-    written = _written(model)
+    written = precision_of(load(model))
     if precision in ("auto", written) or (precision, written) == ("fp8", "int8"):
         return None
     return f"TensorRT follows the file, which is written in {written}"
+
+
+def run_selftest(backend: Backend, where: Device) -> str:
+    """As `framefuse.engines.selftest.run`; CapabilityError also where a plan is built but does not run."""
+    found = bindings()
+    built = str(found)
+    with tempfile.TemporaryDirectory() as folder:
+        if found.rtx:
+            path = selftest.write(Path(folder, "two.onnx"))
+            size = selftest.SIZE
+            built += f" builds ({build_plan(path, Shapes.exact(1, size, size), found=found).build_s:.1f} s)"
+    try:
+        return f"{built}, {selftest.run(backend, where)}"
+    except (CapabilityError, EngineError) as error:
+        raise CapabilityError(f"{built}, but does not run here: {error.message}", remedy=error.remedy) from error

@@ -73,9 +73,7 @@ def cached(
     """
     found, cache = found or bindings(), cache or EngineCache("tensorrt")
     stated = read_profile(model)
-    own = Shapes.exact(*request)
-    if stated is not None:
-        own = Shapes(*((batch, height, width) for batch, _, height, width in (stated.min, stated.opt, stated.max)))
+    own = Shapes.exact(*request) if stated is None else Shapes(stated.min, stated.opt, stated.max)
     wanted = key(found, model, precision, own, workspace_mb)
     shapes = _wider(cache, wanted, request) or own
 
@@ -198,6 +196,3 @@ def _timing(cache: EngineCache, found: Bindings) -> Callable[[bytes | None], byt
         return content
 
     return timing
-
-
-__all__ = ["build", "cached", "key", "place", "read", "write"]

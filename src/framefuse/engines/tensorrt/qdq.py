@@ -10,6 +10,7 @@ its own. What those cost on a GPU has not been measured.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,6 @@ FP8_LARGEST = 448.0
 FP8_OPSET = 19
 
 
-def is_plain(zero: Any) -> bool:
-    """Whether TensorRT accepts a zero point as it is."""
-    return bool(zero.dtype == np.int8 and not zero.any())
-
-
 def symmetric(model: Any) -> Any:
     """A copy whose quantisers are all int8 with zero points of 0, and which computes the same.
 
@@ -36,8 +32,7 @@ def symmetric(model: Any) -> Any:
     import onnx
     from onnx import helper, numpy_helper
 
-    moved = onnx.ModelProto()
-    moved.CopyFrom(model)
+    moved = deepcopy(model)
     graph = _Graph(moved)
     nodes: list[Any] = []
     gone: set[str] = set()
@@ -65,7 +60,8 @@ def symmetric(model: Any) -> Any:
     for node in moved.graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in gone:
             continue
-        if node.op_type != "QuantizeLinear" or is_plain(zero := graph.zero_point(node)):
+        zero = graph.zero_point(node) if node.op_type == "QuantizeLinear" else None
+        if zero is None or (zero.dtype == np.int8 and not zero.any()):  # what TensorRT accepts as it is
             nodes.append(node)
             continue
         scale = graph.constant(node, node.input[1])

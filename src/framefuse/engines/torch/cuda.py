@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from framefuse.cuda import device
-from framefuse.engines.device_requests import DeviceExecution, capture
+from framefuse.engines.requests import DeviceExecution, Shape, capture
 from framefuse.errors import EngineError, FramefuseError, GpuMemoryError
 
 
@@ -58,9 +58,7 @@ class Execution(DeviceExecution):
         how: whether it can be captured, and why not, for the report.
     """
 
-    def __init__(
-        self, network: Callable[[Any], Sequence[Any]], shape: tuple[int, int, int, int], dtype: np.dtype[Any]
-    ) -> None:
+    def __init__(self, network: Callable[[Any], Sequence[Any]], shape: Shape, dtype: np.dtype[Any]) -> None:
         cp = device.cupy()
         self._network = network
         self._pool = torch.cuda.MemPool()

@@ -9,23 +9,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from framefuse.common.machine import available_cores
-from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Engine, EngineOptions
-from framefuse.engines.onnx_shapes import Shape, at_shape, folded, load
-from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.onnx_shapes import at_shape, folded, load
+from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool
 from framefuse.engines.torch import BACKEND
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
 SUFFIXES = (".onnx", ".pt2", ".pt", ".ts", ".torchscript")
 HALVES = ("fp16", "bf16")
-
 Network = Callable[[Any], Sequence[Any]]
 """(batch, 3, height, width) -> the model's outputs."""
 
@@ -49,8 +48,7 @@ class TorchEngine(Engine):
                 f"PyTorch {torch.__version__} finds no GPU that it can use",
                 remedy="install a PyTorch for this GPU's CUDA (pytorch.org), or use --device cpu",
             )
-        if options.workspace_mb:
-            raise UsageError("engine torch has no workspace limit", remedy="leave workspace_mb at 0")
+        options.refuse_workspace(self.name)
         if options.streams > 1:
             raise UsageError(f"engine torch runs one request at a time, not {options.streams}", remedy="leave it 0")
         self._device = torch.device(self.device)
@@ -88,17 +86,12 @@ class TorchEngine(Engine):
         if self._onnx is None:
             module, dtype = self._module, self._half if self.precision in HALVES else self._torch.float32
             return lambda image: flatten(module(image.to(dtype)), self._torch)
-        import onnx
-
         from framefuse.engines.torch.importer import OnnxNetwork
 
-        model = onnx.ModelProto()
-        model.CopyFrom(self._onnx)
-        model = folded(to_fp32(at_shape(model, shape)))
+        model = folded(to_fp32(at_shape(deepcopy(self._onnx), shape)))
         if self.precision in HALVES:
             model = folded(to_fp16(model, plan_fp16(model, {})))
-        network = OnnxNetwork(model, self._device, self._half)
-        return network
+        return OnnxNetwork(model, self._device, self._half)
 
     def _make_execution(self, batch: int, height: int, width: int) -> DeviceExecution:
         from framefuse.engines.torch.cuda import Execution
@@ -122,7 +115,7 @@ class TorchEngine(Engine):
             slot.outputs = tuple(output.float().numpy() for output in outputs)
 
         slot = Slot(np.zeros((batch, height, width, 3), self.input_dtype), memory_format="nhwc")
-        return SlotPool(shape, [slot], start=run, wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=run)
 
     def close(self) -> None:
         self._module = self._onnx = None
@@ -151,11 +144,7 @@ def flatten(outputs: Any, torch: Any) -> list[Any]:
 
 
 def _read(torch: Any, path: Path) -> Any:
-    """Load a PyTorch file.
-
-    Raises:
-        ModelError: it cannot be read, or is not a known kind of file.
-    """
+    """A PyTorch file, loaded; a ModelError if it cannot be read, or is not a known kind of file."""
     if path.suffix not in SUFFIXES:
         raise ModelError(f"engine torch cannot read {path}", remedy=f"pass a file that ends in {', '.join(SUFFIXES)}")
     try:

@@ -278,7 +278,6 @@ OPERATORS: dict[str, Operator] = {
     "Where": _plain(torch.where), "HardSwish": _plain(F.hardswish), "Softplus": _plain(F.softplus),
 }  # fmt: skip
 """By ONNX name. Silu is a Sigmoid and the Mul after it."""
-
 PLAIN = {
     "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Resize": (1, 2, 3), "Expand": (1,), "Unsqueeze": (1,),
     "Squeeze": (1,), "ReduceMean": (1,), "ReduceSum": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "Clip": (1, 2),

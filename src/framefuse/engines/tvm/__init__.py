@@ -1,20 +1,13 @@
 """Engine tvm: ONNX -> Relax -> machine code, with tuned schedules.
 
-package.py            imports the tvm package on first use; tensors that its programs return
-targets.py            compile targets: CPU and GPU by name
-importer.py           ONNX -> Relax at one input shape: constant folding
-nodes.py              reading and copying Relax nodes
-fp16.py               mixed precision: float16 for the network, float32 for decoding
-offload.py            convolutions as calls of cuDNN
-cudnn_convolution.py  what these calls run
-schedules.py          GPU schedules of what TVM compiles itself
-memory.py             a program's memory as arguments
-compiling.py          Relax -> shared library
-jit.py                CUDA source -> cubin, cached
-records.py            tuning database on disk
-tuning.py             autotuning in time slices
-cuda.py               device executions
-engine.py             the engine, and its compiled libraries in the engine cache
+package.py    imports the tvm package on first use; tensors that its programs return; reading and copying Relax nodes
+targets.py    compile targets: CPU and GPU by name
+compiling.py  ONNX -> Relax at one input shape -> shared library; mixed precision, a program's memory as arguments
+offload.py    convolutions as calls of cuDNN
+schedules.py  GPU schedules of what TVM compiles itself
+tuning.py     autotuning in time slices, and its database on disk
+cuda.py       device executions, what they call for convolutions, and CUDA source -> cubin, cached
+engine.py     the engine, and its compiled libraries in the engine cache
 """
 
 from framefuse.engines.backend import CUPY, Backend, Needs, Package

@@ -16,12 +16,11 @@ from framefuse.common.machine import available_cores
 from framefuse.cuda import current as gpus
 from framefuse.engines.cache import Cached, EngineCache, model_hash
 from framefuse.engines.engine import Engine, EngineOptions
-from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.requests import Shape, Slot, SlotPool
 from framefuse.engines.tvm import BACKEND, compiling, targets
-from framefuse.engines.tvm.importer import import_model
 from framefuse.engines.tvm.package import tensors, tvm, versions
-from framefuse.engines.tvm.records import Records, default_folder
 from framefuse.engines.tvm.targets import Target
+from framefuse.engines.tvm.tuning import Records, default_folder
 from framefuse.errors import EngineError, ModelError, UsageError
 from framefuse.models.onnx_file import read_onnx
 
@@ -47,7 +46,10 @@ class TvmEngine(Engine):
             raise UsageError("engine tvm has neither streams nor a workspace limit", remedy="leave both at 0")
         tvm()
         self._model = model
-        self.input_dtype = _input_dtype(model)
+        inputs = read_onnx(model).inputs
+        if len(inputs) != 1:
+            raise ModelError(f"{model} has {len(inputs)} inputs", remedy="engine tvm takes one: the image")
+        self.input_dtype = np.dtype(inputs[0].dtype)
         self._threads = options.threads or available_cores()
         on_gpu = options.device == "cuda"
         self.device = "cuda" if on_gpu else "cpu"
@@ -57,7 +59,7 @@ class TvmEngine(Engine):
         if cudnn and not offloads:
             raise UsageError("cuDNN runs convolutions on CUDA at fp16 only", remedy="leave cudnn out")
         self.cudnn = offloads if cudnn is None else cudnn
-        self._built: dict[tuple[int, int, int, int], Path] = {}
+        self._built: dict[Shape, Path] = {}
         self._records = Records(default_folder(self.target), self.target)
         self.reasons = [
             f"precision {self.precision}: {'as asked' if options.precision != 'auto' else 'the default here'}",
@@ -72,19 +74,16 @@ class TvmEngine(Engine):
         shape = (batch, 3, height, width)
         main = self._compiled(shape)["main"]
         slot = Slot(_aligned(shape, self.input_dtype))
-        return SlotPool(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=lambda slot: _run(main, slot))
 
     def _make_execution(self, batch: int, height: int, width: int) -> TvmExecution:
-        from framefuse.engines.tvm import jit
-        from framefuse.engines.tvm.cuda import TvmExecution
+        from framefuse.engines.tvm.cuda import TvmExecution, register_compiler, register_convolutions
 
-        jit.register(self.target)
+        register_compiler(self.target)
         shape = (batch, 3, height, width)
         if not self.cudnn:
             return TvmExecution(self._compiled(shape), shape, self.input_dtype)
-        from framefuse.engines.tvm.cudnn_convolution import register
-
-        runner = register()
+        runner = register_convolutions()
         before = runner.calls
         first = shape not in self._built
         made = TvmExecution(self._compiled(shape), shape, self.input_dtype, runner)
@@ -93,7 +92,7 @@ class TvmEngine(Engine):
             self.reasons.append("cuDNN runs none of its convolutions, or TVM cannot convert it to NHWC")
         return made
 
-    def _compiled(self, shape: tuple[int, int, int, int]) -> Any:
+    def _compiled(self, shape: Shape) -> Any:
         if shape not in self._built:
             built = artifact(self._model, shape, self.target, self.precision, cudnn=self.cudnn, records=self._records)
             self.reasons.append(built.reason)
@@ -115,13 +114,7 @@ class TvmEngine(Engine):
 
 
 def artifact(
-    model: Path,
-    shape: tuple[int, int, int, int],
-    target: Target,
-    precision: str,
-    *,
-    cudnn: bool = False,
-    records: Records | None = None,
+    model: Path, shape: Shape, target: Target, precision: str, *, cudnn: bool = False, records: Records | None = None
 ) -> Cached:
     """The shared library of a model, from the cache or compiled now.
 
@@ -142,7 +135,7 @@ def artifact(
     }
 
     def build(path: Path) -> None:
-        lowered = compiling.lower(import_model(model, shape), target, precision, cudnn=cudnn)
+        lowered = compiling.lower(compiling.import_model(model, shape), target, precision, cudnn=cudnn)
         database: Any = records.copy() if records is not None and digest else None
         compiling.compile_to(path, lowered, target, database=database)
 
@@ -166,10 +159,3 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     memory = np.zeros(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _input_dtype(model: Path) -> np.dtype[Any]:
-    inputs = read_onnx(model).inputs
-    if len(inputs) != 1:
-        raise ModelError(f"{model} has {len(inputs)} inputs", remedy="engine tvm takes one: the image")
-    return np.dtype(inputs[0].dtype)

@@ -14,14 +14,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from framefuse.engines.tvm.nodes import builder_without_main, operator, reads, rebuild, shape_of
-from framefuse.engines.tvm.package import tvm
+from framefuse.engines.tvm.package import builder_without_main, operator, reads, rebuild, shape_of, tvm
 
 FUNCTION = "framefuse.tvm.convolve"
-
 GRAIN = 8
 """Channel counts and offsets are multiples of this for tensor cores."""
-
 MOVES = ("relax.concat", "relax.split", "relax.nn.max_pool2d", "relax.image.resize2d")
 
 

@@ -14,16 +14,12 @@ from framefuse.engines.tvm.package import tvm
 
 THREADS = 256
 """Per block."""
-
 BYTES = 16
 """Width of a vectorised write."""
-
 ROWS = 8
 """Channels that a thread moves if reads and writes are contiguous along different axes, as in a transpose."""
-
 SMALL_REDUCTION = 64
 """Terms of a reduction up to which one thread always computes it."""
-
 MANY_RESULTS = 1 << 14
 """Results from which one thread each occupies the GPU, so that a thread reduces any number of terms."""
 
@@ -90,7 +86,7 @@ def _schedule_map(sch: Any, block: Any) -> None:
         sch.reorder(*loops, inner)
         width = 1
     else:
-        width = _vector_width(sch, block)
+        width = BYTES // (int(sch.get(block).writes[0].source.dtype.bits) // 8)
         width = width if not extents[-1] % width else 1
         outer, inner = sch.split(loops[-1], [None, width])
         loops = [*loops[:-1], outer]
@@ -160,11 +156,6 @@ def _extents(sch: Any, block: Any, kind: str) -> list[int]:
     kinds = _kinds(sch, block)
     axes = sch.get(block).iter_vars
     return [int(axis.dom.extent) for axis, letter in zip(axes, kinds, strict=True) if letter == kind]
-
-
-def _vector_width(sch: Any, block: Any) -> int:
-    """Values of the output type in `BYTES`."""
-    return BYTES // (int(sch.get(block).writes[0].source.dtype.bits) // 8)
 
 
 def _contiguous_axis(sch: Any, block: Any) -> int | None:

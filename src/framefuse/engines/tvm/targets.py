@@ -43,18 +43,10 @@ class Target:
         """TVM's target object."""
         if self.kind == "llvm":
             return tvm().target.Target({"kind": "llvm", "mcpu": self.arch, "num-cores": self.cores})
-        return tvm().target.Target(
-            {
-                "kind": "cuda",
-                "arch": self.arch,
-                "max_num_threads": 1024,
-                "max_threads_per_block": 1024,
-                "max_shared_memory_per_block": 49152,
-                "thread_warp_size": 32,
-                "registers_per_block": 65536,
-                "host": {"kind": "llvm"},  # generic, because it only launches kernels
-            }
-        )
+        limits = {"max_num_threads": 1024, "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
+        limits |= {"thread_warp_size": 32, "registers_per_block": 65536}
+        host = {"kind": "llvm"}  # generic, because it only launches kernels
+        return tvm().target.Target({"kind": "cuda", "arch": self.arch, **limits, "host": host})
 
 
 def parse(text: str, cores: int) -> Target:

@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from framefuse.cuda import device, driver
 from framefuse.cuda.launch_plan import graph_memory
 from framefuse.engines import DeviceExecution
-from framefuse.engines.device_requests import capture
+from framefuse.engines.requests import capture
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card

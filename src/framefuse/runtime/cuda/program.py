@@ -18,7 +18,7 @@ from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
 from framefuse.engines import DeviceExecution
-from framefuse.engines.device_requests import capture
+from framefuse.engines.requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame, View
 from framefuse.kernels.preprocess.cuda import is_cuda

@@ -102,12 +102,7 @@ def detections(
     out: Found | None,
     workspace: Workspace | None = None,
 ) -> Found:
-    """`boxes.detections` on CuPy's current device and stream; the result stays on the GPU.
-
-    Raises:
-        UsageError: an array has a wrong shape or dtype, or the model's variant has no CUDA kernel.
-        CapabilityError: no GPU, no CuPy or no NVRTC.
-    """
+    """`boxes.detections`, also of its errors, on CuPy's current device and stream; the result stays on the GPU."""
     stream, gpu, batch = device.current_stream(), device.current_gpu(), len(maps)
     if layout == head_cuda.LAYOUT:
         head = head_cuda.Head.of(outputs)
@@ -143,12 +138,7 @@ def nms(
     workspace: Workspace | None = None,
     stream: int | None = None,
 ) -> tuple[Any, Any]:
-    """`boxes.nms` on CuPy's current device and stream: indices (max_det,) int32, and (1,) int32, how many there are.
-
-    Raises:
-        UsageError: an array has a wrong shape or dtype, or is not on a GPU.
-        CapabilityError: no GPU, no CuPy or no NVRTC.
-    """
+    """`boxes.nms` on CuPy's current device and stream: indices (max_det,) int32, and (1,) int32, how many there are."""
     view, points = head_cuda.View.of(boxes), head_cuda.View.of(scores)
     count, rotated = view.shape[0], view.shape[1] == 5
     if (view.sample, points.sample) != ("f32", "f32"):

@@ -28,6 +28,15 @@ def on(gpu: bool, stream: int | None) -> AbstractContextManager[Any]:
     return device.stream_at(stream) if gpu and stream is not None else nullcontext()
 
 
+def place(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
+    """Address, shape, pitches in elements and dtype of an array on a GPU; also torch's bfloat16, unknown to CuPy."""
+    if getattr(array, "is_cuda", False):
+        return array.data_ptr(), tuple(array.shape), tuple(array.stride()), str(array.dtype).removeprefix("torch.")
+    found = device.as_cupy(array)
+    strides = tuple(stride // found.itemsize for stride in found.strides)
+    return device.address(found), tuple(found.shape), strides, str(found.dtype)
+
+
 def kind(array: Any) -> str:
     """The type of a checked array as kernels abbreviate it."""
     return KINDS[array.dtype.name]

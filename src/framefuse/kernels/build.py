@@ -74,8 +74,7 @@ def build(machine: str | None = None, *, force: bool = False, directory: Path = 
     if machine not in TARGETS:
         raise ValueError(f"no kernels for machine {machine!r}; known: {', '.join(TARGETS)}")
     cuda = directory / "cuda"
-    current = _is_current_cpu(machine, directory) and all(_is_current_cuda(f, cuda) for f in _families(cuda=True))
-    if force or not current:
+    if force or not (_cpu_state(machine, directory)[1] and all(_cuda_state(f, cuda)[2] for f in _families(cuda=True))):
         cpu_half = partial(build_cpu, machine, force=force, directory=directory)
         _run_parallel([cpu_half, partial(build_cuda, force=force, directory=cuda)])
     return build_cpu(machine, directory=directory) + build_cuda(directory=cuda)
@@ -86,7 +85,8 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
     targets = TARGETS[machine]
     libraries = {level: directory / f"framefuse-{level}.so" for level in targets}
     index = directory / f"{machine}.json"
-    if force or not _is_current_cpu(machine, directory):
+    key, current = _cpu_state(machine, directory)
+    if force or not current:
         kernels: dict[str, str] = {}
         functions: dict[str, dict[str, Any]] = {level: {} for level in targets}
         for source in _families():
@@ -101,7 +101,7 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
             _run_parallel([partial(_compile, functions[level], targets[level], path) for level, path in made.items()])
             for level, path in libraries.items():
                 os.replace(made[level], path)
-            _write_index(index, _cpu_key(machine), kernels, Path(scratch))
+            _write_index(index, key, kernels, Path(scratch))
     return [*libraries.values(), index]
 
 
@@ -110,9 +110,9 @@ def build_cuda(*, force: bool = False, directory: Path = LIBRARY_DIRECTORY / "cu
     directory.mkdir(parents=True, exist_ok=True)
     wanted = set()
     for source in _families(cuda=True):
-        index = _cuda_index(source, directory)
-        if force or not _is_current_cuda(source, directory):
-            _generate(_load(source).cuda_variants(), index, _cuda_key(source))
+        index, key, current = _cuda_state(source, directory)
+        if force or not current:
+            _generate(_load(source).cuda_variants(), index, key)
         wanted |= {index, *(directory / f"{name}.cu" for name in json.loads(index.read_text("utf-8"))["kernels"])}
     for path in set(directory.iterdir()) - wanted:
         path.unlink(missing_ok=True)  # belongs to a removed kernel
@@ -147,13 +147,13 @@ def build_file(source: Path, directory: Path) -> list[Path]:
 
 def function(symbol: str, family: str, *, cuda: bool = False) -> Any:
     """The PrimFunc of a kernel. Imports TVM."""
-    module = _load(_source(family, cuda))
+    module = _family(family, cuda)
     return (module.cuda_variants() if cuda else module.variants())[symbol]
 
 
 def own_level(family: str) -> str | None:
     """The only level for which a CPU family is built, or None for all TARGETS. Imports TVM."""
-    level: str | None = getattr(_load(_source(family, False)), "LEVEL", None)
+    level: str | None = getattr(_family(family, False), "LEVEL", None)
     return level
 
 
@@ -200,10 +200,6 @@ def family_of(source: Path) -> str:
     return source.parent.name + source.stem.removeprefix(CUDA).removeprefix(CPU)
 
 
-def _source(family: str, cuda: bool) -> Path:
-    return next(source for source in _families(cuda=cuda) if family_of(source) == family)
-
-
 def _shared(*, cuda: bool) -> list[Path]:
     """Code that kernel sources share; CPU sources use none of the code for CUDA."""
     found = [*HERE.glob("tir/*.py"), *HERE.glob("*/_tir*.py")]
@@ -219,25 +215,17 @@ def _key(machine: str, sources: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _cpu_key(machine: str) -> str:
-    return _key(machine, [*_shared(cuda=False), *_families()])
-
-
-def _cuda_key(source: Path) -> str:
-    return _key("cuda", [*_shared(cuda=True), source])
-
-
-def _cuda_index(source: Path, directory: Path) -> Path:
-    return directory / f"{family_of(source)}.json"
-
-
-def _is_current_cpu(machine: str, directory: Path) -> bool:
+def _cpu_state(machine: str, directory: Path) -> tuple[str, bool]:
+    """The key of the libraries of a machine, and whether they are there and have it."""
+    key = _key(machine, [*_shared(cuda=False), *_families()])
     there = all((directory / f"framefuse-{level}.so").exists() for level in TARGETS[machine])
-    return there and _read_key(directory / f"{machine}.json") == _cpu_key(machine)
+    return key, there and _read_key(directory / f"{machine}.json") == key
 
 
-def _is_current_cuda(source: Path, directory: Path) -> bool:
-    return _read_key(_cuda_index(source, directory)) == _cuda_key(source)
+def _cuda_state(source: Path, directory: Path) -> tuple[Path, str, bool]:
+    """The index of a CUDA family, its key, and whether the index has it."""
+    index, key = directory / f"{family_of(source)}.json", _key("cuda", [*_shared(cuda=True), source])
+    return index, key, _read_key(index) == key
 
 
 def _read_key(stamp: Path) -> str | None:
@@ -245,6 +233,10 @@ def _read_key(stamp: Path) -> str | None:
         return str(json.loads(stamp.read_text(encoding="utf-8"))["key"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _family(family: str, cuda: bool) -> ModuleType:
+    return _load(next(source for source in _families(cuda=cuda) if family_of(source) == family))
 
 
 def _load(source: Path) -> ModuleType:

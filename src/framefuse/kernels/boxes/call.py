@@ -165,7 +165,9 @@ class _Work(threading.local):
         self.labels = np.zeros(self.capacity, np.int32)
         self.totals = np.zeros(2, np.int32)
         self.index = np.zeros(self.detections, np.int32)
-        self.running = _tensor(_line_aligned(2 * _BLOCK).reshape(2, _BLOCK))
+        room = np.zeros(2 * _BLOCK + 15, np.float32)
+        skipped = -(_address(room) // 4) % 16  # to the beginning of a cache line of 64 bytes
+        self.running = _tensor(room[skipped : skipped + 2 * _BLOCK].reshape(2, _BLOCK))
         sorting = (  # keys and orders, places by digit, kept boxes and their labels
             np.zeros((2, self.capacity), np.uint32),
             np.zeros((2, self.capacity), np.int32),
@@ -262,13 +264,6 @@ def _threshold(iou: float) -> float:
     """The largest float32 that does not exceed `iou`: a float32 exceeds the one if and only if it exceeds the other."""
     threshold = np.float32(iou)
     return float(threshold if float(threshold) <= iou else np.nextafter(threshold, np.float32(-np.inf)))
-
-
-def _line_aligned(count: int) -> NDArray[np.float32]:
-    """Zeros that begin where a cache line of 64 bytes does."""
-    room = np.zeros(count + 15, np.float32)
-    skipped = -(_address(room) // 4) % 16
-    return room[skipped : skipped + count]
 
 
 def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_candidates: int) -> int:

@@ -102,12 +102,7 @@ def detections(
     out: Found | None,
     workspace: Workspace | None = None,
 ) -> Found:
-    """`boxes.detections` on CuPy's current device and stream; the result stays on the GPU.
-
-    Raises:
-        UsageError: an array has a wrong shape or dtype, or the model's variant has no CUDA kernel.
-        CapabilityError: no GPU, no CuPy or no NVRTC.
-    """
+    """`boxes.detections`, also of its errors, on CuPy's current device and stream; the result stays on the GPU."""
     stream, gpu, batch = device.current_stream(), device.current_gpu(), len(maps)
     if layout == head_cuda.LAYOUT:
         head = head_cuda.Head.of(outputs)
@@ -143,12 +138,7 @@ def nms(
     workspace: Workspace | None = None,
     stream: int | None = None,
 ) -> tuple[Any, Any]:
-    """`boxes.nms` on CuPy's current device and stream: indices (max_det,) int32, and (1,) int32, how many there are.
-
-    Raises:
-        UsageError: an array has a wrong shape or dtype, or is not on a GPU.
-        CapabilityError: no GPU, no CuPy or no NVRTC.
-    """
+    """`boxes.nms` on CuPy's current device and stream: indices (max_det,) int32, and (1,) int32, how many there are."""
     view, points = head_cuda.View.of(boxes), head_cuda.View.of(scores)
     count, rotated = view.shape[0], view.shape[1] == 5
     if (view.sample, points.sample) != ("f32", "f32"):
@@ -200,9 +190,10 @@ class Merged(NamedTuple):
 
     @classmethod
     def make(cls, frames: int, max_det: int, new: Callable[..., Any]) -> Merged:
-        """Arrays made by `new(shape, dtype)`."""
-        boxes, scores, classes, counts, _ = Found.make(frames, max_det, new)
-        return cls(boxes, scores, classes, new((frames, max_det), np.int32), counts)
+        """Arrays made by `new(shape, dtype)`, one after the other."""
+        rows = (frames, max_det)
+        floats = new((*rows, 4), np.float32), new(rows, np.float32)
+        return cls(*floats, new(rows, np.int32), new(rows, np.int32), new((frames,), np.int32))
 
 
 def merge_views(
@@ -247,19 +238,13 @@ def _indices(target: Any, counted: Any) -> dict[str, Any]:
 
 
 def _select(
-    work: Scratch,
-    confidence: float,
-    threshold: float,
-    agnostic: bool,
-    rows: dict[str, Any],
-    stream: int,
-    suffix: str = "",
+    work: Scratch, conf: float, threshold: float, agnostic: bool, rows: dict[str, Any], stream: int, suffix: str = ""
 ) -> None:
     """From candidates to the rows of the result: sorted, and without what is suppressed."""
     batch, room, suppressing = work.batch, work.room, work.suppressing
     blocks = BLOCKS if batch == 1 else RANKING * BLOCKS // min(max(batch, 1), 8)
     targets = {name: work.at[name] for name in ("sorted_keys", "sorted_boxes", "sorted_labels")}
-    given = work.candidates | targets | {"room": room, "confidence": confidence, "blocks": blocks}
+    given = work.candidates | targets | {"room": room, "confidence": conf, "blocks": blocks}
     kernel.launch(f"rank{suffix}", stream=stream, **given)
     given = rows | {name.removeprefix("sorted_"): place for name, place in targets.items()}
     given |= {name: work.at[name] for name in ("counters", "progress", "local", "dense", "removed", "kept")}

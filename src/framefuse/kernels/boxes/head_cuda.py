@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from framefuse.cuda import device
 from framefuse.cuda.launch_plan import keep_cached
 from framefuse.errors import UsageError
+from framefuse.kernels.arrays import place
 
 LAYOUT = "yolov8_head"
 
@@ -114,19 +115,15 @@ def logit_below(conf: float) -> float:
     return logit - 1e-3 * (1 + abs(logit))
 
 
-def cells(levels: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
-    """(4, anchors): centre of each cell in cells, x and y; width and height of a cell, of the image's as 1."""
+@lru_cache(maxsize=64)
+def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
+    """On the GPU, (4, anchors): centre of each cell in cells, x and y; its width and height, of the image's as 1."""
     parts = []
     for rows, columns in levels:
         y, x = np.divmod(np.arange(rows * columns), columns)
         full = np.ones(rows * columns)
         parts.append(np.stack([x + 0.5, y + 0.5, full / columns, full / rows]))
-    return np.ascontiguousarray(np.concatenate(parts, 1), np.float32)
-
-
-@lru_cache(maxsize=64)
-def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
-    return device.uploaded(cells(levels))
+    return device.uploaded(np.ascontiguousarray(np.concatenate(parts, 1), np.float32))
 
 
 class View(NamedTuple):
@@ -140,16 +137,11 @@ class View(NamedTuple):
     @classmethod
     def of(cls, array: Any) -> View:
         """Raise UsageError unless it is on a GPU, of a dtype of SAMPLES, and its last axis is contiguous."""
-        if getattr(array, "is_cuda", False):  # torch, whose bfloat16 CuPy has no name for
-            address, shape, strides = array.data_ptr(), tuple(array.shape), tuple(array.stride())
-        else:
-            array = device.as_cupy(array)
-            address, shape = device.address(array), array.shape
-            strides = tuple(stride // array.dtype.itemsize for stride in array.strides)
-        sample = SAMPLES.get(str(array.dtype).removeprefix("torch."))
+        address, shape, strides, dtype = place(array)
+        sample = SAMPLES.get(dtype)
         if sample is None or (0 not in shape and shape[-1] > 1 and strides[-1] != 1):
             raise UsageError(
-                f"an output is {array.dtype}, shape {shape}, strides {strides}",
+                f"an output is {dtype}, shape {shape}, strides {strides}",
                 remedy="pass float32, float16 or bfloat16 whose last axis is contiguous",
             )
         return cls(address, shape, strides, sample)

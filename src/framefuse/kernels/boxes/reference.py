@@ -296,10 +296,6 @@ def _corners(boxes: Floats) -> Floats:
 
 
 READERS: dict[str, Callable[[Sequence[Floats], float, str | None], Candidates]] = {
-    "yolov5": yolov5,
-    "yolov8": yolov8,
-    "end2end": end2end,
-    "detr": detr,
-    "yolov8_head": yolov8_head,
+    reader.__name__: reader for reader in (yolov5, yolov8, end2end, detr, yolov8_head)
 }
 """Reads each layout's outputs of one image."""

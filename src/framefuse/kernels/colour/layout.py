@@ -115,8 +115,7 @@ def normalize(
         raise UsageError(f"mean {mean} and std {std} are not {channels} finite numbers each, std without a zero")
     gain = 1 / np.asarray(std, np.float64)
     scales = np.array((gain, -np.asarray(mean) * gain), np.float32)
-    done: NDArray[Any] = _rearrange("normalize", image, source, out, np.dtype(dtype), out_layout or layout, scales)
-    return done
+    return _rearrange("normalize", image, source, out, np.dtype(dtype), out_layout or layout, scales)
 
 
 def change_layout(image: NDArray[Any], out: NDArray[Any] | None = None, *, layout: ImageLayout = "HWC") -> NDArray[Any]:
@@ -128,19 +127,18 @@ def change_layout(image: NDArray[Any], out: NDArray[Any] | None = None, *, layou
     source = Image.of("image", image, layout)
     to: ImageLayout = "HWC" if layout == "CHW" else "CHW"
     unused = np.zeros((2, source.planes * source.channels), np.float32)
-    done: NDArray[Any] = _rearrange("change_layout", image, source, out, source.dtype, to, unused)
-    return done
+    return _rearrange("change_layout", image, source, out, source.dtype, to, unused)
 
 
 def _rearrange(
     family: str,
     image: Any,
     source: Image,
-    out: Any,
+    out: NDArray[Any] | None,
     dtype: np.dtype[Any],
     layout: ImageLayout,
     scales: NDArray[np.float32],
-) -> Any:
+) -> NDArray[Any]:
     """`scales`: gains and biases, for each channel."""
     channels, gpu = source.planes * source.channels, on_gpu(image)
     height, width = source.height, source.width

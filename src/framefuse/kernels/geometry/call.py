@@ -205,7 +205,13 @@ class _Warp(NamedTuple):
         if source.dtype == np.uint8 and not ((values >= 0) & (values <= 255)).all():
             raise UsageError(f"value {value} is not within 0..255")
         if out is None:
-            out = _new(image, size or (source.width, source.height), layout)
+            width, height = size or (source.width, source.height)
+            if min(width, height) < 1:
+                raise UsageError(f"size {size} is not (width, height) of at least one pixel")
+            shape = list(image.shape)
+            row = len(shape) - (3 if layout == "HWC" and len(shape) > 2 else 2)
+            shape[row : row + 2] = height, width
+            out = new(on_gpu(image), tuple(shape), source.dtype)
         target = Image.of("out", out, layout)
         if target[:4] != source[:4]:  # all but sizes and pitches
             raise UsageError(f"out is {out.dtype} {tuple(out.shape)}, image {image.dtype} {tuple(image.shape)}")
@@ -245,14 +251,7 @@ class _Warp(NamedTuple):
             cpu._function(name)(*places.values(), *options.values(), fixed, homography, value, *scratch)
         return self.out
 
-    def _launch(
-        self,
-        name: str,
-        places: dict[str, Any],
-        options: dict[str, Any],
-        fixed: NDArray[np.int64],
-        homography: NDArray[np.float64],
-    ) -> None:
+    def _launch(self, name: str, places: dict[str, Any], options: dict[str, Any], fixed: Any, homography: Any) -> None:
         source, target, value = self.source, self.target, self.value
         if len(value) > 4 and len(set(value.tolist())) > 1:
             raise UsageError(f"value {value.tolist()}: on a GPU at most four planes may have different values")
@@ -283,17 +282,6 @@ def _reach(fixed: list[int]) -> dict[str, int] | None:
     if (columns + 3) * 3 > REACH or rows > HEIGHT:
         return None
     return {"left": left, "right": right, "top": top, "bottom": bottom}
-
-
-def _new(image: Any, size: tuple[int, int], layout: ImageLayout) -> Any:
-    """An uninitialised array like `image`, of another width and height."""
-    width, height = size
-    if min(size) < 1:
-        raise UsageError(f"size {size} is not (width, height) of at least one pixel")
-    shape = list(image.shape)
-    row = len(shape) - (3 if layout == "HWC" and len(shape) > 2 else 2)
-    shape[row : row + 2] = height, width
-    return new(on_gpu(image), tuple(shape), Image.of("image", image, layout).dtype)
 
 
 def _matrix(matrix: ArrayLike, shape: tuple[int, int], inverse: bool) -> NDArray[np.float64]:

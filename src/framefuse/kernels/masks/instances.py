@@ -267,14 +267,7 @@ class _Request(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        prototypes: Any,
-        coefficients: Any,
-        boxes: Any,
-        size: Size,
-        content: Region | None,
-        crop: str,
-        count: Any,
+        cls, prototypes: Any, coefficients: Any, boxes: Any, size: Size, content: Region | None, crop: str, count: Any
     ) -> _Request:
         """Raise UsageError if an array has the wrong shape or dtype, or another argument a wrong value."""
         gpu, n = on_gpu(prototypes), len(boxes)

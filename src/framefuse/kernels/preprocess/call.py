@@ -103,16 +103,8 @@ def preprocess(
         CapabilityError: there are no compiled kernels for this machine.
     """
     if preprocess_cuda.is_cuda(frame):
-        options = {
-            "interpolation": interpolation,
-            "pad_value": pad_value,
-            "mean": mean,
-            "std": std,
-            "channel_order": channel_order,
-            "memory_format": memory_format,
-            "roi": roi,
-            "rows": rows,
-        }
+        options: dict[str, Any] = {"interpolation": interpolation, "pad_value": pad_value, "roi": roi, "rows": rows}
+        options |= {"mean": mean, "std": std, "channel_order": channel_order, "memory_format": memory_format}
         preprocess_cuda.fill([frame], out, [content], options, stream, axes=3)
         return
     planes = frame.planes

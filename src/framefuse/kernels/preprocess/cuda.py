@@ -21,6 +21,7 @@ from framefuse.cuda import device, kernel
 from framefuse.cuda.launch_plan import keep, keep_cached
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, PixelFormat
+from framefuse.kernels.arrays import place
 from framefuse.kernels.preprocess.filters import Interpolation, axis_taps
 from framefuse.kernels.preprocess.frame_row import ADDRESS, BYTES, COEFFICIENT, MODES, PLAIN, STORES, WORD, lanes, span
 from framefuse.kernels.preprocess.plan import OUTPUTS, Content, MemoryFormat, Request, coefficients
@@ -45,12 +46,7 @@ class Output(NamedTuple):
 
     @classmethod
     def of(cls, out: Any, axes: int = 4) -> Output:
-        if getattr(out, "is_cuda", False):  # torch, whose bfloat16 no other interface can express
-            strides, size = tuple(out.stride()), out.element_size()
-        else:
-            out = device.as_cupy(out)
-            strides, size = tuple(stride // out.itemsize for stride in out.strides), out.itemsize
-        shape = tuple(out.shape)
+        address, shape, strides, dtype = place(out)
         if len(shape) == axes == 3:
             shape, strides = (1, *shape), (math.prod(shape), *strides)
         dense = all(shape[i] == 1 or strides[i] == math.prod(shape[i + 1 :]) for i in range(1, len(shape)))
@@ -60,10 +56,9 @@ class Output(NamedTuple):
                 remedy="pass (3, height, width) or (height, width, channels) for a frame, with one more axis in "
                 "front for a batch, and slots that are C-contiguous",
             )
-        dtype = str(out.dtype).removeprefix("torch.")
         if dtype not in OUTPUTS:
             raise UsageError(f"out is {dtype}", remedy=f"pass an array of {', '.join(OUTPUTS)}")
-        return cls(device.address(out), shape, strides[0] * size, dtype)
+        return cls(address, shape, strides[0] * SIZES[OUTPUTS[dtype]], dtype)
 
 
 def is_cuda(frame: Frame) -> bool:
@@ -213,15 +208,9 @@ def _arguments(
     output = OUTPUTS[out.dtype]
     memory = "nchw" if nchw else f"nhwc{out.shape[3]}"
     grain = SIZES[output] * lanes(layout, memory, output, alone)
-    return {
-        "width": width,
-        "height": rows,
-        "channel_pitch": width * height,
-        "vectors": int(
-            width % span(layout, memory, alone) == 0 and out.address % grain == 0 and out.pitch % grain == 0
-        ),
-        "store": STORES[output],
-    }
+    vectors = width % span(layout, memory, alone) == 0 and out.address % grain == 0 and out.pitch % grain == 0
+    size = {"width": width, "height": rows, "channel_pitch": width * height}
+    return size | {"vectors": int(vectors), "store": STORES[output]}
 
 
 def _row_of(frame: Frame, out: Output, slot: int, options: dict[str, Any]) -> tuple[NDArray[np.uint8], tuple[Any, ...]]:

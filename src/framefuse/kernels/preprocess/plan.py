@@ -42,11 +42,7 @@ FORMS = {"x86-64-v3": filters.SHORT, "x86-64-v4": filters.WIDE}
 MAX_ELEMENTS = 2**31 - 1
 """Elements of an output or of a plane with its padding, at most: the kernels count in 32 bits."""
 
-LUMA_WEIGHTS: dict[str, tuple[float, float]] = {
-    "bt601": (0.299, 0.114),
-    "bt709": (0.2126, 0.0722),
-    "bt2020": (0.2627, 0.0593),
-}
+LUMA_WEIGHTS = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}
 """K_R and K_B of ITU-R BT.601, BT.709 and BT.2020 (non-constant luminance)."""
 
 
@@ -139,11 +135,6 @@ class Request(NamedTuple):
         return OUTPUTS[self.dtype.name]
 
 
-def is_rgb(format: PixelFormat, matrix: Matrix) -> bool:
-    """Whether the components are G, B, R (as FFmpeg's gbrp, H.273 matrix 0) or packed, and so always full range."""
-    return format.layout == "packed" or format.name.startswith("gbrp") or (matrix == "rgb" and format.layout != "gray")
-
-
 def to_rgb(format: PixelFormat, matrix: Matrix, full_range: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """M (3, components) and o (3,): R, G, B in 0..255 = M @ components + o, where components are raw sample values.
 
@@ -152,7 +143,9 @@ def to_rgb(format: PixelFormat, matrix: Matrix, full_range: bool) -> tuple[NDArr
     """
     top = float((1 << format.bits) - 1)
     raw = 1.0 / (1 << format.shift)
-    if is_rgb(format, matrix):
+    # G, B, R (as FFmpeg's gbrp, H.273 matrix 0) and packed pixels are always full range.
+    gbr = format.name.startswith("gbrp") or (matrix == "rgb" and format.layout != "gray")
+    if format.layout == "packed" or gbr:
         names = format.channels[:3] if format.layout == "packed" else "gbr"
         return np.array([[255 / top * raw if name == row else 0.0 for name in names] for row in "rgb"]), np.zeros(3)
     unit = float(1 << (format.bits - 8))
@@ -161,13 +154,8 @@ def to_rgb(format: PixelFormat, matrix: Matrix, full_range: bool) -> tuple[NDArr
         return np.full((3, 1), 255 / luma * raw), np.full(3, -255 / luma * black)
     red, blue = LUMA_WEIGHTS[matrix]
     green = 1 - red - blue
-    from_ycc = 255 * np.array(
-        [
-            [1, 0, 2 * (1 - red)],
-            [1, -2 * blue * (1 - blue) / green, -2 * red * (1 - red) / green],
-            [1, 2 * (1 - blue), 0],
-        ]
-    )
+    to_green = -2 * blue * (1 - blue) / green, -2 * red * (1 - red) / green
+    from_ycc = 255 * np.array([(1, 0, 2 * (1 - red)), (1, *to_green), (1, 2 * (1 - blue), 0)])
     from_ycc /= (luma, chroma, chroma)
     offset = -from_ycc @ np.array((black, 128 * unit, 128 * unit))
     if format.channels == "vu":
@@ -228,9 +216,9 @@ def plan(request: Request) -> Plan:
     turned = request.rotation in (90, 270)
     columns, rows = (down, across) if turned else (across, down)
     x_visible, y_visible = _visible(*columns), _visible(*rows)
-    content = (_length(y_visible[1]), _length(x_visible[1]))
+    content = (y_visible[1], x_visible[1])
     if 0 in content:  # only padding; tables keep one entry, since an empty array has no strides to check
-        x_visible = y_visible = (0, slice(0, 1))
+        x_visible = y_visible = (0, 0, slice(0, 1))
         content = (0, 0)
 
     x, y, roi_width, roi_height = request.roi
@@ -239,14 +227,13 @@ def plan(request: Request) -> Plan:
     def taps(axis: int, roi: tuple[int, int], size: int, part: slice) -> list[Taps]:
         """Taps of luma and of chroma."""
         start, length = roi
-        mirrored = request.rotation in ((180, 270), (90, 180))[axis]
-        if mirrored:
+        if mirrored := request.rotation in ((180, 270), (90, 180))[axis]:
             start = request.coded[axis] - start - length
         both = [axis_taps(start, length, size, s, request.interpolation) for s in (1, format.subsample[axis])]
         return [(found[::-1] if mirrored else found)[part] for found in both]
 
-    x_taps = taps(0, x_roi, columns[2], x_visible[1])
-    y_taps = taps(1, y_roi, rows[2], y_visible[1])
+    x_taps = taps(0, x_roi, columns[2], x_visible[2])
+    y_taps = taps(1, y_roi, rows[2], y_visible[2])
     packed = len(format.channels) if format.layout == "packed" else 0
     strides = (packed or 1, 2 if format.layout == "semiplanar" else 1)
     form = FORMS.get(byte_level())
@@ -297,19 +284,12 @@ def plan(request: Request) -> Plan:
         begin, end, pairs = filters.byte_pairs(x_taps[0], packed, request.coded[0])
     else:
         begin, end, pairs = 0, 0, np.zeros(1, np.int16)
-    return Plan(
-        f"preprocess_{layout}_{'u8' if format.dtype == np.uint8 else 'u16'}",
-        offset,
-        (*walk, _plain(request), *spans[0], *spans[1], *x_counts, begin, end),
-        (
-            *tables,
-            np.stack([found.first * stride for found, stride in zip(x_taps, strides, strict=True)]),
-            filters.stacked([upper(weights).ravel() for weights in x_weights]),
-            pairs,
-        ),
-        strip_elements,
-        (max(stop for _, stop in spans) + max(x_counts) * max(strides) + 8, max(content[1], 1)),
-    )
+    index = np.stack([found.first * stride for found, stride in zip(x_taps, strides, strict=True)])
+    weights = filters.stacked([upper(weights).ravel() for weights in x_weights])
+    name = f"preprocess_{layout}_{'u8' if format.dtype == np.uint8 else 'u16'}"
+    walk = (*walk, _plain(request), *spans[0], *spans[1], *x_counts, begin, end)
+    scratch = max(stop for _, stop in spans) + max(x_counts) * max(strides) + 8, max(content[1], 1)
+    return Plan(name, offset, walk, (*tables, index, weights, pairs), strip_elements, scratch)
 
 
 def _plain(request: Request) -> int:
@@ -335,17 +315,14 @@ def _axes(request: Request, taps: list[Taps], strides: tuple[int, int], size: in
     return axes[: min(2, format.plane_count)]
 
 
-def _visible(extent: int, start: int, size: int) -> tuple[int, slice]:
-    """First output position of the content, and the part of the content inside the output."""
-    begin, end = max(0, start), min(extent, start + size)
-    return begin, slice(begin - start, max(begin, end) - start)
+def _visible(extent: int, start: int, size: int) -> tuple[int, int, slice]:
+    """First output position of the content, positions, and the part of the content inside the output."""
+    begin = max(0, start)
+    count = max(min(extent, start + size) - begin, 0)
+    return begin, count, slice(begin - start, begin + count - start)
 
 
 def _shown(extent: int, start: int, size: int) -> tuple[int, int, int]:
     """The axis restricted to positions that show content."""
-    begin, part = _visible(extent, start, size)
-    return _length(part), start - begin, size
-
-
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
+    begin, count, _ = _visible(extent, start, size)
+    return count, start - begin, size

@@ -17,9 +17,7 @@ from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
 from framefuse.frame import Frame, View
 from framefuse.models.card import Card
-from framefuse.postprocess import postprocess
-from framefuse.postprocess.plausible import BoxCheck
-from framefuse.postprocess.semantic import ClassMasks
+from framefuse.postprocess import BoxCheck, ClassMasks, postprocess
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger

@@ -21,7 +21,7 @@ from framefuse.engines.device_requests import capture
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
-from framefuse.postprocess.plausible import BoxCheck
+from framefuse.postprocess import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, MaskOutputs

@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from framefuse.config import Settings
-from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpus
 from framefuse.engines import Backend, Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card

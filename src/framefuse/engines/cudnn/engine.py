@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.device import translate_cuda_error
 from framefuse.engines.cudnn import BACKEND
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend

@@ -39,7 +39,7 @@ def no_room(doing: str, error: Exception) -> EngineError | None:
         doing: the attempted action, in the infinitive.
     """
     from framefuse.cuda import device
-    from framefuse.cuda.errors import translate_cuda_error
+    from framefuse.cuda.device import translate_cuda_error
 
     short = bool(NO_MEMORY.search(str(error)))
     if not short and NO_HANDLE.search(str(error)):

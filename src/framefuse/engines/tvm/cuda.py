@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framefuse.cuda import current as gpus
 from framefuse.cuda import device
 from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.tvm import memory
@@ -42,7 +41,7 @@ class TvmExecution(DeviceExecution):
         import tvm_ffi
 
         cp = device.cupy()
-        self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{gpus.number(None)}")
+        self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{device.number(None)}")
         self._runner = runner
         self._workspaces: dict[int, Any] = {}
         self._memory = list(machine[memory.FUNCTION]())

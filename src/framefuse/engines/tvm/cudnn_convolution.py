@@ -7,7 +7,6 @@ import threading
 from functools import cache
 from typing import Any
 
-from framefuse.cuda import current as gpus
 from framefuse.cuda import device
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.plans import Plans
@@ -21,8 +20,8 @@ def register() -> ConvolutionRunner:
     """Register `FUNCTION` with TVM's runtime; returns the runner of this thread's current GPU."""
     import tvm_ffi
 
-    tvm_ffi.register_global_func(FUNCTION, lambda *call: _runner_of(gpus.number(None))(*call), override=True)
-    return _runner_of(gpus.number(None))
+    tvm_ffi.register_global_func(FUNCTION, lambda *call: _runner_of(device.number(None))(*call), override=True)
+    return _runner_of(device.number(None))
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from framefuse.cuda import device, kernel
-from framefuse.cuda.workspace import Workspace
+from framefuse.cuda.launch_plan import Workspace
 from framefuse.kernels.boxes import cuda
 from framefuse.kernels.boxes.reference import Found
 

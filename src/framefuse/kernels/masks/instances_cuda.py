@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import kernel
-from framefuse.cuda.workspace import Workspace
+from framefuse.cuda.launch_plan import Workspace
 from framefuse.errors import UsageError
 from framefuse.kernels.arrays import checked, device_table, kind, on_gpu, pitch
 from framefuse.kernels.masks.taps import Region, device_taps, taps

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.config import Settings, settings_from
-from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpus
 from framefuse.engines import ENGINES, find_backend
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
@@ -305,10 +305,8 @@ def _devices(name: str, asked: str) -> list[str]:
     devices = list(find_backend(name).capabilities.devices)
     if len(devices) == 1:
         return devices
-    from framefuse.cuda import device
-
     with suppress(CapabilityError):
-        device.cupy()
+        gpus.cupy()
         return ["cpu", "cuda"]
     return ["cpu"]
 

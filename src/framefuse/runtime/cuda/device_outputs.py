@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from framefuse.cuda import device
+from framefuse.cuda.launch_plan import Workspace
 from framefuse.cuda.pools import packed_allocation
-from framefuse.cuda.workspace import Workspace
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import count_non_finite

@@ -15,7 +15,7 @@ from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.cuda import device
-from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.device import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
 from framefuse.engines import DeviceExecution
 from framefuse.engines.device_requests import capture

@@ -59,12 +59,7 @@ def edges(view: View, size: tuple[int, int]) -> tuple[int, int, int, int, int]:
 
 
 def merge(
-    found: Sequence[Detections],
-    views: Sequence[View],
-    size: tuple[int, int],
-    *,
-    max_det: int,
-    agnostic: bool = False,
+    found: Sequence[Detections], views: Sequence[View], size: tuple[int, int], *, max_det: int, agnostic: bool = False
 ) -> Detections:
     """The objects of a frame, by descending confidence and then in the order of `found`, with `view` set.
 

@@ -268,12 +268,7 @@ class Recorder:
         return _Reading(datetime.now(UTC), self._now(), time.process_time(), _usage()[1], *_machine_ticks())
 
     def stage(
-        self,
-        name: str,
-        *,
-        thread: str | None = None,
-        parallel: int | None = None,
-        copies: int | None = None,
+        self, name: str, *, thread: str | None = None, parallel: int | None = None, copies: int | None = None
     ) -> StageClock:
         """The clock of a stage, created on first use; arguments override its defaults.
 

@@ -349,11 +349,7 @@ class HostProgram(Program):
         return [(found, None) for found in self._detections(outputs, layout, placements, self.selection)]
 
     def _detections(
-        self,
-        outputs: Sequence[NDArray[Any]],
-        layout: str | None,
-        placements: Sequence[Placement],
-        selection: Selection,
+        self, outputs: Sequence[NDArray[Any]], layout: str | None, placements: Sequence[Placement], selection: Selection
     ) -> list[Detections]:
         card = self.card
         predictions = postprocess(

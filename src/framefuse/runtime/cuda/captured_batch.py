@@ -128,11 +128,7 @@ class CapturedBatch:
                 there = self._staging.upload(slot, frame)
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)
-            self._table.set(
-                slot, there, content=placement.content, interpolation=preprocess.interpolation,
-                pad_value=preprocess.pad_value, mean=preprocess.mean, std=preprocess.std,
-                channel_order=preprocess.channel_order, roi=placement.roi,
-            )  # fmt: skip
+            self._table.set(slot, there, **preprocess.arguments(placement))
         for slot in range(len(frames), self._batch):
             self._table.clear(slot)
         self._device_outputs.place(placements, frames)

@@ -13,59 +13,41 @@ from typing import TYPE_CHECKING, Any
 from framefuse.common.version import __version__
 
 if TYPE_CHECKING:
-    from framefuse.config import Settings
-    from framefuse.errors import FramefuseError
-    from framefuse.fleet.fleet import Fleet
-    from framefuse.frame import Frame, View
-    from framefuse.lab.building import BuiltEngine, build_engine
-    from framefuse.pipeline import Pipeline
-    from framefuse.prediction import Detections, Event, Result
-    from framefuse.report.report import Report
-    from framefuse.runtime.model import Model
-    from framefuse.sinks.callback import CallbackSink
-    from framefuse.sinks.images import draw
-    from framefuse.sources import SourceOptions, open_source
+    from framefuse.config import Settings as Settings
+    from framefuse.errors import FramefuseError as FramefuseError
+    from framefuse.fleet.fleet import Fleet as Fleet
+    from framefuse.frame import Frame as Frame
+    from framefuse.frame import View as View
+    from framefuse.lab.building import BuiltEngine as BuiltEngine
+    from framefuse.lab.building import build_engine as build_engine
+    from framefuse.pipeline import Pipeline as Pipeline
+    from framefuse.prediction import Detections as Detections
+    from framefuse.prediction import Event as Event
+    from framefuse.prediction import Result as Result
+    from framefuse.report.report import Report as Report
+    from framefuse.runtime.model import Model as Model
+    from framefuse.sinks.callback import CallbackSink as CallbackSink
+    from framefuse.sinks.images import draw as draw
+    from framefuse.sources import SourceOptions as SourceOptions
+    from framefuse.sources import open_source as open_source
 
-_MODULES = {
-    "BuiltEngine": "lab.building",
-    "CallbackSink": "sinks.callback",
-    "Detections": "prediction",
-    "Event": "prediction",
-    "Fleet": "fleet.fleet",
-    "Frame": "frame",
-    "FramefuseError": "errors",
-    "Model": "runtime.model",
-    "Pipeline": "pipeline",
-    "Report": "report.report",
-    "Result": "prediction",
-    "Settings": "config",
-    "SourceOptions": "sources",
-    "View": "frame",
-    "build_engine": "lab.building",
-    "draw": "sinks.images",
-    "open_source": "sources",
+_NAMES = {
+    "config": "Settings",
+    "errors": "FramefuseError",
+    "fleet.fleet": "Fleet",
+    "frame": "Frame View",
+    "lab.building": "BuiltEngine build_engine",
+    "pipeline": "Pipeline",
+    "prediction": "Detections Event Result",
+    "report.report": "Report",
+    "runtime.model": "Model",
+    "sinks.callback": "CallbackSink",
+    "sinks.images": "draw",
+    "sources": "SourceOptions open_source",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "BuiltEngine",
-    "CallbackSink",
-    "Detections",
-    "Event",
-    "Fleet",
-    "Frame",
-    "FramefuseError",
-    "Model",
-    "Pipeline",
-    "Report",
-    "Result",
-    "Settings",
-    "SourceOptions",
-    "View",
-    "__version__",
-    "build_engine",
-    "draw",
-    "open_source",
-]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

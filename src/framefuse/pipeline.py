@@ -22,7 +22,7 @@ from weakref import WeakSet, ref
 from framefuse.common.machine import available_cores, lacks_memory, trim_heap
 from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
-from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpus
 from framefuse.engines import Engine, open_engine
 from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkError, UsageError
 from framefuse.frame import Frame, View

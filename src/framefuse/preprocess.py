@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -134,19 +135,16 @@ class Preprocess:
             placement: default: that of the frame's view, which is all of it unless the frame says otherwise.
         """
         placement = placement or self.place_view(frame.width, frame.height, frame.view)
-        kernels.preprocess(
-            frame,
-            out,
-            content=placement.content,
-            interpolation=self.interpolation,
-            pad_value=self.pad_value,
-            mean=self.mean,
-            std=self.std,
-            channel_order=self.channel_order,
-            memory_format=memory_format,
-            roi=placement.roi,
-        )
+        kernels.preprocess(frame, out, memory_format=memory_format, **self.arguments(placement))
         return placement
+
+    def arguments(self, placement: Placement) -> dict[str, Any]:
+        """The arguments of `kernels.preprocess` that say what becomes of a frame with this placement."""
+        return {"content": placement.content, "roi": placement.roi, **self._values}
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("interpolation", "pad_value", "mean", "std", "channel_order")}
 
 
 __all__ = ["Fit", "Interpolation", "Placement", "Preprocess"]

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
 from framefuse.cuda import device
-from framefuse.cuda.launch_plan import graph_memory
-from framefuse.cuda.workspace import Workspace
+from framefuse.cuda.launch_plan import Workspace, graph_memory
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda

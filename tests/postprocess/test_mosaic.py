@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from framefuse.frame import Region, View
-from framefuse.postprocess.mosaic import join
+from framefuse.postprocess.merge import join
 from framefuse.prediction import Masks
 
 TRIANGLE = ((10.0, 0.0), (20.0, 20.0), (0.0, 20.0))

@@ -19,7 +19,7 @@ from framefuse.errors import NonFiniteError
 from framefuse.frame import Frame
 from framefuse.lab.parity import certify
 from framefuse.models.card import read_card
-from framefuse.postprocess.plausible import BoxCheck
+from framefuse.postprocess import BoxCheck
 from framefuse.prediction import Detections
 from framefuse.runtime.program import HostProgram, Selection
 

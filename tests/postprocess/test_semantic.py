@@ -19,7 +19,7 @@ from framefuse.lab.evaluation import open_data, validate
 from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.counters import OTHER, PixelCounter
 from framefuse.models.card import read_card
-from framefuse.postprocess.semantic import ClassMasks
+from framefuse.postprocess import ClassMasks
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Preprocess
 from framefuse.sinks.draw import Annotator

@@ -20,7 +20,7 @@ from command_line import importable
 from fake_gpu import CudaError, OutOfMemory
 from framefuse.config import settings_from
 from framefuse.cuda import device
-from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.device import translate_cuda_error
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn.plans import PlanCache
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuLostError, GpuMemoryError

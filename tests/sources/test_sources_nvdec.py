@@ -13,7 +13,7 @@ from PIL import Image
 
 import fake_gpu
 import media
-from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpus
 from framefuse.cuda import driver as cuda_driver
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.pipeline import Pipeline

@@ -1,19 +1,37 @@
-"""The CUDA device through CuPy: arrays, addresses, pinned memory, streams.
+"""The CUDA device through CuPy: arrays, addresses, pinned memory, streams, the current GPU of a thread, errors.
 
-CuPy is the array type and owns the CUDA context.
+CuPy is the array type and owns the CUDA context. A run on `--device cuda:1` sets the current GPU for each of its
+threads; all other code on CUDA uses that one and takes no number.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import CapabilityError, UsageError
+from framefuse.errors import CapabilityError, EngineError, GpuLostError, GpuMemoryError, UsageError
+
+T = TypeVar("T")
+OUT_OF_MEMORY = 2
+LESS_MEMORY = "use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU"
+"""Remedy for a GPU that runs out of memory."""
+LOST = {
+    46: "the GPU is busy or gone",
+    214: "its memory has an error that cannot be corrected",
+    700: "a kernel read or wrote memory that is not its own",
+    702: "a kernel ran too long",
+    **dict.fromkeys((710, 714, 715, 716, 717, 718, 719), "a kernel failed"),
+    721: "its context is gone",
+    999: "the driver does not say why",
+}
+"""CUDA's error codes after which the process can no longer use the GPU -> what they mean."""
 
 
 @lru_cache(maxsize=1)
@@ -209,3 +227,73 @@ def uploaded(array: NDArray[Any]) -> Any:
 def capturing(stream: int | None) -> bool:
     """Whether a stream (None: CuPy's current one) is being captured in a graph."""
     return bool(cupy().cuda.runtime.streamIsCapturing(current_stream() if stream is None else stream))
+
+
+def number(asked: int | None) -> int:
+    """The requested GPU, or this thread's current one for None."""
+    return current_gpu() if asked is None else asked
+
+
+@contextmanager
+def current(gpu: int | None, doing: str = "go on") -> Iterator[None]:
+    """Make a GPU this thread's current one inside the block; None changes nothing.
+
+    Args:
+        doing: what the block does, as an infinitive for the messages of CUDA's errors.
+
+    Raises:
+        GpuMemoryError: there is not enough memory; CUDA itself takes several hundred MB to start.
+        GpuLostError, EngineError: CUDA fails for another reason.
+    """
+    if gpu is None:
+        yield
+        return
+    cp = cupy()
+    runtime = cp.cuda.runtime
+    before = runtime.getDevice()
+    try:
+        runtime.setDevice(gpu)
+        runtime.free(0)  # frees nothing: starts CUDA on this GPU
+    except runtime.CUDARuntimeError as error:
+        raise translate_cuda_error(error, f"start CUDA on cuda:{gpu}") from error
+    try:
+        yield
+    except (cp.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
+        raise translate_cuda_error(error, doing) from error
+    finally:
+        with suppress(runtime.CUDARuntimeError):  # the GPU is lost, which another error reports
+            runtime.setDevice(before)
+
+
+def on(gpu: int | None, items: Iterator[T], doing: str) -> Iterator[T]:
+    """Iterate with a GPU as the current one; for a thread that does nothing else. Errors as in `current`."""
+    with current(gpu, doing):
+        yield from items
+
+
+def translate_cuda_error(error: Exception, doing: str) -> EngineError:
+    """The typed error to raise in place of one of CUDA's.
+
+    Args:
+        error: CUDARuntimeError or OutOfMemoryError of CuPy.
+        doing: what CUDA was asked to do, as an infinitive.
+
+    Returns:
+        GpuMemoryError: there is not enough memory.
+        GpuLostError: the process can no longer use the GPU.
+        EngineError: anything else.
+    """
+    code = getattr(error, "status", None)
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, MemoryError) or code == OUT_OF_MEMORY:
+        free = ""
+        with suppress(Exception):  # which would hide the error that is being reported
+            left, total = cupy().cuda.runtime.memGetInfo()
+            free = f" ({left / 1e6:,.0f} of {total / 1e6:,.0f} MB are free)"
+        return GpuMemoryError(f"the GPU has no room to {doing}{free}: {text}", remedy=LESS_MEMORY)
+    if code in LOST:
+        return GpuLostError(
+            f"CUDA could not {doing}: {LOST[code]} ({text})",
+            remedy="start again; if it comes back, run `framefuse doctor` and look for Xid lines in the kernel's log",
+        )
+    return EngineError(f"CUDA could not {doing}: {text}")

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from framefuse.cuda import device
-from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.device import translate_cuda_error
 
 EXTERNAL = 1
 """CU_EVENT_RECORD_EXTERNAL."""
@@ -29,9 +29,7 @@ class _ThreadState(threading.local):
         self.library = _library()
 
 
-@lru_cache(maxsize=1)
-def _thread_state() -> _ThreadState:
-    return _ThreadState()
+_thread_state = lru_cache(maxsize=1)(_ThreadState)
 
 
 @lru_cache(maxsize=1)

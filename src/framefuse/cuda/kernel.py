@@ -221,9 +221,7 @@ class _ThreadState(threading.local):
         self.start = _driver().cuLaunchKernelEx
 
 
-@lru_cache(maxsize=1)
-def _thread_state() -> _ThreadState:
-    return _ThreadState()
+_thread_state = lru_cache(maxsize=1)(_ThreadState)
 
 
 @lru_cache(maxsize=1)

@@ -6,8 +6,7 @@ arrays of a GPU run there; `record_launches` makes a `LaunchPlan` that repeats s
 
 from __future__ import annotations
 
-from framefuse.cuda.launch_plan import LaunchPlan, record_launches
-from framefuse.cuda.workspace import Workspace
+from framefuse.cuda.launch_plan import LaunchPlan, Workspace, record_launches
 from framefuse.kernels import reference
 from framefuse.kernels.boxes.call import detections, nms
 from framefuse.kernels.colour.call import rgb_to_yuv, yuv_to_rgb

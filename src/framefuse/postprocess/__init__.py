@@ -1,18 +1,29 @@
-"""Post-processing of detections: raw outputs -> `Predictions` in source pixels."""
+"""Post-processing: raw outputs of a model -> boxes or class masks in source pixels.
+
+postprocess  raw outputs -> `Predictions`      BoxCheck    those -> `Detections`, without what no object can have
+ClassMasks   class scores -> class masks       merge.py    what the views of one frame show -> what is in the frame
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import NonFiniteError
+from framefuse.errors import CardError, NonFiniteError
 from framefuse.kernels.boxes.call import HEAD, MAX_CANDIDATES, detections
-from framefuse.prediction import Predictions
+from framefuse.kernels.masks import call as kernels
+from framefuse.prediction import Detections, Predictions
 from framefuse.preprocess import Placement
+
+ROUNDING = 1e-3
+"""How far a confidence may exceed 1: one step of float16. Such a one becomes 1."""
+TOGETHER = 4
+"""From so many frames on, the boxes of a batch are checked together: a NumPy call takes longer than its work on one."""
 
 
 def postprocess(
@@ -66,13 +77,8 @@ def postprocess(
         agnostic=agnostic,
         activation=activation,
     )
-    if check_finite and any(found.non_finite.tolist()):
-        row = int(np.flatnonzero(found.non_finite)[0])
-        raise NonFiniteError(
-            f"the model returned NaN or infinity in {found.non_finite[row]} of its anchors or queries for frame {row} "
-            f"of a batch of {len(placements)}",
-            remedy="run it with --precision fp32; if that does not help, the model file is damaged",
-        )
+    if check_finite:
+        raise_non_finite(found.non_finite, "of its anchors or queries")
     return Predictions(*found[:4])
 
 
@@ -99,4 +105,152 @@ def _readable(output: NDArray[Any]) -> NDArray[Any]:
     return output if output.strides[-1] == output.itemsize else np.ascontiguousarray(output)
 
 
-__all__ = ["MAX_CANDIDATES", "maps", "postprocess"]
+def raise_non_finite(counts: NDArray[Any], of_what: str) -> None:
+    """Raise NonFiniteError if a frame of a batch has NaN or infinity; `counts` (batch,): how many."""
+    bad = np.flatnonzero(counts)
+    if len(bad):
+        raise NonFiniteError(
+            f"the model returned NaN or infinity in {counts[bad[0]]} {of_what} for frame {bad[0]} of a batch of "
+            f"{len(counts)}",
+            remedy="run it with --precision fp32; if that does not help, the model file is damaged",
+        )
+
+
+class BoxCheck:
+    """Drops boxes that contradict the card or the frame, and counts them by reason.
+
+    A file may state anything, so a model may return class -1, or confidences that are logits.
+
+    Args:
+        names: class number -> name, from 0; empty: any class from 0 is plausible.
+        card: file name of the model's card, for the warning.
+    """
+
+    def __init__(self, names: Mapping[int, str], card: str) -> None:
+        self._names, self._card = names, card
+        self._class_count = len(names) or 1 << 31
+        self._classes = f"a class number {f'outside 0..{len(names) - 1}' if names else 'below 0'}"
+        self._counts = np.zeros(4, np.int64)
+
+    def __call__(
+        self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], counts: NDArray[Any]
+    ) -> list[Detections]:
+        """Copies of the rows that are plausible, for each frame of a batch. Those of a batch share their memory.
+
+        Args:
+            boxes: (batch, max_det, 4) float32: x1, y1, x2, y2 in source pixels, clipped to the frame; C-contiguous.
+            scores: (batch, max_det) float32, descending.
+            classes: (batch, max_det) int32.
+            counts: (batch,) integers, how many rows of each frame are boxes.
+        """
+        if len(counts) < TOGETHER:
+            spans = [(row, slice(count)) for row, count in enumerate(counts.tolist())]
+            return [self.one(boxes[span], scores[span], classes[span]) for span in spans]
+        rows = np.flatnonzero(np.arange(scores.shape[1]) < counts[:, None])
+        boxes, scores, classes = boxes.reshape(-1, 4).take(rows, 0), scores.take(rows), classes.take(rows)
+        frames = [slice(*ends) for ends in pairwise([0, *np.cumsum(counts).tolist()])]
+        if len(rows) and not self._all_plausible(boxes, scores.max(), scores.min(), classes):
+            return [self.one(boxes[frame], scores[frame], classes[frame]) for frame in frames]
+        classes = classes.astype(np.int64)
+        return [Detections(boxes[frame], scores[frame], classes[frame], self._names) for frame in frames]
+
+    def one(
+        self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], views: NDArray[Any] | None = None
+    ) -> Detections:
+        """Copies of the plausible rows of one frame; `views` (rows,): the view of each."""
+        if len(scores) and not self._all_plausible(boxes, scores[0], scores[-1], classes):
+            kept = self._kept(boxes, scores, classes)
+            boxes, scores, classes = boxes[kept], np.minimum(scores[kept], np.float32(1)), classes[kept]
+            views = None if views is None else views[kept]
+        views = None if views is None else views.astype(np.int64)
+        return Detections(boxes.copy(), scores.copy(), classes.astype(np.int64), self._names, view=views)
+
+    @property
+    def warnings(self) -> list[str]:
+        """One line for the report; nothing if every box was plausible."""
+        reasons = (self._classes, "a confidence outside 0..1", "crossed corners", "no area inside the frame")
+        counts = self._counts.tolist()
+        found = [f"{count:,} with {reason}" for count, reason in zip(counts, reasons, strict=True) if count]
+        hint = f"; check layout, activation and names in the card {self._card}" if any(counts[:3]) else ""
+        return [f"boxes dropped: {', '.join(found)}{hint}"] if found else []
+
+    def _all_plausible(self, boxes: NDArray[Any], highest: float, lowest: float, classes: NDArray[Any]) -> bool:
+        """Few passes over the rows, since nearly every frame is: as uint32, a negative class is a large one."""
+        return bool(
+            classes.view(np.uint32).max() < self._class_count
+            and highest <= 1
+            and lowest >= 0
+            and (boxes[:, 2:] > boxes[:, :2]).all()
+        )
+
+    def _kept(self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.bool_]:
+        start, end = boxes[:, :2], boxes[:, 2:]
+        kept = np.ones(len(scores), np.bool_)
+        faults = (
+            (classes < 0) | (classes >= self._class_count),
+            ~((scores >= 0) & (scores <= 1 + ROUNDING)),
+            (end < start).any(axis=1),
+            ~(end > start).all(axis=1),
+        )
+        for reason, fault in enumerate(faults):  # a box counts for its first fault
+            self._counts[reason] += np.count_nonzero(fault & kept)
+            kept &= ~fault
+        return kept
+
+
+class ClassMasks:
+    """Upsamples scores to what the model saw, then takes the argmax of each pixel, as training frameworks do.
+
+    The buffer of upsampled scores, classes x height x width float32 of the largest part, is reused between calls, so
+    instances are not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._scores = np.empty(0, np.float32)
+
+    def __call__(self, scores: NDArray[Any], placements: Sequence[Placement]) -> list[NDArray[np.uint8]]:
+        """Class masks of the images, or of the part of each that its placement uses: (height, width).
+
+        Args:
+            scores: (batch, classes, h, w), float32; other types are copied. Batch rows beyond `placements` are padding.
+            placements: where each image lies in the model input.
+
+        Raises:
+            CardError: h and w are not the same fraction of the input's sides.
+            NonFiniteError: NaN or infinity in the scores of an image.
+        """
+        scores = np.asarray(scores[: len(placements)], np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            finite = np.isfinite([rows.sum(dtype=np.float64) for rows in scores]).all()
+        if not finite:
+            raise_non_finite(np.count_nonzero(~np.isfinite(scores), axis=(1, 2, 3)), "of its scores")
+        return [self._one(rows, placement) for rows, placement in zip(scores, placements, strict=True)]
+
+    def _one(self, scores: NDArray[Any], placement: Placement) -> NDArray[np.uint8]:
+        content, size = scored(scores.shape, placement), placement.shown[::-1]
+        count = len(scores) * size[0] * size[1]
+        if self._scores.size < count:
+            self._scores = np.empty(count, np.float32)
+        out = self._scores[:count].reshape(len(scores), *size)
+        upsampled = kernels.upsample(scores, size, content=content, out=out)
+        found: NDArray[np.uint8] = kernels.argmax(upsampled[None])[0]
+        return found
+
+
+def scored(shape: tuple[int, ...], placement: Placement) -> tuple[float, float, float, float]:
+    """The content of a placement (left, top, width, height) in scores (classes, height, width) of the model input.
+
+    Raises:
+        CardError: height and width are not the same fraction of the input's sides.
+    """
+    (_, height, width), (wide, high) = shape, placement.size
+    if height * wide != width * high:
+        raise CardError(
+            f"the model returned {width}x{height} scores for an input of {wide}x{high}",
+            remedy="export it with scores at the size of the input, or at 1/2, 1/4, ... of it",
+        )
+    left, top, across, down = (side * width / wide for side in placement.content)
+    return left, top, across, down
+
+
+__all__ = ["MAX_CANDIDATES", "BoxCheck", "ClassMasks", "maps", "postprocess"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass
 from enum import Enum
 from time import monotonic, perf_counter, thread_time
 from typing import Final, Generic, Literal, TypeVar
@@ -29,6 +30,7 @@ EMPTY: Final = Empty.EMPTY
 JOIN_SECONDS = 5.0
 
 
+@dataclass(eq=False, repr=False)
 class Threaded(Generic[Item]):
     """Runs each of its iterables in a thread of its own, and delivers their items through bounded queues.
 
@@ -48,29 +50,19 @@ class Threaded(Generic[Item]):
         on_wait: called with the seconds the reader waited for an item.
     """
 
-    def __init__(
-        self,
-        iterables: Iterable[Iterable[Item]],
-        *,
-        name: str,
-        cancel: Callable[[], None] | None = None,
-        capacity: int = 4,
-        policy: Literal["block", "latest"] = "block",
-        too_old: Callable[[Item], bool] | None = None,
-        keep_newest: bool = False,
-        on_drop: Callable[[Item, str], None] | None = None,
-        on_step: Callable[[float, float, float], None] | None = None,
-        on_wait: Callable[[float], None] | None = None,
-    ) -> None:
-        self.name = name
-        self._cancel = cancel
-        self._capacity = capacity
-        self._policy = policy
-        self._too_old = too_old
-        self._keep_newest = keep_newest
-        self._on_drop = on_drop or (lambda item, cause: None)
-        self._on_step = on_step
-        self._on_wait = on_wait
+    iterables: InitVar[Iterable[Iterable[Item]]]
+    _: KW_ONLY
+    name: str
+    cancel: Callable[[], None] | None = None
+    capacity: int = 4
+    policy: Literal["block", "latest"] = "block"
+    too_old: Callable[[Item], bool] | None = None
+    keep_newest: bool = False
+    on_drop: Callable[[Item, str], None] | None = None
+    on_step: Callable[[float, float, float], None] | None = None
+    on_wait: Callable[[float], None] | None = None
+
+    def __post_init__(self, iterables: Iterable[Iterable[Item]]) -> None:
         runs = list(iterables)
         self._queues: list[deque[Item]] = [deque() for _ in runs]
         self.turn = 0
@@ -83,7 +75,7 @@ class Threaded(Generic[Item]):
         self._readable = threading.Condition(lock)
         self._writable = [threading.Condition(lock) for _ in runs]
         self._threads = [
-            threading.Thread(target=self._run, args=(number, iterable), name=f"ff-{name}", daemon=True)
+            threading.Thread(target=self._run, args=(number, iterable), name=f"ff-{self.name}", daemon=True)
             for number, iterable in enumerate(runs)
         ]
         self._awaited = set(self._threads)
@@ -106,8 +98,8 @@ class Threaded(Generic[Item]):
         try:
             return self._get(None if timeout is None else monotonic() + timeout)
         finally:
-            if self._on_wait is not None:
-                self._on_wait(perf_counter() - started)
+            if self.on_wait is not None:
+                self.on_wait(perf_counter() - started)
 
     def _get(self, deadline: float | None) -> Item | Empty | None:
         with self._readable:
@@ -117,11 +109,12 @@ class Threaded(Generic[Item]):
                     queue = self._queues[self.turn]
                     while queue:
                         item = queue.popleft()
-                        if len(queue) <= self._capacity // 2:  # for one free place it would block again at once
+                        if len(queue) <= self.capacity // 2:  # for one free place it would block again at once
                             self._writable[self.turn].notify()
-                        if self._too_old is None or (self._keep_newest and not queue) or not self._too_old(item):
+                        if self.too_old is None or (self.keep_newest and not queue) or not self.too_old(item):
                             return item
-                        self._on_drop(item, "stale")
+                        if self.on_drop is not None:
+                            self.on_drop(item, "stale")
                 if self._closed:
                     return None
                 if self._error is not None:
@@ -143,8 +136,8 @@ class Threaded(Generic[Item]):
                 queue.clear()
                 writable.notify_all()
             self._readable.notify_all()
-        if self._cancel is not None:
-            self._cancel()
+        if self.cancel is not None:
+            self.cancel()
         for thread in tuple(self._awaited):
             if thread is not threading.current_thread():
                 thread.join(JOIN_SECONDS)
@@ -161,8 +154,8 @@ class Threaded(Generic[Item]):
                 if not self._put(number, item):
                     break
                 blocked = perf_counter()
-                if self._on_step is not None:
-                    self._on_step(ready - started, blocked - ready, cpu_ready - cpu_started)
+                if self.on_step is not None:
+                    self.on_step(ready - started, blocked - ready, cpu_ready - cpu_started)
                 started, cpu_started = blocked, thread_time()
         except BaseException as caught:
             error = caught
@@ -186,16 +179,16 @@ class Threaded(Generic[Item]):
         queue = self._queues[number]
         dropped = None
         with self._readable:
-            if self._policy == "latest":
-                if len(queue) >= self._capacity:
+            if self.policy == "latest":
+                if len(queue) >= self.capacity:
                     dropped = queue.popleft()
             else:
-                while len(queue) >= self._capacity and not self._closed:
+                while len(queue) >= self.capacity and not self._closed:
                     self._writable[number].wait()
             if self._closed:
                 return False
             queue.append(item)
             self._readable.notify()
-        if dropped is not None:
-            self._on_drop(dropped, "superseded")
+        if dropped is not None and self.on_drop is not None:
+            self.on_drop(dropped, "superseded")
         return True

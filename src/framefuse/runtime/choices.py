@@ -254,9 +254,20 @@ def class_number(card: Card, item: int | str) -> int:
     """
     numbers = {name.casefold(): number for number, name in sorted(card.names.items(), reverse=True)}
     found = numbers.get(item.casefold()) if isinstance(item, str) else item
-    if found is None or (card.names and found not in card.names):
-        raise _no_class(card, item)
-    return found
+    if found is not None and (not card.names or found in card.names):
+        return found
+    if not card.names:
+        raise UsageError(
+            f"class {brief(item)} was asked for, but {card.path.name} names no classes",
+            remedy="pass class numbers, or state the names in its card",
+        )
+    names = {name.casefold(): f"{number} {name}" for number, name in card.names.items()}
+    close = nearest(str(item), names, 3)
+    known = [names[name] for name in close] or list(names.values())[:12]
+    raise UsageError(
+        f"class {brief(item)} was asked for, but {card.path.name} has {len(names)} classes",
+        remedy=f"its classes are {', '.join(known)}{', ...' if len(known) < len(names) else ''}",
+    )
 
 
 def choose_tracker(settings: Settings) -> tuple[Settings, str | None]:
@@ -264,18 +275,3 @@ def choose_tracker(settings: Settings) -> tuple[Settings, str | None]:
     if settings.track or not (wanted := settings.needs_tracks):
         return settings, None
     return settings_from({"track": "bytetrack"}, base=settings), f"track bytetrack: {wanted} needs tracks"
-
-
-def _no_class(card: Card, item: int | str) -> UsageError:
-    if not card.names:
-        return UsageError(
-            f"class {brief(item)} was asked for, but {card.path.name} names no classes",
-            remedy="pass class numbers, or state the names in its card",
-        )
-    names = {name.casefold(): f"{number} {name}" for number, name in card.names.items()}
-    close = nearest(str(item), names, 3)
-    known = [names[name] for name in close] or list(names.values())[:12]
-    return UsageError(
-        f"class {brief(item)} was asked for, but {card.path.name} has {len(names)} classes",
-        remedy=f"its classes are {', '.join(known)}{', ...' if len(known) < len(names) else ''}",
-    )

@@ -15,7 +15,7 @@ import numpy as np
 from framefuse.common.machine import trim_heap
 from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
-from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpus
 from framefuse.engines import open_engine
 from framefuse.errors import EngineError, FramefuseError, UsageError
 from framefuse.frame import Frame

@@ -10,19 +10,18 @@ Each decision is made as soon as its facts are known, so that a wrong option fai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from framefuse.config import Settings
-from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpus
 from framefuse.engines import Backend, Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, readers
-from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.requested_sinks import choose_encoder
 from framefuse.runtime.tracking import least_confidence
@@ -105,60 +104,34 @@ class RunPlan:
             frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES, options)
         layout = card.layout if plain and card.task == "detect" else None
         device: Device = "cuda" if settings.on_gpu else "cpu"
-        return EngineOptions(
-            device,
-            settings.precision,
-            settings.streams,
-            settings.threads,
-            settings.workspace_mb,
-            settings.load_timeout,
-            layout,
-            frames,
-        )
+        given = settings.precision, settings.streams, settings.threads, settings.workspace_mb, settings.load_timeout
+        return EngineOptions(device, *given, layout, frames)
 
-    def make_program(
-        self,
-        engine: Engine,
-        *,
-        keep_frames: bool = False,
-        recorder: Recorder | None = None,
-        closes_engine: bool = True,
-        observe: Observer | None = None,
-    ) -> Program:
+    def make_program(self, engine: Engine, *, observe: Observer | None = None, **options: Any) -> Program:
         """What runs the model on frames.
 
         Args:
-            keep_frames: a sink needs the frames.
-            closes_engine: the program closes the engine, which nothing else uses.
             observe: see `Observer`; on the CPU only.
+            options: the others of `Program`.
         """
         settings = self.settings
         classes = cast("list[int] | None", settings.classes)  # `plan_run` has replaced the names
-        make: Callable[..., Program] = partial(HostProgram, observe=observe)
-        if settings.on_gpu:
-            if observe is not None:
-                raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
-            from framefuse.runtime.cuda.program import CudaProgram
+        least = least_confidence(settings)
+        selection = Selection(least, settings.iou, settings.max_det, classes, settings.agnostic_nms)
+        given = engine, self.card, self.preprocess, selection
+        options |= {"batch": self.batch, "slots": settings.slots}
+        if not settings.on_gpu:
+            return HostProgram(*given, observe=observe, **options)
+        if observe is not None:
+            raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
+        from framefuse.runtime.cuda.program import CudaProgram
 
-            make = partial(CudaProgram, mode=self.upload_mode, merges=self.merges)
-        return make(
-            engine,
-            self.card,
-            self.preprocess,
-            Selection(least_confidence(settings), settings.iou, settings.max_det, classes, settings.agnostic_nms),
-            batch=self.batch,
-            slots=settings.slots,
-            keep_frames=keep_frames,
-            recorder=recorder,
-            closes_engine=closes_engine,
-        )
+        return CudaProgram(*given, mode=self.upload_mode, merges=self.merges, **options)
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
-        device, engine, *others = map(
-            self.reasons.get, ("device", "engine", "input", "batch", "memory", "encoder", "track")
-        )
-        return list(filter(None, [device, engine, *of_engine, *others]))
+        before, after = ("device", "engine"), ("input", "batch", "memory", "encoder", "track")
+        return list(filter(None, [*map(self.reasons.get, before), *of_engine, *map(self.reasons.get, after)]))
 
 
 def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None) -> RunPlan:

@@ -46,9 +46,7 @@ class Histogram:
             self.high = value
 
     def _middle(self, bucket: int) -> float:
-        if bucket == self._BUCKETS - 1:
-            return self.high
-        return self._LOWEST * float(1.02 ** (bucket + 0.5))
+        return self.high if bucket == self._BUCKETS - 1 else self._LOWEST * float(1.02 ** (bucket + 0.5))
 
     def percentile(self, percent: float) -> float:
         """Seconds below which `percent` % of the values lie; 0 if there are none."""
@@ -87,13 +85,8 @@ class Spread:
     def of(cls, seconds: Histogram) -> Spread:
         if not seconds.count:
             return cls()
-        values = (
-            seconds.total / seconds.count,
-            *(seconds.percentile(percent) for percent in (50, 95, 99)),
-            seconds.low,
-            seconds.high,
-            seconds.total,
-        )
+        shares = (seconds.percentile(percent) for percent in (50, 95, 99))
+        values = seconds.total / seconds.count, *shares, seconds.low, seconds.high, seconds.total
         return cls(*(value * 1e3 for value in values))
 
 
@@ -268,12 +261,7 @@ class Recorder:
         return _Reading(datetime.now(UTC), self._now(), time.process_time(), _usage()[1], *_machine_ticks())
 
     def stage(
-        self,
-        name: str,
-        *,
-        thread: str | None = None,
-        parallel: int | None = None,
-        copies: int | None = None,
+        self, name: str, *, thread: str | None = None, parallel: int | None = None, copies: int | None = None
     ) -> StageClock:
         """The clock of a stage, created on first use; arguments override its defaults.
 
@@ -366,9 +354,9 @@ class Recorder:
         # time did not measure itself.
         known = self._helpers.known and (clock.cpu is not None or helpers > 0 or clock.overlapped)
         return StageStats(
-            name=clock.name,
-            thread=clock.thread,
-            items=clock.busy.count,
+            clock.name,
+            clock.thread,
+            clock.busy.count,
             busy_ms=Spread.of(clock.busy),
             wait_in_ms=clock.wait_in * 1e3,
             wait_out_ms=clock.wait_out * 1e3,

@@ -17,9 +17,7 @@ from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
 from framefuse.frame import Frame, View
 from framefuse.models.card import Card
-from framefuse.postprocess import postprocess
-from framefuse.postprocess.plausible import BoxCheck
-from framefuse.postprocess.semantic import ClassMasks
+from framefuse.postprocess import BoxCheck, ClassMasks, postprocess
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
@@ -351,11 +349,7 @@ class HostProgram(Program):
         return [(found, None) for found in self._detections(outputs, layout, placements, self.selection)]
 
     def _detections(
-        self,
-        outputs: Sequence[NDArray[Any]],
-        layout: str | None,
-        placements: Sequence[Placement],
-        selection: Selection,
+        self, outputs: Sequence[NDArray[Any]], layout: str | None, placements: Sequence[Placement], selection: Selection
     ) -> list[Detections]:
         card = self.card
         predictions = postprocess(

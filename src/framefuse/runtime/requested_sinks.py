@@ -50,22 +50,14 @@ def sinks_for(
         sinks.append(events())
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
+    shown = {"trail": settings.trail, "views": settings.show_views}
     if settings.save and info.kind in STILLS:
-        sinks.append(open_sink("images", trail=settings.trail, views=settings.show_views))
+        sinks.append(open_sink("images", **shown))
     elif settings.save:
-        video = open_sink(
-            "video",
-            encoder=settings.encoder,
-            crf=settings.crf,
-            preset=settings.encode_preset,
-            threads=settings.encode_threads,
-            gpu=settings.gpu,
-            trail=settings.trail,
-            views=settings.show_views,
-        )
-        sinks.append(video)
+        encoding = {"encoder": settings.encoder, "crf": settings.crf, "preset": settings.encode_preset}
+        sinks.append(open_sink("video", **encoding, threads=settings.encode_threads, gpu=settings.gpu, **shown))
     if settings.show:
-        sinks.append(open_sink("show", trail=settings.trail, views=settings.show_views))
+        sinks.append(open_sink("show", **shown))
     for make in factories:
         if isinstance(make, str):
             sinks.append(open_sink(make))

@@ -115,7 +115,8 @@ def _infer(
     """
     try:
         while True:
-            frame = frames.get(_patience(program, batcher))
+            deadline = monotonic() if program.in_flight else batcher.deadline  # of what is due next; None: nothing is
+            frame = frames.get(None if deadline is None else max(0.0, deadline - monotonic()))
             if frame is None:
                 break
             now = monotonic()
@@ -125,13 +126,10 @@ def _infer(
                     yield from program.finish(timeout=POLL_SECONDS)
             else:
                 rows = rows_of(frame)
-                batches = [
-                    batch
-                    for group, places in rows
-                    for batch in batcher.add(
-                        *group, shape=program.batch_key(group[0]), reader=frames.turn, now=now, places=places
-                    )
-                ]
+                batches = []
+                for group, places in rows:
+                    shape = program.batch_key(group[0])
+                    batches += batcher.add(*group, shape=shape, reader=frames.turn, now=now, places=places)
                 if not rows:
                     yield None
             for batch in batches:
@@ -148,13 +146,6 @@ def track(found: Iterable[FrameResult], tracks: Tracks | None) -> Iterator[Frame
     """The results with the ids of their objects; unchanged without `tracks`."""
     for result in found:
         yield tracks.follow(result) if tracks else result
-
-
-def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
-    """Seconds to wait for the next frame before something else is due; None: nothing else is."""
-    if program.in_flight:
-        return 0.0
-    return None if batcher.deadline is None else max(0.0, batcher.deadline - monotonic())
 
 
 def write(

@@ -18,8 +18,7 @@ from framefuse.config import Settings
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame, View
 from framefuse.models.card import Card
-from framefuse.postprocess.merge import merge
-from framefuse.postprocess.mosaic import join
+from framefuse.postprocess.merge import join, merge
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.program import FrameResult, Program

@@ -29,7 +29,7 @@ import av
 import numpy as np
 
 from framefuse.cuda import device, driver
-from framefuse.cuda.errors import LESS_MEMORY
+from framefuse.cuda.device import LESS_MEMORY
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.sources.annexb import NAL_TYPES, AnnexB

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.version import __version__
 from framefuse.cuda import device
-from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.device import translate_cuda_error
 from framefuse.engines import selftest
 from framefuse.engines.backend import Backend
 from framefuse.engines.cache import EngineCache, model_hash

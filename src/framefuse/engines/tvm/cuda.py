@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from framefuse.cuda import current as gpus
 from framefuse.cuda import device
 from framefuse.engines.cache import EngineCache
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
@@ -83,8 +82,8 @@ def register_convolutions() -> ConvolutionRunner:
     """Register `offload.FUNCTION` with TVM's runtime; returns the runner of this thread's current GPU."""
     import tvm_ffi
 
-    tvm_ffi.register_global_func(offload.FUNCTION, lambda *call: _runner_of(gpus.number(None))(*call), override=True)
-    return _runner_of(gpus.number(None))
+    tvm_ffi.register_global_func(offload.FUNCTION, lambda *call: _runner_of(device.number(None))(*call), override=True)
+    return _runner_of(device.number(None))
 
 
 @cache
@@ -182,7 +181,7 @@ class TvmExecution(DeviceExecution):
         import tvm_ffi
 
         cp = device.cupy()
-        self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{gpus.number(None)}")
+        self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{device.number(None)}")
         self._runner = runner
         self._workspaces: dict[int, Any] = {}
         self._memory = list(machine[MEMORY]())

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores
-from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpus
 from framefuse.engines.cache import Cached, EngineCache, model_hash
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.requests import Shape, Slot, SlotPool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from framefuse.cuda import current as gpus
+from framefuse.cuda import device as gpus
 from framefuse.engines.tvm.package import tvm
 from framefuse.errors import CapabilityError, UsageError
 

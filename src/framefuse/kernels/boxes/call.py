@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda.workspace import Workspace
+from framefuse.cuda.launch_plan import Workspace
 from framefuse.errors import UsageError
 from framefuse.kernels.arrays import on_gpu
 from framefuse.kernels.boxes import cuda as boxes_cuda

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import kernel
-from framefuse.cuda.workspace import Workspace
+from framefuse.cuda.launch_plan import Workspace
 from framefuse.errors import UsageError
 from framefuse.kernels.arrays import address, checked, device_table, kind, new, on, on_gpu, pitch
 from framefuse.kernels.cpu import _function, _scratch

@@ -14,8 +14,7 @@ import av
 import numpy as np
 
 from framefuse.config import Settings, settings_from
-from framefuse.cuda import current as gpus
-from framefuse.cuda import device as gpu
+from framefuse.cuda import device as gpus
 from framefuse.engines import ENGINES, find_backend
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
@@ -283,7 +282,7 @@ def _devices(name: str, asked: str) -> list[str]:
     devices = list(find_backend(name).capabilities.devices)
     if len(devices) > 1:
         try:
-            gpu.cupy()
+            gpus.cupy()
         except CapabilityError:
             return ["cpu"]
     return devices

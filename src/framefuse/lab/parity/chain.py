@@ -86,10 +86,7 @@ def preprocessed(spec: Preprocess, frame: Frame, *, ours: bool = False) -> tuple
     if ours:
         spec(frame, out, placement)
     else:
-        reference.preprocess(
-            frame, out, content=placement.content, interpolation=spec.interpolation, pad_value=spec.pad_value,
-            mean=spec.mean, std=spec.std, channel_order=spec.channel_order,
-        )  # fmt: skip
+        reference.preprocess(frame, out, **spec.arguments(placement))
     return out, placement
 
 

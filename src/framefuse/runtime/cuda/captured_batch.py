@@ -21,7 +21,7 @@ from framefuse.engines.requests import capture
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
-from framefuse.postprocess.plausible import BoxCheck
+from framefuse.postprocess import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, MaskOutputs
@@ -128,11 +128,7 @@ class CapturedBatch:
                 there = self._staging.upload(slot, frame)
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)
-            self._table.set(
-                slot, there, content=placement.content, interpolation=preprocess.interpolation,
-                pad_value=preprocess.pad_value, mean=preprocess.mean, std=preprocess.std,
-                channel_order=preprocess.channel_order, roi=placement.roi,
-            )  # fmt: skip
+            self._table.set(slot, there, **preprocess.arguments(placement))
         for slot in range(len(frames), self._batch):
             self._table.clear(slot)
         self._device_outputs.place(placements, frames)

@@ -11,18 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from framefuse.cuda import device
+from framefuse.cuda.launch_plan import Workspace
 from framefuse.cuda.pools import packed_allocation
-from framefuse.cuda.workspace import Workspace
-from framefuse.errors import CardError, NonFiniteError
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks import call as masks
 from framefuse.models.card import Card
-from framefuse.postprocess import maps
+from framefuse.postprocess import BoxCheck, maps, raise_non_finite, scored
 from framefuse.postprocess.merge import edges
-from framefuse.postprocess.plausible import BoxCheck
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
 from framefuse.runtime.program import FrameOutput, Selection
@@ -132,7 +130,7 @@ class BoxOutputs:
 
     def read(self, count: int) -> list[FrameOutput]:
         boxes, scores, classes, counts, non_finite = self._host[:FOUND]
-        _check_finite(non_finite, count, "of its anchors or queries")
+        raise_non_finite(non_finite[:count], "of its anchors or queries")
         if self._joined:
             counts[self._looks[:, LOOK - 3] >= 0] = 0  # the first row of a frame gets the objects of all
         found = self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
@@ -158,18 +156,10 @@ class MaskOutputs:
 
     def __init__(self, batch: int, shape: tuple[int, int, int], placement: Placement, card: Card) -> None:
         cp = device.cupy()
-        classes, height, width = shape
-        wide, high = placement.size
-        if height * wide != width * high:
-            raise CardError(
-                f"the model returns {width}x{height} scores for an input of {wide}x{high}",
-                remedy="export it with scores at the size of the input, or at 1/2, 1/4, ... of it",
-            )
         self._card, self._placed, self._batch = card, _place_of(placement), batch
-        left, top, across, down = (side * width / wide for side in placement.content)
-        self._content = left, top, across, down
+        self._content = scored(shape, placement)
         self._size = placement.shown[1], placement.shown[0]
-        self._resized = cp.empty((1, classes, *self._size), np.float32)
+        self._resized = cp.empty((1, shape[0], *self._size), np.float32)
         shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
         (self._labels, self._non_finite), self._device_bytes = packed_allocation(shapes, _device_bytes)
         self._host, self._host_bytes = packed_allocation(shapes, _pinned_bytes)
@@ -192,7 +182,7 @@ class MaskOutputs:
 
     def read(self, count: int) -> list[FrameOutput]:
         labels, bad = self._host
-        _check_finite(bad, count, "of its scores")
+        raise_non_finite(bad[:count], "of its scores")
         names = self._card.names
         return [(Detections.none(names), Masks(labels[row].copy(), names)) for row in range(count)]
 
@@ -213,13 +203,3 @@ def _place_of(placement: Placement) -> tuple[tuple[int, int], ...]:
 def _download(source: Any, target: Any, stream: Any) -> None:
     runtime = device.cupy().cuda.runtime
     runtime.memcpyAsync(target.ctypes.data, source.data.ptr, target.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
-
-
-def _check_finite(counts: Any, shown: int, of_what: str) -> None:
-    bad = np.flatnonzero(counts[:shown])
-    if len(bad):
-        raise NonFiniteError(
-            f"the model output has NaN or infinity in {counts[bad[0]]} {of_what} "
-            f"for frame {bad[0]} of a batch of {shown}",
-            remedy="use --precision fp32; if that does not help, the model file is damaged",
-        )

@@ -15,7 +15,7 @@ from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.cuda import device
-from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.device import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
 from framefuse.engines import DeviceExecution
 from framefuse.engines.requests import capture
@@ -180,8 +180,12 @@ class CudaProgram(Program):
             try:
                 batches = self._capture(size, frame)
             except GpuMemoryError:
-                if not self._free_captured():
+                if not self._executions:
                     raise
+                self.reasons.append(
+                    "the GPU has no room for another input size, so buffers of earlier sizes were freed"
+                )
+                self._free()
             if batches is None:  # outside the handler: the error keeps the partly built batch alive
                 free_cached_memory()
                 batches = self._capture(size, frame)
@@ -217,14 +221,6 @@ class CudaProgram(Program):
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
         self.reasons.append(f"{counted(count, 'batch', 'batches')} in flight, not {self.slots}: {error.message}")
-
-    def _free_captured(self) -> bool:
-        """Free the memory of every size and format; False if there is none. Nothing may be in flight."""
-        if not self._executions:
-            return False
-        self.reasons.append("the GPU has no room for another input size, so the buffers of earlier sizes were freed")
-        self._free()
-        return True
 
     def _is_running(self, model: DeviceExecution) -> bool:
         return any(flight.captured.model is model for flight in self._in_flight)

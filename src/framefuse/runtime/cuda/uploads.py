@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
-from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.device import translate_cuda_error
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda

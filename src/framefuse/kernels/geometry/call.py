@@ -180,14 +180,7 @@ class _Warp(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        image: Any,
-        out: Any,
-        size: tuple[int, int] | None,
-        interpolation: Sampling,
-        border: Border,
-        value: float | tuple[float, ...],
-        layout: ImageLayout,
+        cls, image: Any, out: Any, size: Any, interpolation: str, border: str, value: Any, layout: ImageLayout
     ) -> _Warp:
         source = Image.of("image", image, layout)
         if source.dtype not in DTYPES:

@@ -60,8 +60,9 @@ def variant(sample, channels):
         return T.Cast("uint32", address) * T.uint32(8)
 
     @T.inline
-    def inner_words(results, at, words, source, pitch, whole, weight, linear):
-        """Pixels away from the border. All loads come first, so that they overlap."""
+    def inner_words(results, pixels, at, words, bits, source, pitch, whole, weight, linear):
+        """Pixels away from the border; `packed`: each three bytes of pixels[p]. All loads come first, so that they
+        overlap."""
         for p in T.unroll(PIXELS):
             at[p] = source + (wide(whole[2 * p + 1]) * wide(pitch) + wide(whole[2 * p] * channels))
         if linear != 0:
@@ -71,39 +72,24 @@ def variant(sample, channels):
             for p in T.unroll(PIXELS):
                 align(words, 6 * p, shift(at[p]))
                 align(words, 6 * p + 3, shift(at[p] + wide(pitch)))
-                for c in T.unroll(channels):
-                    left = lerp(fixed(words, 6 * p, c), fixed(words, 6 * p + 3, c), weight[2 * p + 1])
-                    right = lerp(
-                        fixed(words, 6 * p, channels + c), fixed(words, 6 * p + 3, channels + c), weight[2 * p + 1]
-                    )
-                    results[p * channels + c] = rounded(lerp(left, right, weight[2 * p]))
+                if packed:
+                    blend(pixels, p, words, 6 * p, bits, weight[2 * p], weight[2 * p + 1])
+                else:
+                    for c in T.unroll(channels):
+                        k = T.meta_var(channels + c)
+                        left = lerp(fixed(words, 6 * p, c), fixed(words, 6 * p + 3, c), weight[2 * p + 1])
+                        right = lerp(fixed(words, 6 * p, k), fixed(words, 6 * p + 3, k), weight[2 * p + 1])
+                        results[p * channels + c] = rounded(lerp(left, right, weight[2 * p]))
         else:
             for p in T.unroll(PIXELS):
                 fetch(words, 6 * p, at[p])
             for p in T.unroll(PIXELS):
                 align(words, 6 * p, shift(at[p]))
-                for c in T.unroll(channels):
-                    results[p * channels + c] = byte(words, 6 * p, c)
-
-    @T.inline
-    def inner_packed(pixels, at, words, bits, source, pitch, whole, weight, linear):
-        """pixels[p] = the three bytes of a pixel away from the border."""
-        for p in T.unroll(PIXELS):
-            at[p] = source + (wide(whole[2 * p + 1]) * wide(pitch) + wide(whole[2 * p] * channels))
-        if linear != 0:
-            for p in T.unroll(PIXELS):
-                fetch(words, 6 * p, at[p])
-                fetch(words, 6 * p + 3, at[p] + wide(pitch))
-            for p in T.unroll(PIXELS):
-                align(words, 6 * p, shift(at[p]))
-                align(words, 6 * p + 3, shift(at[p] + wide(pitch)))
-                blend(pixels, p, words, 6 * p, bits, weight[2 * p], weight[2 * p + 1])
-        else:
-            for p in T.unroll(PIXELS):
-                fetch(words, 6 * p, at[p])
-            for p in T.unroll(PIXELS):
-                align(words, 6 * p, shift(at[p]))
-                pixels[p] = words[6 * p] & T.uint32(0xFFFFFF)
+                if packed:
+                    pixels[p] = words[6 * p] & T.uint32(0xFFFFFF)
+                else:
+                    for c in T.unroll(channels):
+                        results[p * channels + c] = byte(words, 6 * p, c)
 
     @T.inline
     def put_packed(out, words, pixels, target, pitch, x, y, columns, rows, lane, vectors):
@@ -258,6 +244,7 @@ def variant(sample, channels):
                                     skipped = wide(image) * source_image + wide(plane) * source_plane
                                     begin = source + skipped * size
                                     limits = T.meta_var((source_pitch, height, width, linear, replicate, value))
+                                    taps = T.meta_var((begin, source_pitch, whole, weight, linear))
                                     at = (
                                         wide(image) * target_image
                                         + wide(plane) * target_plane
@@ -266,9 +253,7 @@ def variant(sample, channels):
                                     )
                                     if packed:
                                         if inside[0] != 0:
-                                            inner_packed(
-                                                pixels, places, words_, bits, begin, source_pitch, whole, weight, linear
-                                            )
+                                            inner_words(results, pixels, places, words_, bits, *taps)
                                         else:
                                             for p in T.serial(PIXELS):
                                                 edge(values, taken, begin, *placed(whole, weight, p), *limits)
@@ -286,11 +271,9 @@ def variant(sample, channels):
                                         put_packed(out, out_words, pixels, place, *where)
                                     elif inside[0] != 0:
                                         if words:
-                                            inner_words(
-                                                results, places, words_, begin, source_pitch, whole, weight, linear
-                                            )
+                                            inner_words(results, pixels, places, words_, bits, *taps)
                                         else:
-                                            inner(results, values, begin, source_pitch, whole, weight, linear)
+                                            inner(results, values, *taps)
                                         if vectors != 0:
                                             for g in T.unroll(channels):
                                                 for e in T.vectorized(PIXELS):

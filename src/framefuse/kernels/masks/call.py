@@ -150,12 +150,7 @@ def ema(mask: Any, state: Any, weight: float, *, stream: int | None = None) -> A
 
 
 def upsample(
-    plane: Any,
-    size: tuple[int, int],
-    *,
-    content: Region | None = None,
-    out: Any | None = None,
-    stream: int | None = None,
+    plane: Any, size: tuple[int, int], *, content: Region | None = None, out: Any = None, stream: int | None = None
 ) -> Any:
     """(h, w) or (n, h, w) to (..., *size), bilinear; `kernels.reference.upsample` is the formula.
 

@@ -25,159 +25,147 @@ def differ(a, b):
     return (a != zero).astype("int32") != (b != zero).astype("int32")
 
 
-def instance_variant(kind):
-    """The PrimFunc `instance_<kind>`: "paint" writes a value where the mask is set, "runs" writes COCO run lengths."""
+@T.inline
+def accumulate(logits, prototypes, coefficients, i, channels, plane_pitch, base, count, at):
+    """logits[at + x] += coefficients . prototypes over `count` samples of a row."""
+    for c in T.serial(channels):
+        weight: T.let = coefficients[i, c]
+        for x in T.serial(count):
+            logits[at + x] = logits[at + x] + weight * prototypes[base + c * plane_pitch + x]
 
-    @T.inline
-    def accumulate(logits, prototypes, coefficients, i, channels, plane_pitch, base, count, at):
-        """logits[at + x] += coefficients . prototypes over `count` samples of a row."""
-        for c in T.serial(channels):
-            weight: T.let = coefficients[i, c]
-            for x in T.serial(count):
-                logits[at + x] = logits[at + x] + weight * prototypes[base + c * plane_pitch + x]
 
-    @T.inline
-    def emit(runs, state, position, capacity):
-        """Close a run at `position`; state is run count, last position, value."""
-        if state[0] < capacity:
-            runs[state[0]] = position - state[1]
-        state[0] = state[0] + 1
-        state[1] = position
+@T.inline
+def emit(runs, state, position, capacity):
+    """Close a run at `position`; state is run count, last position, value."""
+    if state[0] < capacity:
+        runs[state[0]] = position - state[1]
+    state[0] = state[0] + 1
+    state[1] = position
 
-    if kind == "paint":
 
-        @T.prim_func(s_tir=True)
-        def kernel(
-            prototype_address: T.int64, channels: T.int32, plane_pitch: T.int32, row_pitch: T.int32,
-            coefficients: T.Buffer(("n", "channels"), "float32", align=4),
-            boxes: T.Buffer(("n", 8), "int32", align=4), xi: T.Buffer(("width",), "int32", align=4),
-            xw: T.Buffer(("width",), "float32", align=4), yi: T.Buffer(("height",), "int32", align=4),
-            yw: T.Buffer(("height",), "float32", align=4), values: T.Buffer(("n",), "uint8", align=1),
-            target_address: T.int64, item_pitch: T.int64, target_pitch: T.int64,
-            logits: T.Buffer(("size",), "float32", align=4), rows: T.Buffer(("row_size",), "float32", align=4),
-        ):  # fmt: skip
-            T.func_attr({"tirx.noalias": True, "global_symbol": f"instance_{kind}"})
-            n, size = T.int32(), T.int32()
-            prototypes = array_at(prototype_address, "float32", size)
-            for j in T.serial(n):
-                # Backwards, so that where instances share a target the first, the surest, lies on top.
-                i: T.let = n - 1 - j
-                x0: T.let = boxes[i, 4]
-                x1: T.let = boxes[i, 5]
-                y0: T.let = boxes[i, 6]
-                y1: T.let = boxes[i, 7]
-                if T.And(x0 < x1, y0 < y1):
-                    left: T.let = xi[x0]
-                    top: T.let = yi[y0]
-                    pitch: T.let = xi[x1 - 1] + 2 - left
-                    count: T.let = yi[y1 - 1] + 2 - top
-                    wide: T.let = x1 - x0
-                    begin: T.let = T.max(left, boxes[i, 0])
-                    end: T.let = T.min(left + pitch, boxes[i, 1])
-                    for r in T.serial(count):
-                        for x in T.serial(pitch):
-                            logits[x] = T.float32(0)
-                        if T.And(top + r >= boxes[i, 2], top + r < boxes[i, 3]):
-                            source = T.meta_var((prototypes, coefficients, i, channels, plane_pitch))
-                            accumulate(logits, *source, (top + r) * row_pitch + begin, end - begin, begin - left)
-                        for x in T.serial(wide):
-                            rows[r * wide + x] = lerp(
-                                logits[xi[x0 + x] - left], logits[xi[x0 + x] - left + 1], xw[x0 + x]
-                            )
-                    for y in T.serial(y1 - y0):
-                        upper: T.let = (yi[y0 + y] - top) * wide
-                        weight: T.let = yw[y0 + y]
-                        target = array_at(
-                            target_address
-                            + T.Cast("int64", i) * item_pitch
-                            + T.Cast("int64", y0 + y) * target_pitch
-                            + T.Cast("int64", x0),
-                            "uint8",
-                            size,
-                        )
-                        ink: T.let = values[i]
-                        for x in T.serial(wide):
-                            target[x] = T.Select(
-                                lerp(rows[upper + x], rows[upper + wide + x], weight) > T.float32(0), ink, target[x]
-                            )
+@T.prim_func(s_tir=True)
+def instance_paint(
+    prototype_address: T.int64, channels: T.int32, plane_pitch: T.int32, row_pitch: T.int32,
+    coefficients: T.Buffer(("n", "channels"), "float32", align=4),
+    boxes: T.Buffer(("n", 8), "int32", align=4), xi: T.Buffer(("width",), "int32", align=4),
+    xw: T.Buffer(("width",), "float32", align=4), yi: T.Buffer(("height",), "int32", align=4),
+    yw: T.Buffer(("height",), "float32", align=4), values: T.Buffer(("n",), "uint8", align=1),
+    target_address: T.int64, item_pitch: T.int64, target_pitch: T.int64,
+    logits: T.Buffer(("size",), "float32", align=4), rows: T.Buffer(("row_size",), "float32", align=4),
+):  # fmt: skip
+    """Write values[i] where mask i is set."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "instance_paint"})
+    n, size = T.int32(), T.int32()
+    prototypes = array_at(prototype_address, "float32", size)
+    for j in T.serial(n):
+        # Backwards, so that where instances share a target the first, the surest, lies on top.
+        i: T.let = n - 1 - j
+        x0: T.let = boxes[i, 4]
+        x1: T.let = boxes[i, 5]
+        y0: T.let = boxes[i, 6]
+        y1: T.let = boxes[i, 7]
+        if T.And(x0 < x1, y0 < y1):
+            left: T.let = xi[x0]
+            top: T.let = yi[y0]
+            pitch: T.let = xi[x1 - 1] + 2 - left
+            count: T.let = yi[y1 - 1] + 2 - top
+            wide: T.let = x1 - x0
+            begin: T.let = T.max(left, boxes[i, 0])
+            end: T.let = T.min(left + pitch, boxes[i, 1])
+            for r in T.serial(count):
+                for x in T.serial(pitch):
+                    logits[x] = T.float32(0)
+                if T.And(top + r >= boxes[i, 2], top + r < boxes[i, 3]):
+                    source = T.meta_var((prototypes, coefficients, i, channels, plane_pitch))
+                    accumulate(logits, *source, (top + r) * row_pitch + begin, end - begin, begin - left)
+                for x in T.serial(wide):
+                    rows[r * wide + x] = lerp(logits[xi[x0 + x] - left], logits[xi[x0 + x] - left + 1], xw[x0 + x])
+            for y in T.serial(y1 - y0):
+                upper: T.let = (yi[y0 + y] - top) * wide
+                weight: T.let = yw[y0 + y]
+                item = T.meta_var(target_address + T.Cast("int64", i) * item_pitch)
+                row = T.meta_var(T.Cast("int64", y0 + y) * target_pitch)
+                target = array_at(item + row + T.Cast("int64", x0), "uint8", size)
+                ink: T.let = values[i]
+                for x in T.serial(wide):
+                    logit = T.meta_var(lerp(rows[upper + x], rows[upper + wide + x], weight))
+                    target[x] = T.Select(logit > T.float32(0), ink, target[x])
 
-        return kernel
 
-    @T.prim_func(s_tir=True)
-    def kernel(
-        prototype_address: T.int64, channels: T.int32, plane_pitch: T.int32, row_pitch: T.int32,
-        coefficients: T.Buffer(("n", "channels"), "float32", align=4), boxes: T.Buffer(("n", 8), "int32", align=4),
-        xi: T.Buffer(("width",), "int32", align=4), xw: T.Buffer(("width",), "float32", align=4),
-        yi: T.Buffer(("height",), "int32", align=4), yw: T.Buffer(("height",), "float32", align=4),
-        starts: T.Buffer(("starts_size",), "int32", align=4), runs: T.Buffer(("capacity",), "int32", align=4),
-        ends: T.Buffer(("n",), "int32", align=4), logits: T.Buffer(("size",), "float32", align=4),
-        column: T.Buffer(("column_size",), "float32", align=4),
-    ):  # fmt: skip
-        T.func_attr({"tirx.noalias": True, "global_symbol": f"instance_{kind}"})
-        n, width, height = T.int32(), T.int32(), T.int32()
-        size, capacity = T.int32(), T.int32()
-        prototypes = array_at(prototype_address, "float32", size)
-        state = T.alloc_buffer((3,), "int32")
-        state[0] = 0
-        for i in T.serial(n):
-            state[1] = 0
-            state[2] = 0
-            x0: T.let = boxes[i, 4]
-            x1: T.let = boxes[i, 5]
-            y0: T.let = boxes[i, 6]
-            y1: T.let = boxes[i, 7]
-            if T.And(x0 < x1, y0 < y1):
-                left: T.let = xi[x0]
-                top: T.let = yi[y0]
-                wide: T.let = xi[x1 - 1] + 2 - left
-                count: T.let = yi[y1 - 1] + 2 - top
-                begin: T.let = T.max(left, boxes[i, 0])
-                end: T.let = T.min(left + wide, boxes[i, 1])
-                whole: T.let = T.And(y0 == 0, y1 == height)
-                # Transposed: a prototype column is contiguous, so that the taps across vectorise along it.
-                for k in T.serial(wide * count):
-                    logits[k] = T.float32(0)
+@T.prim_func(s_tir=True)
+def instance_runs(
+    prototype_address: T.int64, channels: T.int32, plane_pitch: T.int32, row_pitch: T.int32,
+    coefficients: T.Buffer(("n", "channels"), "float32", align=4), boxes: T.Buffer(("n", 8), "int32", align=4),
+    xi: T.Buffer(("width",), "int32", align=4), xw: T.Buffer(("width",), "float32", align=4),
+    yi: T.Buffer(("height",), "int32", align=4), yw: T.Buffer(("height",), "float32", align=4),
+    starts: T.Buffer(("starts_size",), "int32", align=4), runs: T.Buffer(("capacity",), "int32", align=4),
+    ends: T.Buffer(("n",), "int32", align=4), logits: T.Buffer(("size",), "float32", align=4),
+    column: T.Buffer(("column_size",), "float32", align=4),
+):  # fmt: skip
+    """The run lengths of all masks, one after the other; those of mask i end at ends[i]."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "instance_runs"})
+    n, width, height = T.int32(), T.int32(), T.int32()
+    size, capacity = T.int32(), T.int32()
+    prototypes = array_at(prototype_address, "float32", size)
+    state = T.alloc_buffer((3,), "int32")
+    state[0] = 0
+    for i in T.serial(n):
+        state[1] = 0
+        state[2] = 0
+        x0: T.let = boxes[i, 4]
+        x1: T.let = boxes[i, 5]
+        y0: T.let = boxes[i, 6]
+        y1: T.let = boxes[i, 7]
+        if T.And(x0 < x1, y0 < y1):
+            left: T.let = xi[x0]
+            top: T.let = yi[y0]
+            wide: T.let = xi[x1 - 1] + 2 - left
+            count: T.let = yi[y1 - 1] + 2 - top
+            begin: T.let = T.max(left, boxes[i, 0])
+            end: T.let = T.min(left + wide, boxes[i, 1])
+            whole: T.let = T.And(y0 == 0, y1 == height)
+            # Transposed: a prototype column is contiguous, so that the taps across vectorise along it.
+            for k in T.serial(wide * count):
+                logits[k] = T.float32(0)
+            for r in T.serial(count):
+                if T.And(top + r >= boxes[i, 2], top + r < boxes[i, 3]):
+                    for x in T.serial(end - begin):
+                        column[x] = T.float32(0)
+                    source = T.meta_var((prototypes, coefficients, i, channels, plane_pitch))
+                    accumulate(column, *source, (top + r) * row_pitch + begin, end - begin, 0)
+                    for x in T.serial(end - begin):
+                        logits[(begin - left + x) * count + r] = column[x]
+            for u in T.serial(x1 - x0):
+                x: T.let = x0 + u
+                at: T.let = (xi[x] - left) * count
+                across: T.let = xw[x]
                 for r in T.serial(count):
-                    if T.And(top + r >= boxes[i, 2], top + r < boxes[i, 3]):
-                        for x in T.serial(end - begin):
-                            column[x] = T.float32(0)
-                        source = T.meta_var((prototypes, coefficients, i, channels, plane_pitch))
-                        accumulate(column, *source, (top + r) * row_pitch + begin, end - begin, 0)
-                        for x in T.serial(end - begin):
-                            logits[(begin - left + x) * count + r] = column[x]
-                for u in T.serial(x1 - x0):
-                    x: T.let = x0 + u
-                    at: T.let = (xi[x] - left) * count
-                    across: T.let = xw[x]
-                    for r in T.serial(count):
-                        column[r] = lerp(logits[at + r], logits[at + count + r], across)
-                    for r in T.serial(count - 1):
-                        upper: T.let = column[r]
-                        lower: T.let = column[r + 1]
-                        same: T.let = T.if_then_else(
-                            state[2] == 1,
-                            T.And(upper > T.float32(0), lower > T.float32(0)),
-                            T.And(upper <= T.float32(0), lower <= T.float32(0)),
-                        )
-                        if T.Not(same):
-                            start: T.let = T.max(starts[top + r], y0)
-                            stop: T.let = T.min(starts[top + r + 1], y1)
-                            for k in T.serial(T.max(stop - start, 0)):
-                                y: T.let = start + k
-                                inside: T.let = T.Cast("int32", lerp(upper, lower, yw[y]) > T.float32(0))
-                                if inside != state[2]:
-                                    emit(runs, state, x * height + y, capacity)
-                                    state[2] = inside
-                    if T.And(state[2] == 1, T.Not(whole)):
-                        if x * height + y1 < width * height:
-                            emit(runs, state, x * height + y1, capacity)
-                        state[2] = 0
-                if T.And(state[2] == 1, x1 < width):
-                    emit(runs, state, x1 * height, capacity)
-            emit(runs, state, width * height, capacity)
-            ends[i] = state[0]
-
-    return kernel
+                    column[r] = lerp(logits[at + r], logits[at + count + r], across)
+                for r in T.serial(count - 1):
+                    upper: T.let = column[r]
+                    lower: T.let = column[r + 1]
+                    same: T.let = T.if_then_else(
+                        state[2] == 1,
+                        T.And(upper > T.float32(0), lower > T.float32(0)),
+                        T.And(upper <= T.float32(0), lower <= T.float32(0)),
+                    )
+                    if T.Not(same):
+                        start: T.let = T.max(starts[top + r], y0)
+                        stop: T.let = T.min(starts[top + r + 1], y1)
+                        for k in T.serial(T.max(stop - start, 0)):
+                            y: T.let = start + k
+                            inside: T.let = T.Cast("int32", lerp(upper, lower, yw[y]) > T.float32(0))
+                            if inside != state[2]:
+                                emit(runs, state, x * height + y, capacity)
+                                state[2] = inside
+                if T.And(state[2] == 1, T.Not(whole)):
+                    if x * height + y1 < width * height:
+                        emit(runs, state, x * height + y1, capacity)
+                    state[2] = 0
+            if T.And(state[2] == 1, x1 < width):
+                emit(runs, state, x1 * height, capacity)
+        emit(runs, state, width * height, capacity)
+        ends[i] = state[0]
 
 
 @T.prim_func(s_tir=True)
@@ -279,9 +267,5 @@ def run_text(
 
 def variants():
     """Every variant: {global symbol: PrimFunc}."""
-    return {
-        "instance_paint": instance_variant("paint"),
-        "instance_runs": instance_variant("runs"),
-        "mask_runs": mask_runs,
-        "run_text": run_text,
-    }
+    kernels = {"instance_paint": instance_paint, "instance_runs": instance_runs}
+    return kernels | {"mask_runs": mask_runs, "run_text": run_text}

@@ -45,13 +45,14 @@ def filler(store):
 def painters(layout):
     """Functions that write a row of the image and its padding, one for each of STORES, and `copy_bytes`."""
 
-    def painted(coefficients, channel, comps, columns, x, red):
-        """An output channel. That of a packed image is one of its own channels, of which `red` is red."""
+    def painted(coefficients, channel, comps, columns, x, red, store, flip):
+        """An output channel, as written. That of a packed image is one of its own channels, of which `red` is red."""
         if layout.startswith("packed"):
             of = (red, 1, 2 - red)[channel]
             value = coefficients[9 + channel] + coefficients[3 * channel + of] * comps[of * columns + x]
-            return clipped(coefficients, channel, value)
-        return colour(coefficients, channel, [comps[k * columns + x] for k in range(1 if layout == "gray" else 3)])
+            return word(clipped(coefficients, channel, value), store, flip)
+        parts = [comps[k * columns + x] for k in range(1 if layout == "gray" else 3)]
+        return word(colour(coefficients, channel, parts), store, flip)
 
     def painter(store):
         fill = filler(store)
@@ -61,13 +62,10 @@ def painters(layout):
             """A row: `left` pixels of padding, `count` of the image, and padding up to `width`."""
             fill(target, coefficients, flip, at, channel_pitch, left)
             for x in T.serial(count):
-                target[at + left + x] = word(painted(coefficients, 0, comps, columns, x, red), store, flip)
-                target[at + left + channel_pitch + x] = word(
-                    painted(coefficients, 1, comps, columns, x, red), store, flip
-                )
-                target[at + left + 2 * channel_pitch + x] = word(
-                    painted(coefficients, 2, comps, columns, x, red), store, flip
-                )
+                given = T.meta_var((comps, columns, x, red, store, flip))
+                target[at + left + x] = painted(coefficients, 0, *given)
+                target[at + left + channel_pitch + x] = painted(coefficients, 1, *given)
+                target[at + left + 2 * channel_pitch + x] = painted(coefficients, 2, *given)
             fill(target, coefficients, flip, at + left + count, channel_pitch, width - left - count)
 
         return paint

@@ -294,16 +294,9 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
                 )
             if kind == 0 and request.interpolation == "linear":
                 picked = picked and origin % unit == 0 and step % unit == 0
-            values = {
-                "step": step,
-                "whole": step // unit,
-                "rest": step % unit,
-                "offset": origin,
-                "unit": unit,
-                "lowest": region // subsample,
-                "highest": -(-(region + length) // subsample) - 1,
-                "pitch": pitches[kind] if coded == 1 else size * beside[kind],
-            }
+            values = {"step": step, "whole": step // unit, "rest": step % unit, "offset": origin, "unit": unit}
+            values |= {"lowest": region // subsample, "highest": -(-(region + length) // subsample) - 1}
+            values["pitch"] = pitches[kind] if coded == 1 else size * beside[kind]
             for name, value in values.items():
                 integers[WORD[f"{axis}_{name}{kind}"]] = value
             fractions[WORD[f"{axis}_inverse{kind}"]] = 1 / unit

@@ -140,7 +140,7 @@ class Axis(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Windows of all axes as the kernel reads them; with 0 blocks another kernel is used."""
+    """Windows of all axes as the kernel reads them."""
 
     blocks: int
     halves: int
@@ -149,16 +149,13 @@ class Windows(NamedTuple):
     """First bytes of the windows, two for each block; bytes to pick; weights."""
 
 
-NONE = Windows(0, 0, (np.zeros(2, np.int32), np.zeros(64, np.uint8), np.zeros(32, np.int16)))
-
-
-def windows(form: Form, axes: Sequence[Axis]) -> Windows:
-    """Windows of all axes, or NONE if the image is too narrow, the output too wide, or pixels lie too far apart."""
+def windows(form: Form, axes: Sequence[Axis]) -> Windows | None:
+    """Windows of all axes, or None if the image is too narrow, the output too wide, or pixels lie too far apart."""
     count, block = len(axes[0].first), form.block
     narrow = count < block or min(axis.row for axis in axes) < form.window
     packed = axes[0].components == 3
     if narrow or max(axis.unit for axis in axes) > MAX_UNIT or (packed and not form.packed):
-        return NONE
+        return None
     starts = np.minimum(np.arange(0, count, block), count - block)
     pixels = starts[:, None] + np.arange(block)
     for halves in form.halves if packed else form.halves[:1]:
@@ -167,7 +164,7 @@ def windows(form: Form, axes: Sequence[Axis]) -> Windows:
             parts = [part for part in found if part is not None]
             firsts, picks, weights = (np.concatenate([part[n].ravel() for part in parts]) for n in range(3))
             return Windows(len(starts), halves, (firsts, picks, weights))
-    return NONE
+    return None
 
 
 def _axis(

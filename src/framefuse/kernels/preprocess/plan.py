@@ -238,7 +238,7 @@ def plan(request: Request) -> Plan:
     strides = (packed or 1, 2 if format.layout == "semiplanar" else 1)
     form = FORMS.get(byte_level())
     axes = _axes(request, x_taps, strides, columns[2])
-    blocks = filters.windows(form, axes) if form and axes else filters.NONE
+    blocks = filters.windows(form, axes) if form and axes else None
     output = request.output
     values = coefficients(request)
     if output in LEVELS:
@@ -267,7 +267,7 @@ def plan(request: Request) -> Plan:
         *content,
     )
     layout = f"packed{packed}" if packed else format.layout
-    if form and blocks.blocks:
+    if form and blocks:
         for row_weights, axis in zip(np.split(tables[1], 2), axes, strict=False):
             row_weights /= axis.unit
         name, walk = f"preprocess_{form.name}_{layout}", (*walk, blocks.blocks, blocks.halves)

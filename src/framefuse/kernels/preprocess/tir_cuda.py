@@ -134,11 +134,6 @@ def variant(layout, sample, memory, alone=False):
         )
 
     @T.inline
-    def picked(comps, k, plane, add, ups, lefts, x):
-        """comps[k] = the first tap of both axes of a plane of luma."""
-        comps[k] = load(plane + wide(ups[0]) + add + wide(lefts[2 * x]))
-
-    @T.inline
     def two(comps, k, plane, ups, wys, y, lefts, wxs, x):
         """comps[k], comps[k + 1] = the same for a plane of interleaved chroma."""
         words = T.alloc_buffer((4,), "uint32", scope="local")
@@ -176,14 +171,11 @@ def variant(layout, sample, memory, alone=False):
                 comps[k + c] = comps[k + c] + yw[y + 2 + v] * across[c]
 
     @T.inline
-    def linear(comps, pick, plane0, plane1, plane2, ups, wys, lefts, wxs):
+    def linear(comps, plane0, plane1, plane2, ups, wys, lefts, wxs):
         """All components of the pixels, without a branch, so that all loads are issued at once."""
         for p in T.unroll(many):
             for k in T.unroll(side_by_side):
-                if pick:
-                    picked(comps, 3 * p + k, plane0, k * size, ups, lefts, 2 * p)
-                else:
-                    one(comps, 3 * p + k, plane0, k * size, ups, wys, 0, lefts, wxs, 2 * p)
+                one(comps, 3 * p + k, plane0, k * size, ups, wys, 0, lefts, wxs, 2 * p)
             if layout == "planar":
                 one(comps, 3 * p + 1, plane1, 0, ups, wys, 1, lefts, wxs, 2 * p + 1)
                 one(comps, 3 * p + 2, plane2, 0, ups, wys, 1, lefts, wxs, 2 * p + 1)
@@ -290,7 +282,7 @@ def variant(layout, sample, memory, alone=False):
                     clamp(along0, many, wholes, lefts, 0, 2)
                     if chroma:
                         clamp(along1, many, wholes, lefts, 1, 2)
-                    linear(comps, False, plane0, plane1, plane2, ups, wys, lefts, wxs)
+                    linear(comps, plane0, plane1, plane2, ups, wys, lefts, wxs)
             else:
                 along_table0 = addresses[row, ADDRESS["along0"]]
                 across_table0 = addresses[row, ADDRESS["across0"]]

@@ -18,8 +18,7 @@ from framefuse.common.text import counted
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
 from framefuse.sources.address import Address
 from framefuse.sources.connection import PATIENCE, Connection, Ended, Facts
-from framefuse.sources.ffmpeg import exact
-from framefuse.sources.planes import wrap
+from framefuse.sources.ffmpeg import exact, wrap
 from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions, note
 
 _logger = logging.getLogger(__name__)

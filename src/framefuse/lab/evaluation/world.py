@@ -10,7 +10,7 @@ import numpy as np
 
 from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
 from framefuse.sources import Source, SourceInfo
-from framefuse.sources.planes import wrap
+from framefuse.sources.ffmpeg import wrap
 from framefuse.sources.source import Frames, PullSource
 from framefuse.sources.synthetic import to_video
 from framefuse.world import Truth, World

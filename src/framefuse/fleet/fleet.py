@@ -330,11 +330,7 @@ class _Worker:
 
 
 def parse_devices(text: str) -> list[str]:
-    """ "0,1" -> ["cuda:0", "cuda:1"]; "all" -> every visible GPU.
-
-    Raises:
-        UsageError: neither numbers nor all.
-    """
+    """ "0,1" -> ["cuda:0", "cuda:1"]; "all" -> every visible GPU; UsageError: neither numbers nor all."""
     if text.strip() == "all":
         from framefuse.cuda.device import cupy
 

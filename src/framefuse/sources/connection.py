@@ -100,11 +100,7 @@ class Watch:
         return True
 
     def packet(self, decoded: bool, now: float) -> bool:
-        """Count a packet; returns whether one that cannot be decoded is damage, not just a stream joined midway.
-
-        Raises:
-            Undecodable: no clean frame has come for too long.
-        """
+        """Whether a packet is damage, not just of a stream joined midway; Undecodable: no clean frame for too long."""
         self._packets += 1
         self._clean &= decoded
         seconds = now - self._since

@@ -98,11 +98,7 @@ class Decoder(Protocol):
 
 
 class HostDecoder:
-    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec, which PyAV does not.
-
-    Args:
-        on_change: called with the old and the new codec.
-    """
+    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec, which PyAV does not: `on_change(before, after)`."""
 
     def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str, str], None]) -> None:
         self.codec: str = stream.codec_context.name
@@ -190,12 +186,7 @@ def _has_codec(stream: Any, codec: str) -> bool:
 
 
 def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
-    """Open the file, or what follows byte `begin`, as a PyAV container.
-
-    Raises:
-        SourceError: with the system's reason.
-        DecodeError: with FFmpeg's reason.
-    """
+    """The file, or what follows byte `begin`, open; SourceError has the system's reason, DecodeError FFmpeg's."""
     try:
         if not path.exists() or path.is_file():
             with path.open("rb") as file:
@@ -220,11 +211,8 @@ def exact(value: Any) -> Fraction | None:
 
 
 def demuxed(container: Any, *streams: Any) -> Iterator[Any]:
-    """The packets of some streams, then an empty one of each, which flushes its decoder.
-
-    Where streams appear after the container was opened, PyAV flushes those too, and fails as it does not know them.
-    """
-    with suppress(IndexError):
+    """The packets of some streams, then an empty one of each, which flushes its decoder."""
+    with suppress(IndexError):  # PyAV also flushes streams that appeared since it opened the container, and fails
         yield from container.demux(*streams)
 
 
@@ -294,11 +282,7 @@ def wrap(
 
 
 def check_size(width: int, height: int, source_id: str, max_pixels: int | None = None) -> None:
-    """Refuse sizes that no camera produces, and frames larger than the option `max_pixels`.
-
-    Raises:
-        SourceError: a side is zero or larger than MAX_SIDE, or there are too many pixels.
-    """
+    """SourceError: a side is zero or larger than MAX_SIDE, or there are more pixels than the option `max_pixels`."""
     if min(width, height) < 1:
         raise SourceError(f"{source_id}: the frame size is {width}x{height}", remedy="check that the file is complete")
     if max(width, height) > MAX_SIDE:

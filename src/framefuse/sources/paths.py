@@ -40,11 +40,7 @@ class PathList(list[str]):
 
 
 def find(text: str) -> list[str]:
-    """The files that a path, folder or glob names.
-
-    Raises:
-        SourceError: no such file, or it cannot be read.
-    """
+    """The files that a path, folder or glob names; SourceError: there are none, or they cannot be read."""
     path = Path(text)
     try:
         if path.is_dir():
@@ -85,11 +81,7 @@ def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
 
 
 def videos_in(text: str) -> list[str]:
-    """The videos of a folder or glob; the path itself if it is a file, or if there are images too.
-
-    Raises:
-        SourceError: no such file, or it cannot be read.
-    """
+    """The videos of a folder or glob; the path itself if it is a file, or if there are images too. Raises as `find`."""
     paths = find(text)
     return [text] if any(is_image_path(path) for path in paths) else paths
 
@@ -171,10 +163,8 @@ def chain(openers: Sequence[Opener], *, alone: bool = True) -> PullSource:
 
 @dataclass(frozen=True)
 class SharedList:
-    """A work list shared by several readers of a Pipeline: each takes the next item when it has finished one.
-
-    An item that cannot be read is skipped with a note.
-    """
+    """A work list shared by several readers of a Pipeline: each takes the next item when it has finished one, and skips
+    one that cannot be read with a note."""
 
     items: Iterator[Any]
     """Anything that `open_one` accepts, mostly files. Other processes may take items as well."""
@@ -184,11 +174,7 @@ class SharedList:
 
     def open(self, options: SourceOptions) -> list[Source]:
         """The readers. The first has opened its first item; the others open theirs on their first frame, in parallel,
-        because opening takes as long as many frames.
-
-        Raises:
-            SourceError: no item can be opened, or there is none.
-        """
+        because opening takes as long as many frames. SourceError: no item can be opened, or there is none."""
         lock, numbers = threading.Lock(), itertools.count()
 
         def open_numbered(item: Any, number: int) -> Source:

@@ -98,7 +98,7 @@ class Decoder(Protocol):
 
 
 class HostDecoder:
-    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec, which PyAV does not: `on_change(before, after)`."""
+    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec (`on_change`: from, to), which PyAV does not."""
 
     def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str, str], None]) -> None:
         self.codec: str = stream.codec_context.name

@@ -19,7 +19,7 @@ from framefuse.errors import CapabilityError, SinkError, SourceError, UsageError
 from framefuse.fleet.fleet import parse_devices
 from framefuse.runtime import choices
 from framefuse.sources import SourceOptions, open_source
-from framefuse.sources.chain import SharedList
+from framefuse.sources.paths import SharedList
 from media import damage_packet, video
 
 

@@ -27,7 +27,7 @@ from framefuse.report.report import Report, build_report
 from framefuse.sinks import coco
 from framefuse.sinks.repair import repair_folder
 from framefuse.sources import SourceOptions, open_source
-from framefuse.sources.connection import Address
+from framefuse.sources.address import Address
 from framefuse.sources.paths import videos_in
 from framefuse.world import World
 from measured import measurements

@@ -14,7 +14,7 @@ from framefuse.frame import PIXEL_FORMATS, Matrix, PixelFormat, View
 from framefuse.prediction import Detections
 from framefuse.sinks.canvas import planes_of
 from framefuse.sinks.draw import TILES_KEPT, Annotator, class_colour, components, encode_colour, text_colour
-from framefuse.sources.planes import SWS_MATRIX
+from framefuse.sources.ffmpeg import SWS_MATRIX
 
 EIGHT_BITS = sorted(name for name, pixels in PIXEL_FORMATS.items() if pixels.bits == 8)
 NAMES = {0: "person", 1: "bicycle", 2: "car"}

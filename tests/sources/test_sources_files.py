@@ -17,7 +17,7 @@ import pytest
 import media
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
-from framefuse.sources.planes import wrap
+from framefuse.sources.ffmpeg import wrap
 from reading import decoded, read
 
 CODED = [

@@ -21,7 +21,7 @@ import pytest
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
 from framefuse.frame import Frame
 from framefuse.sources import Source, SourceOptions, open_source
-from framefuse.sources.connection import Address
+from framefuse.sources.address import Address
 from framefuse.sources.live import Backoff, Timeline, open_live
 from servers import LARGE, SMALL, HttpServer, RtspServer, Server, UdpSender
 

@@ -33,11 +33,8 @@ def memory_limit() -> int | None:
 
 
 def _limits(controller: str, name: str) -> list[str]:
-    """The contents of a file of the cgroup of this process and of those around it; controller: "" for cgroup v2.
-
-    Inside a container, the path may be that of the host, of which only the root is mounted.
-    """
-    found = []
+    """The contents of a file of the cgroup of this process and of those around it; controller: "" for cgroup v2."""
+    found = []  # inside a container, the path may be that of the host, of which only the root is mounted
     with suppress(OSError, ValueError):
         for line in OWN.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

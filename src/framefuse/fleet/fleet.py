@@ -37,7 +37,7 @@ from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import writes
 from framefuse.sinks.run_folder import make_run_folder, output_path
 from framefuse.sources.paths import videos_in
-from framefuse.sources.source import SCHEMES, is_camera
+from framefuse.sources.source import endless
 
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
@@ -330,11 +330,7 @@ class _Worker:
 
 
 def parse_devices(text: str) -> list[str]:
-    """ "0,1" -> ["cuda:0", "cuda:1"]; "all" -> every visible GPU.
-
-    Raises:
-        UsageError: neither numbers nor all.
-    """
+    """ "0,1" -> ["cuda:0", "cuda:1"]; "all" -> every visible GPU; UsageError: neither numbers nor all."""
     if text.strip() == "all":
         from framefuse.cuda.device import cupy
 
@@ -351,7 +347,7 @@ def _inputs(sources: Any) -> list[str]:
         if not isinstance(source, (str, Path)):
             raise UsageError(f"{brief(source)} is not an input for a fleet", remedy="use files, folders or globs")
         text = str(source)
-        if is_camera(text) or text.partition("://")[0].lower() in SCHEMES:
+        if endless(text):
             raise UsageError(f"a fleet cannot read {redact_source(text)}, which never ends", remedy="use a Pipeline")
         inputs += [text] if "://" in text else videos_in(text)
     if not inputs:

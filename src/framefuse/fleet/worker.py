@@ -62,7 +62,7 @@ def _work(connection: Connection) -> int:
     from framefuse.pipeline import Pipeline
     from framefuse.report.facts import ErrorFacts
     from framefuse.sources import open_source
-    from framefuse.sources.chain import SharedList
+    from framefuse.sources.paths import SharedList
 
     pipeline = None
     try:

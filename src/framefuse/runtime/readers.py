@@ -17,8 +17,7 @@ from typing import Any
 
 from framefuse.config import Settings
 from framefuse.sources import Source, SourceOptions, open_source
-from framefuse.sources.chain import SharedList
-from framefuse.sources.paths import videos_in
+from framefuse.sources.paths import SharedList, videos_in
 from framefuse.sources.source import SCHEMES, is_camera
 
 READERS = 8

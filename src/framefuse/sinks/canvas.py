@@ -16,7 +16,7 @@ from av.video.reformatter import ColorRange, VideoReformatter
 from numpy.typing import NDArray
 
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
-from framefuse.sources.planes import SWS_MATRIX
+from framefuse.sources.ffmpeg import SWS_MATRIX
 
 Plane = NDArray[Any]
 

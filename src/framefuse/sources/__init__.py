@@ -20,8 +20,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from framefuse.common.redact import brief
 from framefuse.errors import UsageError
-from framefuse.sources.chain import open_chain
-from framefuse.sources.paths import PathList, find, open_paths, videos_in
+from framefuse.sources.paths import PathList, find, open_chain, open_paths, videos_in
 from framefuse.sources.source import SCHEMES, Frames, PullSource, Source, SourceInfo, SourceOptions, is_camera, is_image
 
 KEY_FRAMES = 250

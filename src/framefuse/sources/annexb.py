@@ -66,11 +66,7 @@ class AnnexB:
         self._read_header(extradata)
 
     def __call__(self, packet: Any) -> bytearray:
-        """The NAL units of a packet, with the parameter sets it lacks if decoding can start there.
-
-        Raises:
-            av.error.InvalidDataError: the lengths of the units do not fit the packet.
-        """
+        """The NAL units of a packet, with the parameter sets it lacks if decoding can start there; InvalidDataError."""
         key = packet.is_keyframe
         if key and packet.has_sidedata("new_extradata"):
             self._read_header(bytes(packet.get_sidedata("new_extradata")))

@@ -13,8 +13,7 @@ from typing import Any
 import av
 
 from framefuse.errors import CapabilityError, SourceError, StreamError
-from framefuse.sources.ffmpeg import exact
-from framefuse.sources.planes import wrap
+from framefuse.sources.ffmpeg import exact, wrap
 from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions, note
 
 NONBLOCK = "+4"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import errno
 import math
-import socket
 import ssl
 import threading
 import time
@@ -25,7 +24,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import av
@@ -35,19 +33,10 @@ from av.stream import Discard
 from framefuse.common.machine import trim_heap
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
+from framefuse.sources.address import Address
 from framefuse.sources.ffmpeg import NOT_VIDEO, TAGS, HostDecoder, demuxed, exact, size_limit
-from framefuse.sources.source import SCHEMES, SourceOptions
-from framefuse.sources.tls import why_untrusted
+from framefuse.sources.source import SourceOptions
 
-FFMPEG_OPTIONS = {
-    "rtsp_transport": "tcp",
-    "allowed_media_types": "video",
-    "max_delay": "200000",  # RTP over UDP: microseconds to wait for a datagram that is out of order
-    "overrun_nonfatal": "1",  # UDP: a full receive buffer loses frames, not the connection
-    "fpsprobesize": "3",  # frames read to find the frame rate; FFmpeg's default of 20 delays the first frame
-    "analyzeduration": "2000000",  # maximum microseconds to find the streams; ends as soon as they are found
-    "reuse": "1",  # UDP: a new connection can be opened while an abandoned one still reads
-}
 PATIENCE = 3.0
 """Seconds of silence from a server after which the user is told what is being waited for."""
 UNDECODED_SECONDS, UNDECODED_PACKETS = 2.0, 10
@@ -58,66 +47,6 @@ ABSENT_SECONDS = 1.0
 """Seconds beyond the timeout after which FFmpeg, which reads on, gets no packet of the video, only of other streams."""
 EXIT_SECONDS = 1.0
 """How long the end of the program waits for the thread of a connection."""
-TRANSPORTS = ("tcp", "udp", "udp_multicast", "http", "https")
-
-
-@dataclass(repr=False, eq=False)
-class Address:
-    """The address of a stream. Its repr contains no secret."""
-
-    url: str
-    """With the credentials: for FFmpeg only."""
-    scheme: str
-    ffmpeg_options: dict[str, str]
-
-    def __repr__(self) -> str:
-        return redact(self.url)
-
-    @classmethod
-    def parse(cls, uri: str) -> Address:
-        """Check an address and remove `?transport=` from it.
-
-        Raises:
-            SourceError: unknown scheme, missing host or port, blanks, or unknown transport.
-        """
-        scheme = uri.partition("://")[0].lower()
-        problem = _problem(uri, scheme)
-        if problem:
-            raise SourceError(
-                f"malformed {scheme if scheme in SCHEMES else 'stream'} address: {problem}",
-                # Spelled out, as an example with a password would be redacted.
-                remedy="write scheme://host:port/path, with any login (name, colon, password, @) before the host, and "
-                "/ ? # @ in a password as %2F %3F %23 %40",
-            )
-        options = dict(FFMPEG_OPTIONS)
-        if scheme in ("rtsp", "rtsps"):
-            base, mark, query = uri.partition("?")
-            items = query.split("&")
-            for item in [item for item in items if item.startswith("transport=")]:
-                items.remove(item)
-                options["rtsp_transport"] = item.removeprefix("transport=")
-                if options["rtsp_transport"] not in TRANSPORTS:
-                    raise SourceError(f"{redact(uri)}: unknown transport", remedy=f"use one of {', '.join(TRANSPORTS)}")
-            uri = base + mark + "&".join(items) if items else base
-        return cls(uri, scheme, options)
-
-
-def _problem(uri: str, scheme: str) -> str:
-    """What is wrong with an address, quoting nothing of it; empty if it is valid."""
-    if scheme not in SCHEMES:
-        return "unknown scheme"
-    if any(character.isspace() or not character.isprintable() for character in uri):
-        return "blanks or control characters"
-    try:
-        parts = urlsplit(uri)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return "invalid host or port"
-    if not host and scheme not in ("udp", "rtp"):
-        return "no host"
-    if port is None and scheme in ("udp", "rtp", "tcp", "srt"):
-        return "no port"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -171,11 +100,7 @@ class Watch:
         return True
 
     def packet(self, decoded: bool, now: float) -> bool:
-        """Count a packet; returns whether one that cannot be decoded is damage, not just a stream joined midway.
-
-        Raises:
-            Undecodable: no clean frame has come for too long.
-        """
+        """Whether a packet is damage, not just of a stream joined midway; Undecodable: no clean frame for too long."""
         self._packets += 1
         self._clean &= decoded
         seconds = now - self._since
@@ -285,22 +210,12 @@ class Connection:
                 return SERVER_ENDED  # how FFmpeg reports the end of an HTTP response of unknown length
             reason = str(error.strerror)  # str(error) contains the address
             if error.errno == errno.EIO and self.facts is None:
-                reason += self._unresolved()
-                untrusted = why_untrusted(self._address.url, self._options.tls_verify, self._options.timeout)
-                if untrusted:
+                reason += self._address.why_unresolved()
+                if untrusted := self._address.why_untrusted(self._options.timeout):
                     return Ended(untrusted, ssl.SSLCertVerificationError)
         elif isinstance(error, FramefuseError | Undecodable):
             reason = str(error.args[0])
         return Ended(reason, type(error))
-
-    def _unresolved(self) -> str:
-        """Whether the host name cannot be resolved, which FFmpeg does not report."""
-        parts = urlsplit(self._address.url)
-        try:
-            socket.getaddrinfo(parts.hostname, parts.port)
-        except (OSError, UnicodeError) as error:  # the latter for a part of the name that is too long
-            return f" (cannot resolve the host {parts.hostname}: {getattr(error, 'strerror', None) or error})"
-        return ""
 
     def _read(self) -> Ended:
         timeout = self._options.timeout

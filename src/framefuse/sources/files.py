@@ -23,12 +23,12 @@ from framefuse.sources.ffmpeg import (
     Decoder,
     HostDecoder,
     changed_codec,
+    check_size,
     demuxed,
     exact,
     next_program_table,
     open_container,
 )
-from framefuse.sources.planes import check_size
 from framefuse.sources.source import SYNTHETIC_TITLE, Frames, PullSource, SourceInfo, SourceOptions, note
 
 READ_ERRORS_IN_A_ROW = 16

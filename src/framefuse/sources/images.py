@@ -17,7 +17,7 @@ import numpy as np
 
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
-from framefuse.sources.planes import check_size
+from framefuse.sources.ffmpeg import check_size
 from framefuse.sources.source import IMAGE_FORMATS, Frames, PullSource, SourceInfo, SourceOptions, is_image, note
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ import av
 
 from framefuse.common.text import counted
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
-from framefuse.sources.connection import PATIENCE, Address, Connection, Ended, Facts
-from framefuse.sources.ffmpeg import exact
-from framefuse.sources.planes import wrap
+from framefuse.sources.address import Address
+from framefuse.sources.connection import PATIENCE, Connection, Ended, Facts
+from framefuse.sources.ffmpeg import exact, wrap
 from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions, note
-from framefuse.sources.tls import PORTS, is_verified, tls_options
 
 _logger = logging.getLogger(__name__)
 
@@ -63,10 +62,9 @@ def open_live(uri: str, options: SourceOptions, *, random: Random | None = None)
         AuthenticationError: the server refuses the login (http immediately, others on iteration).
         StreamError: on iteration: the stream was given up.
     """
-    address = Address.parse(uri)
-    address.ffmpeg_options |= tls_options(address.scheme, options.tls_verify)
+    address = Address.parse(uri, options.tls_verify)
     live = _Live(address, options, random or Random())
-    if address.scheme in PORTS and not is_verified(address.scheme, options.tls_verify):
+    if address.verified is False:
         note(live.info, "the certificate of the server is not verified")
     if address.scheme in ("http", "https"):
         live.probe()
@@ -225,8 +223,7 @@ class _Live:
     def _learn(self, facts: Facts) -> None:
         info, options = self.info, self._options
         info.width, info.height, info.fps = facts.width or None, facts.height or None, facts.fps
-        scheme = self._address.scheme
-        if facts.format == "hls" and scheme in PORTS and is_verified(scheme, options.tls_verify):
+        if facts.format == "hls" and self._address.verified:
             note(info, "FFmpeg verifies the certificate of the playlist only, not those of its parts")
         if facts.seconds and self._address.scheme in ("http", "https") and not self._delivered:
             info.kind = "file"

@@ -87,11 +87,7 @@ def choose_decoder(
 
 
 def load_nvdec() -> Any:
-    """Import PyNvVideoCodec.
-
-    Raises:
-        CapabilityError: it is not installed, or finds no driver.
-    """
+    """PyNvVideoCodec, imported; CapabilityError: it is not installed, or finds no driver."""
     try:
         import PyNvVideoCodec
     except ImportError as error:

@@ -248,6 +248,11 @@ def is_camera(source: Any) -> bool:
     return isinstance(source, str) and re.fullmatch(r"(/dev/video)?[0-9]{1,9}", source) is not None
 
 
+def endless(source: Any) -> bool:
+    """Whether this names a camera or the address of a stream, which never ends."""
+    return is_camera(source) or (isinstance(source, str) and source.partition("://")[0].lower() in SCHEMES)
+
+
 def is_image(item: object) -> bool:
     """Whether this is a NumPy array or a PIL image."""
     pillow = sys.modules.get("PIL.Image")

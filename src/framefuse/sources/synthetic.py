@@ -8,7 +8,7 @@ from typing import Any
 
 import av
 
-from framefuse.sources.planes import LIMITED, wrap
+from framefuse.sources.ffmpeg import LIMITED, wrap
 from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions
 from framefuse.world import World
 

@@ -8,6 +8,8 @@ and reports them.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,6 @@ import numpy as np
 
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief
-from framefuse.engines.cache import write_atomically
 from framefuse.errors import ModelError, QualityError, SinkError, UsageError
 from framefuse.lab.evaluation import Dataset, open_data
 from framefuse.lab.lowering.frames import Footage, noise, read_data, read_footage, read_frames
@@ -112,12 +113,7 @@ def build_model(
         size = footage.inputs[0].shape[2:] if footage else (card.preprocess.height, card.preprocess.width)
         models = {"fp32": (path, "fp32"), "auto": (path, "auto"), "lowered": (work.path, "auto")}
         speed = measure_speed(models, card, (size[0], size[1]))
-        try:
-            if (card_file := work.path.with_suffix(".yaml")).exists():
-                write_atomically(target.with_suffix(".yaml"), card_file.read_bytes())
-            write_atomically(target, work.path.read_bytes())
-        except OSError as error:
-            raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
+        _deliver(work.path, target)
     return BuildReport(
         source=path,
         output=target,
@@ -274,6 +270,22 @@ def _too_much(accuracy: Accuracy, layers: Sequence[LayerReport], what: str, warn
         f"{MAX_LOSS:g} are allowed" + (f"; most sensitive: {names}" if names else ""),
         remedy=f"{'; '.join(warnings) or 'calibrate with more or more typical frames'}; --allow-loss writes it anyway",
     )
+
+
+def _deliver(made: Path, target: Path) -> None:
+    """Copy model and card into place; readers see each file either complete or not at all."""
+    sources = {target.with_suffix(".yaml"): made.with_suffix(".yaml"), target: made}
+    partials = {place: place.with_name(f".{place.name}.{os.getpid()}") for place in sources if sources[place].exists()}
+    try:
+        for place, partial in partials.items():
+            shutil.copyfile(sources[place], partial)
+        for place, partial in partials.items():
+            partial.replace(place)
+    except OSError as error:
+        raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
+    finally:
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)
 
 
 __all__ = ["Accuracy", "BuildReport", "LayerReport", "Seen", "build_model"]

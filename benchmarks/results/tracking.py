@@ -30,16 +30,17 @@ def _line(scores: dict[str, Any]) -> str:
 
 
 def times(records: Records) -> list[str]:
-    """Milliseconds a frame by number of objects."""
+    """Milliseconds a frame by number of objects, and how many times those of ours the peer takes."""
     record = records("tracking")["ms"]
     rows = [f"| tracker | {' | '.join(f'{count} objects, ms' for count in record)} |", "|---|" + "---|" * len(record)]
     for peer in next(iter(record.values())):
-        rows.append(f"| {peer} | {' | '.join(_ms(record[count][peer]) for count in record)} |")
+        rows.append(f"| {peer} | {' | '.join(_ms(record[count], peer) for count in record)} |")
     return rows
 
 
-def _ms(stats: dict[str, float]) -> str:
-    return f"{stats['median']:.3f}"
+def _ms(peers: dict[str, dict[str, float]], peer: str) -> str:
+    median, ours = peers[peer]["median"], peers[peer.replace("trackers", "ours")]["median"]
+    return f"{median:.3f}" if median == ours else f"{median:.3f} ({median / ours:.1f} x ours)"
 
 
 TABLES: dict[str, Table] = {"tracking quality": quality, "tracking times": times}

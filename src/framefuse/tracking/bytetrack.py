@@ -76,14 +76,16 @@ class ByteTrack:
         boxes[CORNERS], boxes[4], boxes[5] = detections.xyxy.T, detections.class_id, confidence
         starts, ends = boxes[6:8], boxes[8:10]
         boxes[:2], boxes[motion.SIZE] = (starts + ends) / 2, ends - starts
-        width, height = boxes[motion.SIZE]
-        usable = (np.minimum(width, height) > 0) & (np.maximum(width, height) < LARGEST) & (confidence >= options.low)
-        if len(confidence) > MOST:
+        sizes, count = boxes[motion.SIZE], len(confidence)
+        if 0 < count <= MOST and sizes.min() > 0 and sizes.max() < LARGEST and confidence.min() >= options.low:
+            return replace(detections, tracker_id=self._follow(boxes, now))
+        usable = (sizes.min(0) > 0) & (sizes.max(0) < LARGEST) & (confidence >= options.low)
+        if count > MOST:
             usable[np.argsort(-confidence, kind="stable")[MOST:]] = False
         chosen = usable.nonzero()[0]
-        ids = np.empty(len(confidence), np.int64)
+        ids = np.empty(count, np.int64)
         ids.fill(NO_TRACK)
-        ids[chosen] = self._follow(boxes if len(chosen) == len(ids) else boxes.take(chosen, 1), now)
+        ids[chosen] = self._follow(boxes.take(chosen, 1), now)
         return replace(detections, tracker_id=ids)
 
     def predict(self, seconds: float) -> Detections:
@@ -124,28 +126,30 @@ class ByteTrack:
         tracks, options = self._tracks, self._options
         strong = boxes[5] >= options.high
         mates = self._match(tracks, boxes, strong)
-        rows = (mates >= 0).nonzero()[0]
+        found = mates >= 0
+        rows = found.nonzero()[0]
         if len(rows) < len(mates):
-            found = mates >= 0
             tracks[motion.SIZE_VELOCITY] *= found
-            kept = (found | ((tracks[ID] >= 0) & (tracks[SEEN] >= now - options.buffer))).nonzero()[0]
-            tracks, mates = tracks.take(kept, 1), mates.take(kept)
-            rows = (mates >= 0).nonzero()[0]
+            kept = found | ((tracks[ID] >= 0) & (tracks[SEEN] >= now - options.buffer))
+            if not kept.all():
+                tracks, mates = tracks.compress(kept, 1), mates.compress(kept)
+                rows = (mates >= 0).nonzero()[0]
         columns = mates.take(rows)
         tracks[:, rows] = self._observed(tracks.take(rows, 1), boxes.take(columns, 1), now)
-        free = strong & (boxes[5] >= options.new)
-        free[columns] = False
-        begun = free.nonzero()[0]
-        if len(begun):
-            rows = np.concatenate((rows, np.arange(len(mates), len(mates) + len(begun))))
-            columns = np.concatenate((columns, begun))
-            tracks = np.concatenate((tracks, self._begun(boxes.take(begun, 1), now)), axis=1)
-        grown = (tracks[ID] < 0) & (tracks[HITS] >= (1 if self._fresh else options.confirm))
-        if count := int(np.count_nonzero(grown)):
-            tracks[ID, grown] = np.arange(self._next, self._next + count)
-            self._next += count
+        if len(columns) < len(strong):
+            free = strong & (boxes[5] >= options.new)
+            free[columns] = False
+            if len(begun := free.nonzero()[0]):
+                rows = np.concatenate((rows, np.arange(len(mates), len(mates) + len(begun))))
+                columns = np.concatenate((columns, begun))
+                tracks = np.concatenate((tracks, self._begun(boxes.take(begun, 1), now)), axis=1)
+        new = (tracks[ID] < 0).nonzero()[0]
+        if len(new):
+            grown = new[tracks[HITS].take(new) >= (1 if self._fresh else options.confirm)]
+            tracks[ID, grown] = np.arange(self._next, self._next + len(grown))
+            self._next += len(grown)
         self._tracks, self._fresh = tracks, False
-        ids = np.empty(boxes.shape[1])
+        ids = np.empty(boxes.shape[1], np.int64)
         ids.fill(NO_TRACK)
         ids[columns] = tracks[ID].take(rows)
         return ids
@@ -165,7 +169,10 @@ class ByteTrack:
         pairs = self._pairs(motion.corners(tracks), tracks, boxes)
         old = tracks[ID] >= 0
         firm = strong.take(pairs.columns)
-        take(pairs.where(old.take(pairs.rows) & firm), partial(self._weighed, tracks, boxes))
+        first = old.take(pairs.rows) & firm
+        take(pairs if first.all() else pairs.where(first), partial(self._weighed, tracks, boxes))
+        if not free.any():
+            return mates
         left = ((mates.take(pairs.rows) < 0) & free.take(pairs.columns)).nonzero()[0]
         pairs, firm = pairs.where(left), firm.take(left)
         if len(left):

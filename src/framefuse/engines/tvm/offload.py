@@ -1,4 +1,4 @@
-"""Offloads the convolutions of a Relax module to cuDNN, in float16 and NHWC (`cudnn_convolution.py`).
+"""Offloads the convolutions of a Relax module to cuDNN, in float16 and NHWC (`cuda.py`).
 
 Operators between them that only move values (concatenation, split, pooling, resizing) stay in float16. The rest, the
 decoding of a head, is float32.

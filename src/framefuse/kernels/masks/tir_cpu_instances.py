@@ -1,6 +1,6 @@
 """Instance masks from prototypes, and run-length encoding, as CPU loop nests.
 
-`reference/masks.py` states the formulas. All work happens inside the box of each instance. Logits are computed once for
+`masks/reference.py` states the formulas. All work happens inside the box of each instance. Logits are computed once for
 the prototype samples under the box, stretched to the image's columns once for each prototype row, and only then down.
 
 Runs come without a mask: along an image column the stretched logit is linear between two prototype rows, so it changes

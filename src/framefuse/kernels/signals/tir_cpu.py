@@ -1,6 +1,6 @@
 """Signals of scene complexity as CPU loop nests: shrink the luma, then count over the small image.
 
-`reference/signals.py` states the formulas; all of it is integer arithmetic.
+`signals/reference.py` states the formulas; all of it is integer arithmetic.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Decoder(Protocol):
         """The next packet does not follow the last one."""
 
     def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:
-        """A decoded frame as a `Frame`; `facts` are the keyword arguments of `planes.wrap`."""
+        """A decoded frame as a `Frame`; `facts` are the keyword arguments of `wrap`."""
 
 
 class HostDecoder:

@@ -32,6 +32,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -125,14 +126,13 @@ def accuracy(models: Sequence[str]) -> list[Row]:
 
 def sliced_clip() -> Path:
     """The clip that framefuse and SAHI read."""
-    folder = CACHE / "far"
 
     def write(partial: Path) -> None:
-        video, _ = write_clip(World.parse(CLIP), partial)
-        video.rename(partial / "far.mp4")
+        with TemporaryDirectory(dir=partial.parent) as folder:
+            video, _ = write_clip(World.parse(CLIP), Path(folder) / "far")
+            video.rename(partial)
 
-    cached(folder, write, "views")
-    return folder / "far.mp4"
+    return cached(CACHE / "far.mp4", write, "views")
 
 
 class Peer:

@@ -70,6 +70,18 @@ def run(sink: Sink, where: SinkContext, frames: list[Frame], found: Detections =
     return sink
 
 
+def fill(sink: Any, where: SinkContext, results: list[Result], *, close: bool = True) -> None:
+    """Write results without frames; without `close`, leave what a killed run leaves."""
+    sink.open(where)
+    for one in results:
+        sink.write(one, None)
+    if close:
+        sink.close()
+        sink.close()
+    else:
+        sink._file.close()
+
+
 def times(path: Path) -> list[Any]:
     return [one.pts * one.time_base for one in decoded(path)]  # type: ignore[operator]
 

@@ -20,7 +20,7 @@ from framefuse.sinks import open_sink
 from framefuse.sinks.parquet import read_boxes
 from framefuse.sinks.repair import repair_folder
 from framefuse.sources import SourceInfo
-from sink_frames import MS, NAMES, context
+from sink_frames import MS, NAMES, context, fill
 
 DISK_KB = 256
 SUFFIX = {"cvat": ".cvat.xml", "label_studio": ".label_studio.json"}
@@ -48,15 +48,7 @@ GAP = [[(7, 1), (3, 2)], [(7, 1)], [], [(7, 0), (-1, 2)], [(7, 1)], [(7, 1)]]
 
 
 def write(folder: Path, name: str, results: list[Result], *, close: bool = True, **facts: Any) -> Path:
-    sink: Any = open_sink(name)
-    sink.open(replace(context(folder, path=Path("videos/clip.mp4")), **facts))
-    for one in results:
-        sink.write(one, None)
-    if close:
-        sink.close()
-        sink.close()
-    else:
-        sink._file.close()
+    fill(open_sink(name), replace(context(folder, path=Path("videos/clip.mp4")), **facts), results, close=close)
     return folder / f"clip{SUFFIX[name]}"
 
 

@@ -24,22 +24,14 @@ from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import open_sink, parquet
 from framefuse.sinks.parquet import ABOUT, COLUMNS, FRAMES, SCHEMA, read_boxes
 from framefuse.sinks.repair import repair_folder
-from sink_frames import NAMES, NONE, context, detections, frame, result
+from sink_frames import NAMES, NONE, context, detections, fill, frame, result
 
 DISK_KB = 256
 TWO = detections((1, 2, 30.5, 40, 0.5, 0), (5, 6, 50, 60, 0.25, 2))
 
 
 def written(folder: Path, results: list[Result], *, close: bool = True, **facts: Any) -> Path:
-    sink = open_sink("parquet")
-    sink.open(replace(context(folder), **facts))
-    for one in results:
-        sink.write(one, None)
-    if close:
-        sink.close()
-        sink.close()
-    else:
-        sink._file.close()
+    fill(open_sink("parquet"), replace(context(folder), **facts), results, close=close)
     return folder / "clip.parquet"
 
 

@@ -87,4 +87,6 @@ def test_what_is_too_far_apart_or_of_another_class_is_not_the_same() -> None:
 
 def test_other_views_have_no_partners() -> None:
     found = Detections(np.array([[1, 1, 9, 9]], np.float32), np.ones(1, np.float32), np.zeros(1, np.int64))
-    assert Partners().link(open_tracker().update(found, 0), []) is None
+    tracked = open_tracker().update(replace(found, view=np.zeros(1, np.int64)), 0)
+    for views in ([], [View(), View((0, 0, 5, 5), "roi 1")], [View(None, "left"), View(None, "right")]):
+        assert Partners().link(tracked, views) is None

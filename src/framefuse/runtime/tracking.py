@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -37,9 +37,19 @@ def least_confidence(settings: Settings) -> float:
     return min(settings.conf, settings.track_low) if settings.track else settings.conf
 
 
-def seconds_of(frame: FrameInfo, info: SourceInfo) -> float:
-    """The time of a frame; without one, by the frame rate of its source."""
-    return frame.index / float(info.fps or RATE) if frame.seconds is None else frame.seconds
+def seconds_of(frame: FrameInfo, rate: float) -> float:
+    """The time of a frame; without one, that of its index at `rate` frames a second."""
+    return frame.index / rate if (seconds := frame.seconds) is None else seconds
+
+
+def rate_of(info: SourceInfo) -> float:
+    """Frames per second of a source, for frames without a time."""
+    return float(info.fps or RATE)
+
+
+def tracker_options(settings: Settings) -> TrackerOptions:
+    """What the settings ask of a tracker; UsageError: one is out of its range."""
+    return TrackerOptions(**{field.name: getattr(settings, f"track_{field.name}") for field in fields(TrackerOptions)})
 
 
 class Tracks:
@@ -57,9 +67,8 @@ class Tracks:
 
     def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
         assert settings.track is not None
-        names = "high", "low", "new", "buffer", "match", "confirm", "agnostic"
         self._name, self._info_of = settings.track, info_of
-        self._options = TrackerOptions(**{name: getattr(settings, f"track_{name}") for name in names})
+        self._options = tracker_options(settings)
         self._least = None if settings.conf <= settings.track_low else np.float32(settings.conf)
         self._sources: dict[int, tuple[SourceInfo, int]] = {}
         """The source that each tracker follows, and its connection, by the tracker's number."""
@@ -78,7 +87,7 @@ class Tracks:
         result, frame, _ = found
         info = self._info_of(result.frame.source_id)
         number = self._number(info, result.frame.connection)
-        tracked = self._trackers[number].update(result.detections, seconds_of(result.frame, info))
+        tracked = self._trackers[number].update(result.detections, seconds_of(result.frame, rate_of(info)))
         if len(result.views) > 1:
             tracked = replace(tracked, pair_id=self._partners[number].link(tracked, result.views))
         shown = tracked if self._least is None else tracked[tracked.confidence > self._least]
@@ -143,14 +152,14 @@ class Events:
         try:
             for found in results:
                 result, info = found.result, self._info_of(found.result.frame.source_id)
-                key = info.uri if info.kind == "images" else result.frame.source_id
+                key = info.unit_of(result.frame.source_id)
                 reader = reader_of(result.frame.source_id)
                 if previous.setdefault(reader, key) != key:
                     self._end(previous[reader], "source ended")
                     previous[reader] = key
                 watch = self._watches.setdefault(key, Watch(self._places, self._options))
                 seen = result.detections if found.tracked is None else found.tracked
-                events = watch.update(seen, result.frame, seconds_of(result.frame, info))
+                events = watch.update(seen, result.frame, seconds_of(result.frame, rate_of(info)))
                 if result.frame.seconds is None:
                     self.notes[f"{key}: frames have no time, so events count them as equally far apart"] = None
                 if self._thumbnails and found.frame is not None and watch.improved:

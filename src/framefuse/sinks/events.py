@@ -80,8 +80,7 @@ class EventsSink(RecordSink):
         self._key: str | None = None
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        images = self._context.source.kind == "images"
-        self._key = self._context.source.uri if images else result.frame.source_id
+        self._key = self._context.source.unit_of(result.frame.source_id)
         self._put(list(result.events))
 
     def close(self) -> None:

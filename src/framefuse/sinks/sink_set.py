@@ -88,7 +88,7 @@ class SinkSet:
             SinkError: a sink cannot write.
             Exception: raised by a callback.
         """
-        key = source.uri if source.kind == "images" else result.frame.source_id
+        key = source.unit_of(result.frame.source_id)
         if key not in self._working:
             self._open(key, source)
         errors: list[Exception] = []

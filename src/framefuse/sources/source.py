@@ -160,6 +160,10 @@ class SourceInfo:
     def live(self) -> bool:
         return self.kind in ("camera", "live")
 
+    def unit_of(self, source_id: str) -> str:
+        """What has outputs and tracks of its own: the file or address of a frame; all images of a source are one."""
+        return self.uri if self.kind == "images" else source_id
+
 
 class Source(Protocol):
     """An iterator over frames in presentation order; it cannot be restarted.

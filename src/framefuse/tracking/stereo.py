@@ -34,20 +34,18 @@ class Partners:
 
     def link(self, found: Detections, views: Sequence[View]) -> Array | None:
         """(n,) int64: the track in the other eye, NO_TRACK without one; None: the views are not two eyes."""
-        tags = {view.tag: number for number, view in enumerate(views)}
-        eyes = next((pair for pair in EYES if tags.keys() >= set(pair)), None)
+        known = {view.tag: (number, view.region) for number, view in enumerate(views) if view.region}
+        eyes = next(([known[tag] for tag in pair] for pair in EYES if known.keys() >= set(pair)), None)
         ids, view = found.tracker_id, found.view
         if eyes is None or ids is None or view is None:
             return None
-        one, other = (((view == tags[eye]) & (ids >= 0)).nonzero()[0] for eye in eyes)
+        one, other = (((view == number) & (ids >= 0)).nonzero()[0] for number, _ in eyes)
         if len(one) and len(other):
-            regions = [views[tags[eye]].region for eye in eyes]
-            assert regions[0] is not None and regions[1] is not None
-            x, y = (regions[1][at] - regions[0][at] for at in (0, 1))
-            shifted = found.xyxy[other] - np.array((x, y, x, y), np.float32)
-            reach = DISPARITY * regions[0][2]
-            known = [[self._partner.get(a) == b for b in ids[other].tolist()] for a in ids[one].tolist()]
-            worth = _likeness(found.xyxy[one], shifted, reach) * (1 + np.array(known))
+            (_, (left, top, width, _)), (_, (x, y, _, _)) = eyes
+            shifted = found.xyxy[other] - np.array((x - left, y - top) * 2, np.float32)
+            reach = DISPARITY * width
+            linked = [[self._partner.get(a) == b for b in ids[other].tolist()] for a in ids[one].tolist()]
+            worth = _likeness(found.xyxy[one], shifted, reach) * (1 + np.array(linked))
             worth[found.class_id[one][:, None] != found.class_id[other]] = 0
             rows, columns = (worth >= ALIKE).nonzero()
             pairs = assign(Pairs(rows, columns, worth[rows, columns]))

@@ -35,7 +35,7 @@ from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.runtime.job import options_of
 from framefuse.runtime.plan import plan_run
-from framefuse.runtime.tracking import RATE
+from framefuse.runtime.tracking import RATE, rate_of
 from framefuse.sinks import SinkContext
 from framefuse.sinks.parquet import ParquetSink
 from framefuse.sources.paths import is_image_path
@@ -185,4 +185,4 @@ def _infer(
             np.savez_compressed(scratch / TRUTH, truth=np.concatenate(truth))
         for path in scratch.iterdir():
             os.replace(path, found.folder / path.name)
-    return replace(found, frames=done, rate=float(info.fps or RATE), ious=found.ious | set(ious))
+    return replace(found, frames=done, rate=rate_of(info), ious=found.ious | set(ious))

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,8 +32,9 @@ from framefuse.lab.sweep.record import TRUTH, Recording, data_of
 from framefuse.models.card import Card
 from framefuse.prediction import Detections, FrameInfo, large_enough
 from framefuse.runtime.choices import class_number
+from framefuse.runtime.tracking import seconds_of, tracker_options
 from framefuse.sinks.parquet import read_boxes
-from framefuse.tracking import NO_TRACK, TrackerOptions, events, open_tracker
+from framefuse.tracking import NO_TRACK, events, open_tracker
 from framefuse.tracking.zones import Line, Places, Zone, load_places
 
 Array = NDArray[Any]
@@ -189,7 +190,7 @@ class Table(NamedTuple):
 def load(path: Path, rate: float) -> Table:
     """Read a file of `Recording.boxes`; frames without a time have that of their index at `rate` frames a second."""
     boxes = read_boxes(path)
-    times = [frame.index / rate if (seconds := frame.seconds) is None else seconds for frame in boxes.frames]
+    times = [seconds_of(frame, rate) for frame in boxes.frames]
     of = np.repeat(np.arange(len(boxes.frames)), np.diff(boxes.starts))
     return Table(boxes.frames, boxes.detections, of, np.array(times, np.float64))
 
@@ -213,8 +214,7 @@ def track(table: Table, rows: Ints, settings: Settings) -> Ints:
     ids = np.full(len(rows), NO_TRACK, np.int64)
     if settings.track is None:
         return ids
-    options = {field.name: getattr(settings, f"track_{field.name}") for field in fields(TrackerOptions)}
-    tracker = open_tracker(settings.track, TrackerOptions(**options))
+    tracker = open_tracker(settings.track, tracker_options(settings))
     seen = np.flatnonzero(table.found.confidence[rows] >= np.float32(settings.track_low))
     boxes = table.found[rows[seen]]
     ends = np.searchsorted(table.frame[rows[seen]], np.arange(len(table.frames) + 1)).tolist()

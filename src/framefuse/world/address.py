@@ -21,7 +21,8 @@ STEREO = ("none", "sbs")
 EXAMPLE = "synthetic://street?seed=7&frames=900&size=1280x720&fps=30&split=test"
 LARGEST_SIDE, SMALLEST_SIDE = 8192, 32
 LONGEST = 10_000_000
-FARTHEST, DENSEST = 16, 32
+FARTHEST, DENSEST, FASTEST = 16, 32, 8
+SCHEDULES = ("cycle", "day")
 
 
 def parse(uri: str) -> dict[str, Any]:
@@ -82,6 +83,7 @@ def check(world: WorldSpec) -> None:
         (world.scene, "scene", SCENES),
         (world.split, "split", SPLITS),
         (world.stereo, "stereo", STEREO),
+        (world.schedule, "schedule", SCHEDULES),
     ):
         if value not in allowed:
             raise UsageError(f"{name}={value} is unknown", remedy=_nearest(str(value), allowed))
@@ -98,12 +100,17 @@ def check(world: WorldSpec) -> None:
         raise UsageError(f"fps={world.fps} is out of range", remedy="1..1000 frames a second")
     if world.complexity is not None and not (isinstance(world.complexity, Real) and 0 <= world.complexity <= 1):
         raise UsageError(f"complexity={world.complexity} is out of range", remedy="0 (calm) .. 1 (crowded)")
-    for name, most in (("far", FARTHEST), ("density", DENSEST)):
+    for name, most in (("far", FARTHEST), ("density", DENSEST), ("pace", FASTEST)):
         value = getattr(world, name)
         if not (isinstance(value, Real) and 1 <= float(value) <= most):
             raise UsageError(f"{name}={value} is out of range", remedy=f"{name} is {KEYS[name][1]}")
         if value != 1 and world.scene != "street":
             raise UsageError(f"{name}={value} is not possible for scene {world.scene}", remedy="use synthetic://street")
+    if world.schedule != "cycle" and (world.scene != "street" or world.complexity is not None):
+        raise UsageError(
+            f"schedule={world.schedule} is not possible for scene {world.scene} of complexity {world.complexity}",
+            remedy="use synthetic://street without complexity",
+        )
     if world.stereo == "sbs" and (world.scene != "bodies" or width % 4):
         raise UsageError(
             f"stereo=sbs is not possible for scene {world.scene}, {width} pixels wide",
@@ -123,6 +130,8 @@ def write(world: WorldSpec) -> str:
         "stereo": None if world.stereo == "none" else world.stereo,
         "far": None if world.far == 1 else world.far,
         "density": None if world.density == 1 else world.density,
+        "pace": None if world.pace == 1 else world.pace,
+        "schedule": None if world.schedule == "cycle" else world.schedule,
     }
     return f"synthetic://{world.scene}?" + "&".join(
         f"{key}={value}" for key, value in keys.items() if value is not None
@@ -165,6 +174,8 @@ KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
     "stereo": (str, "none or sbs"),
     "far": (_number, f"a number 1..{FARTHEST}"),
     "density": (_number, f"a number 1..{DENSEST}"),
+    "pace": (_number, f"a number 1..{FASTEST}"),
+    "schedule": (str, "cycle or day"),
 }
 
 

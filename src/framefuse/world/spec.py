@@ -24,6 +24,8 @@ class WorldSpec:
     stereo: str = "none"
     far: float = 1.0
     density: float = 1.0
+    pace: float = 1.0
+    schedule: str = "cycle"
 
     @property
     def names(self) -> dict[int, str]:

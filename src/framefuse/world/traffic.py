@@ -40,6 +40,8 @@ TINY, TINY_SHARE = 0.03, 0.06
 """Minimum size of a small share of objects, and that share."""
 CYCLE, SHORTEST = 40, 6
 """Seconds of one cycle of calm, crowded, calm: in a long world, and the minimum."""
+BURST, LULL = 0.2, 0.08
+"""Of the schedule "day": share of a cycle in which the scene is crowded, and its level for a while after that."""
 KEPT = 1000
 """Maximum number of cached tracks; any track can be created again."""
 SHUTTER = 0.5
@@ -128,6 +130,8 @@ class Scene:
         complexity: fixed value 0..1; None: calm, crowded, calm.
         far: height of what the camera sees, in frame heights.
         density: factor of the number of objects.
+        pace: factor of the speed of moving objects.
+        schedule: "cycle" or "day".
     """
 
     split: Split
@@ -137,6 +141,8 @@ class Scene:
     complexity: float | None = None
     far: float = 1.0
     density: float = 1.0
+    pace: float = 1.0
+    schedule: str = "cycle"
 
     calm: ClassVar[int]
     """Tracks that are always present."""
@@ -183,9 +189,11 @@ class Traffic(Scene):
             0.74 + chance.style(0.0, 0.14),
         )
         # In a short world objects move faster, so that they can come and go on schedule.
-        self._hurry = min(1.0, self.period / 20)
-        self.speed /= self._hurry
+        self._hurry = min(1.0, self.period / 20) / self.pace
+        self._day = self.schedule == "day"
+        self.speed = 0.0 if self._day else self.speed / min(1.0, self._hurry * self.pace)
         self._end = length
+        self._bursts = [chance.uniform(0.1, 0.6) for _ in range(round(length / self.period) if self._day else 0)]
         self._pan = [(chance.uniform(0.0, 0.05), chance.uniform(0.05, 0.15), chance.unit()) for _ in range(2)]
         self._shake = chance.style(0.0, 0.006)
         self._slots = [self._slot(slot) for slot in range(self.crowd)]
@@ -193,21 +201,26 @@ class Traffic(Scene):
     def _slot(self, number: int) -> tuple[bool, float, float]:
         """Whether its tracks stand on the ground, their duration, and the time since the first began, in seconds."""
         chance = Chance(self.split, f"slot/{self.seed}/{number}")
-        standing = chance.happens(0.3)
-        passing = (self.width + 2 * ENTRY_MARGIN) / abs(self.speed)
-        if number < CALM:
+        standing = chance.happens(0.3) and not self._day
+        passing = (self.width + 2 * ENTRY_MARGIN) / abs(self.speed) if self.speed else math.inf
+        if number < CALM and not self._day:
             lead = Chance(self.split, f"file/{self.seed}").unit()
             return standing, passing, passing * (number + lead) / CALM
         duration = passing if standing else chance.uniform(4, 10) * self.far * self._hurry
         return standing, duration, chance.uniform(0, duration)
 
     def _scheduled(self, seconds: float) -> float:
-        at = (min(max(seconds, 0.0), self._end) / self.period) % 1
+        number, at = divmod(min(max(seconds, 0.0), self._end) / self.period, 1)
+        if self._day:
+            since = at - self._bursts[min(int(number), len(self._bursts) - 1)]
+            return LULL if BURST <= since < BURST + 0.1 else float(0 <= since < BURST)
         a, b, c, d = self._ramp
         return smooth((at - a) / (b - a)) * (1 - smooth((at - c) / (d - c)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
         """Displacement of the camera to the right and down, in frame heights."""
+        if self._day:
+            return 0.0, 0.0
         turns = [reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._pan]
         shake = [math.sin(2 * math.pi * (rate * seconds + 0.3)) for rate in (3.1, 4.7, 2.3, 5.9)]
         return turns[0] + self._shake * (shake[0] + shake[1]), 0.4 * turns[1] + self._shake * (shake[2] + shake[3])
@@ -223,14 +236,15 @@ class Traffic(Scene):
         number = math.floor((seconds + offset) / duration)
         begin = number * duration - offset
         middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
-        if CALM + (self.crowd - CALM) * self.level(middle) <= slot:
+        fewest = 0 if self._day else CALM
+        if fewest + (self.crowd - fewest) * self.level(middle) <= slot:
             return None
         return self._track(slot, number, begin, duration)
 
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
         standing = self._slots[slot][0]
         chance = Chance(self.split, f"track/{self.seed}/{slot}/{number}")
-        calm = slot < CALM
+        calm = slot < CALM and not self._day
         decoy = chance.happens(0.12) and not calm
         class_id = DECOY if decoy else chance.pick(STANDING if standing else MOVING)
         low, high = (TINY, SMALLEST) if chance.happens(TINY_SHARE) else (SMALLEST, LARGEST)

@@ -27,6 +27,9 @@ class World(WorldSpec):
         far: how many times as far away the camera is. Everything is smaller and slower by it, and the image shows
             more of the ground. Scene "street" only.
         density: how many times as many objects are there. Scene "street" only.
+        pace: how many times as fast objects move. Scene "street" only.
+        schedule: "cycle", or "day": a camera that stands still and mostly sees nothing, with short crowded bursts and a
+            few objects after each. Scene "street" only.
         stereo: "sbs": left and right eye side by side in one image, each half as wide. Scene "bodies" only.
 
     Raises:

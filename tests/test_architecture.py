@@ -27,11 +27,12 @@ ROOMS: dict[str, set[str]] = {
     "models": {"common", "errors", "preprocess"},
     "engines": {"common", "cuda", "errors", "kernels", "models"},
     "tracking": {"common", "errors", "frame", "prediction"},
+    "adaptive": {"common", "errors", "prediction", "preprocess", "tracking"},
     "postprocess": {"common", "errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
     "runtime": {
-        *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),
+        *("adaptive", "common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),
         *("postprocess", "prediction", "preprocess", "sinks", "sources", "tracking"),
     },
     "report": {"common", "errors", "runtime", "sources", "tracking"},

@@ -132,6 +132,25 @@ class Settings(BaseModel):
     recheck: float = Field(60.0, ge=0, le=DAY, description="seconds between events of a stationary object; 0: none")
     thumbnails: bool = Field(True, description="with --save-events, write an image of each track")
 
+    # adaptive compute
+    adaptive: bool = Field(
+        False, description="let the model see only the frames that matter; the objects of the others are interpolated"
+    )
+    ladder: Path | None = Field(None, description="JSON file of `framefuse profile`; implies --adaptive")
+    min_agreement: float = Field(
+        0.95,
+        gt=0,
+        le=1,
+        description="--adaptive: least share of the objects that is found as the model on every frame would find it",
+    )
+    max_latency: float | None = Field(
+        None,
+        gt=0,
+        le=DAY,
+        description="--adaptive: seconds that a frame may wait for its result; default: 0.3 for live sources, no limit "
+        "for files",
+    )
+
     # source
     vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
     start: float | None = Field(None, ge=0, description="start time in seconds")
@@ -276,6 +295,7 @@ GROUPS = {
     "Views": "tiles",
     "Tracks": "track",
     "Events": "events",
+    "Adaptive compute": "adaptive",
     "Source": "vid_stride",
     "Pipeline": "queue",
     "Output": "save",

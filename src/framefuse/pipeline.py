@@ -32,6 +32,7 @@ from framefuse.prediction import Event, Result
 from framefuse.report.bar import Bar
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
+from framefuse.runtime.adaptive import adapter_for
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
 from framefuse.runtime.job import options_of, plan_job
@@ -150,6 +151,7 @@ class Pipeline:
             self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
+            self._adapter = adapter_for(plan.settings, plan.card, plan.preprocess, info, views=self._viewer is not None)
             self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)
@@ -276,7 +278,14 @@ class Pipeline:
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
             looked=viewer.looked if viewer else None,
-            choices=dict.fromkeys([*self._choices, *(viewer.reasons if viewer else ()), *self._program.reasons]),
+            choices=dict.fromkeys(
+                [
+                    *self._choices,
+                    *(viewer.reasons if viewer else ()),
+                    *self._program.reasons,
+                    *(self._adapter.reasons if self._adapter else ()),
+                ]
+            ),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             tracks=self._tracks.count if self._tracks else None,
             events=self._events.tally.facts() if self._events else None,
@@ -324,7 +333,9 @@ class Pipeline:
         self._recorder.stage("inference", parallel=self.engine.streams)
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
-        results = sized(infer(frames, self._program, self._batcher, self._viewer), self.settings.min_area)
+        results = sized(
+            infer(frames, self._program, self._batcher, self._adapter or self._viewer), self.settings.min_area
+        )
         self._last = found = Threaded(
             [gpus.on(self._gpu, track(results, self._tracks), "run a batch")],
             name="program",

@@ -316,6 +316,10 @@ class Result:
     """What the model saw of the frame, in the order of `Detections.view`; empty: the whole frame, once."""
     events: tuple[Event, ...] = ()
     """What has happened to its objects, with the setting `events`."""
+    inferred: bool = True
+    """Whether the model saw the frame. False, with the setting `adaptive`: its objects were interpolated."""
+    why: str = ""
+    """With the setting `adaptive`: why the frame was inferred, or not."""
 
     def crop(self, number: int, frame: Frame | None = None) -> np.ndarray[Any, Any]:
         """Every pixel that the box of an object touches: (height, width, 3) uint8 RGB.

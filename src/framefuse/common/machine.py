@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,15 @@ def available_cores() -> int:
         if quota.isdecimal() and period.isdecimal():  # neither "max" nor -1
             cores = max(1, min(cores, -(-int(quota) // int(period))))
     return cores
+
+
+def cpu_model() -> str:
+    """Name of the processor."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
 
 
 def memory_limit() -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 
-from framefuse.common.machine import available_cores, memory_limit
+from framefuse.common.machine import available_cores, cpu_model, memory_limit
 from framefuse.common.version import __version__
 from framefuse.errors import SinkError, UsageError
 from framefuse.report.facts import SCHEMA, CopyFacts, ErrorFacts, ModelFacts, ReportFacts, SourceFacts, ViewFacts
@@ -177,18 +177,10 @@ def _skipped(infos: Sequence[SourceInfo]) -> list[str]:
 def environment() -> dict[str, str]:
     """The machine, and the versions of the packages in use."""
     facts = {
-        "CPU": _cpu_model(),
+        "CPU": cpu_model(),
         "cores": f"{available_cores()} usable of {os.cpu_count()}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": platform.python_version(),
     }
     packages = {name: sys.modules[name] for name in ("numpy", "av", "openvino", "onnxruntime") if name in sys.modules}
     return facts | {name: str(getattr(module, "__version__", "unknown")) for name, module in packages.items()}
-
-
-def _cpu_model() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"

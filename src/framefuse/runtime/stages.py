@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic, perf_counter, thread_time
 from typing import cast
@@ -11,6 +11,7 @@ from typing import cast
 from framefuse.errors import EngineError, FramefuseError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
+from framefuse.runtime.adaptive import Adapter, Group
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import EMPTY, Threaded
 from framefuse.runtime.profiling import StageClock
@@ -56,13 +57,16 @@ def decode(source: Iterable[Frame]) -> Iterator[Frame]:
 
 
 def infer(
-    frames: Threaded[Frame], program: Program, batcher: Batcher[Frame], viewer: Viewer | None = None
+    frames: Threaded[Frame], program: Program, batcher: Batcher[Frame], rows: Viewer | Adapter | None = None
 ) -> Iterator[FrameResult]:
-    """Run frames, or their views, through the program in batches. In-flight batches are finished even if the source
-    fails."""
-    if viewer is None:
-        return cast("Iterator[FrameResult]", _infer(frames, program, batcher, lambda frame: [([frame], 1)]))
-    return viewer.join(_infer(frames, program, batcher, viewer.rows))
+    """Run frames, or the rows that are made of them, through the program in batches. In-flight batches are finished
+    even if the source fails."""
+    if isinstance(rows, Adapter):
+        return rows.join(_infer(frames, program, batcher, rows.rows, rows))
+    if rows is None:
+        return cast("Iterator[FrameResult]", _infer(frames, program, batcher, lambda frame, reader: [([frame], 1)]))
+    viewer = rows
+    return viewer.join(_infer(frames, program, batcher, lambda frame, reader: viewer.rows(frame)))
 
 
 def watched(found: Threaded[FrameResult], program: Program, seconds: float) -> Iterator[FrameResult]:
@@ -106,16 +110,29 @@ def _infer(
     frames: Threaded[Frame],
     program: Program,
     batcher: Batcher[Frame],
-    rows_of: Callable[[Frame], Sequence[tuple[Sequence[Frame], int]]],
+    rows_of: Callable[[Frame, Hashable], Sequence[Group]],
+    adapter: Adapter | None = None,
 ) -> Iterator[FrameResult | None]:
     """The result of each row; None where a frame has no row.
 
     Args:
-        rows_of: rows of a frame that run in one batch, and how many places of it they take.
+        rows_of: rows of a frame of a reader that run in one batch, and how many places of it they take.
+        adapter: asks for rows of earlier frames as results come.
     """
+
+    def batches_of(groups: Sequence[Group], now: float) -> Iterator[list[Frame]]:
+        for group, places in groups:
+            shape = program.batch_key(group[0])
+            yield from batcher.add(*group, shape=shape, reader=frames.turn, now=now, places=places)
+
     try:
         while True:
             deadline = monotonic() if program.in_flight else batcher.deadline  # of what is due next; None: nothing is
+            if adapter is not None:
+                while adapter.full and program.in_flight:
+                    yield from program.finish()
+                    for batch in batches_of(adapter.more(), monotonic()):
+                        yield from program.submit(batch)
             frame = frames.get(None if deadline is None else max(0.0, deadline - monotonic()))
             if frame is None:
                 break
@@ -125,21 +142,27 @@ def _infer(
                 if not batches:
                     yield from program.finish(timeout=POLL_SECONDS)
             else:
-                rows = rows_of(frame)
-                batches = []
-                for group, places in rows:
-                    shape = program.batch_key(group[0])
-                    batches += batcher.add(*group, shape=shape, reader=frames.turn, now=now, places=places)
+                rows = rows_of(frame, frames.turn)
+                batches = list(batches_of(rows, now))
                 if not rows:
                     yield None
             for batch in batches:
                 yield from program.submit(batch)
+            if adapter is not None:
+                for batch in batches_of(adapter.more(), monotonic()):
+                    yield from program.submit(batch)
     except Exception:
         yield from program.drain()
         raise
     for batch in batcher.flush():
         yield from program.submit(batch)
     yield from program.drain()
+    due = adapter.finish() if adapter is not None else []
+    while adapter is not None and due:
+        for batch in batches_of(due, monotonic()):
+            yield from program.submit(batch)
+        yield from program.drain()
+        due = adapter.more()
 
 
 def track(found: Iterable[FrameResult], tracks: Tracks | None) -> Iterator[FrameResult]:

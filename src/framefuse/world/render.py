@@ -34,7 +34,11 @@ class Stage:
         self.unit = height / world.far
         """Pixels of what the scene calls a frame height."""
         seen = world.split, world.seed, world.seconds, self.size[0] / self.unit, world.complexity
-        self.scene = Traffic(*seen, world.far, world.density, world.pace, world.schedule) if world.scene == "street" else People(*seen)
+        self.scene = (
+            Traffic(*seen, world.far, world.density, world.pace, world.schedule)
+            if world.scene == "street"
+            else People(*seen)
+        )
         chance = Chance(world.split, f"stage/{world.scene}/{world.seed}")
         self.backdrop = paint_backdrop(world.split, chance, *self.size, self.scene.horizon / world.far, self.unit)
         self.gain = [

@@ -40,7 +40,7 @@ TINY, TINY_SHARE = 0.03, 0.06
 """Minimum size of a small share of objects, and that share."""
 CYCLE, SHORTEST = 40, 6
 """Seconds of one cycle of calm, crowded, calm: in a long world, and the minimum."""
-BURST, LULL = 0.2, 0.08
+BURST, LULL = 0.1, 0.1
 """Of the schedule "day": share of a cycle in which the scene is crowded, and its level for a while after that."""
 KEPT = 1000
 """Maximum number of cached tracks; any track can be created again."""

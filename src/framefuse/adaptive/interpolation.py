@@ -1,0 +1,122 @@
+"""Objects of frames that no model has seen: they lie on straight lines between what two other frames show.
+
+`Bridge` matches the boxes of two frames and gives those of any frame between them. How wrong these are is known before
+any of the frames is inferred, within limits: `signs` are what the two ends say about it, and `disagreement` is the
+truth once a frame has been inferred.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import lap
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.prediction import Detections
+from framefuse.tracking.matching import assign, overlapping
+
+Array = NDArray[Any]
+
+DRIFT = 0.4
+"""Share of its size by which an object is expected to move from a frame to the next, at most."""
+OVERLAP = 0.1
+"""Least IoU, after the margin for DRIFT, of a box and its continuation."""
+BUSY = 20.0
+"""Objects of a scene that counts as 1 in `signs`."""
+LONG = 8
+"""Frames of a distance that counts as 1 in `signs`."""
+
+
+class Bridge:
+    """What two frames of a source say about those between them.
+
+    Args:
+        gap: distance of the two, in frames.
+    """
+
+    def __init__(self, first: Detections, last: Detections, gap: int) -> None:
+        self.first, self.last, self.gap = first, last, gap
+        self._rows, self._columns = _continued(first, last, gap)
+
+    def at(self, step: int, conf: float) -> Detections:
+        """The objects `step` frames after the first end, those above `conf`.
+
+        A box that only one end has fades with the distance from it.
+        """
+        first, last, share = self.first, self.last, step / self.gap
+        rows, columns, begun, ended = self._rows, self._columns, *self._single
+        near, far = first.confidence[begun] * (1 - share), last.confidence[ended] * share
+        both = (1 - share) * first.confidence[rows] + share * last.confidence[columns]
+        boxes = (1 - share) * first.xyxy[rows] + share * last.xyxy[columns], first.xyxy[begun], last.xyxy[ended]
+        classes = first.class_id[rows], first.class_id[begun], last.class_id[ended]
+        confidence = np.concatenate((both, near, far))
+        order = np.argsort(-confidence, kind="stable")
+        order = order[: np.count_nonzero(confidence > conf)]
+        return Detections(
+            np.concatenate(boxes)[order].astype(np.float32),
+            confidence[order].astype(np.float32),
+            np.concatenate(classes)[order],
+            first.names,
+        )
+
+    @cached_property
+    def _single(self) -> tuple[Array, Array]:
+        """Boxes that only the first, and that only the last frame has."""
+        begun, ended = np.ones(len(self.first), np.bool_), np.ones(len(self.last), np.bool_)
+        begun[self._rows], ended[self._columns] = False, False
+        return begun.nonzero()[0], ended.nonzero()[0]
+
+    @cached_property
+    def signs(self) -> Array:
+        """(6,) what makes the frames between hard to guess, each per object: 1, the share of objects that only one end
+        has, motion in their own sizes, change of confidence; then the distance, and the number of objects."""
+        first, last, rows, columns = self.first, self.last, self._rows, self._columns
+        count = 1 + self.objects
+        ones, others = first.xyxy[rows].astype(np.float64), last.xyxy[columns].astype(np.float64)
+        before, after = first.confidence[rows], last.confidence[columns]
+        size = np.sqrt(np.maximum((ones[:, 2:] - ones[:, :2]).prod(1), 1.0))
+        moved = float(((before + after) / 2 * np.abs(others - ones).mean(1) / size).sum())
+        single = float(first.confidence.sum() - before.sum() + last.confidence.sum() - after.sum()) / 2
+        changed = float(np.abs(before - after).sum())
+        return np.array((1.0, single / count, moved / count, changed / count, self.gap / LONG, self.objects / BUSY))
+
+    @property
+    def objects(self) -> float:
+        """Objects of a frame, weighted by confidence."""
+        return float(self.first.confidence.sum() + self.last.confidence.sum()) / 2
+
+
+def _continued(first: Detections, last: Detections, gap: int) -> tuple[Array, Array]:
+    """Indices of the boxes of one frame, and of their continuations in another."""
+    if not (len(first) and len(last)):
+        return np.empty(0, np.intp), np.empty(0, np.intp)
+    ones, others = first.xyxy.T.astype(np.float64), last.xyxy.T.astype(np.float64)
+    sizes = np.sqrt(np.maximum((ones[2:] - ones[:2]).prod(0), 0.0))
+    pairs = overlapping(ones, others, OVERLAP, DRIFT * gap * sizes)
+    pairs = pairs.where(first.class_id[pairs.rows] == last.class_id[pairs.columns])
+    sure = np.sqrt(first.confidence[pairs.rows] * last.confidence[pairs.columns])
+    pairs = assign(pairs._replace(worth=pairs.worth * sure))
+    return pairs.rows, pairs.columns
+
+
+def disagreement(truth: Detections, found: Detections) -> float:
+    """Objects, weighted by confidence, in which two opinions about one frame differ.
+
+    An object counts as found by as much as its box fits, as in the mean of AP over IoU 0.50 to 0.95: not at all at
+    0.45, fully at 0.95. A box on nothing counts half.
+    """
+    if not (len(truth) and len(found)):
+        return float(truth.confidence.sum() + found.confidence.sum() / 2)
+    ones, others = truth.xyxy.astype(np.float64)[:, None], found.xyxy.astype(np.float64)[None]
+    sides = np.minimum(ones[..., 2:], others[..., 2:]) - np.maximum(ones[..., :2], others[..., :2])
+    common = np.maximum(sides, 0).prod(-1)
+    areas = (ones[..., 2:] - ones[..., :2]).prod(-1) + (others[..., 2:] - others[..., :2]).prod(-1)
+    fit = np.clip((common / np.maximum(areas - common, 1e-9) - 0.45) / 0.5, 0, 1)
+    fit *= truth.class_id[:, None] == found.class_id[None]
+    rows, columns = lap.lapjvx(-fit * truth.confidence[:, None], extend_cost=True, return_cost=False)
+    fits = fit[rows, columns]
+    missed = truth.confidence.sum() - (truth.confidence[rows] * fits).sum()
+    false = found.confidence.sum() - found.confidence[columns[fits > 0]].sum()
+    return float(missed + false / 2)

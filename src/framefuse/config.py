@@ -98,8 +98,8 @@ class Settings(BaseModel):
         None,
         gt=0,
         le=100000,
-        description="--tiles auto: frames per second that the tiles leave time for, all sources together; default: the "
-        "rate of live sources, no limit for files",
+        description="--tiles auto and --adaptive: frames per second that the model has to reach, all sources together; "
+        "default: the rate of live sources, no limit for files",
     )
     roi: Text | None = Field(
         None,
@@ -214,6 +214,11 @@ class Settings(BaseModel):
     def on_gpu(self) -> bool:
         """Whether `device` is a GPU."""
         return self.device.startswith("cuda")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a governor chooses what the model sees."""
+        return self.adaptive or self.ladder is not None
 
     @property
     def needs_tracks(self) -> str | None:

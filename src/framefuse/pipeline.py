@@ -389,9 +389,9 @@ class Pipeline:
         self._drop(None, result.frame.source_id, NOT_TAKEN)
 
     def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:
-        if self._viewer is not None:
-            rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride
-            self._viewer.keep_up(self._program, settings.target_fps or rate or None)
+        rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride
+        if chooser := self._adapter or self._viewer:
+            chooser.keep_up(self._program, settings.target_fps or rate or None)
 
     def _view(self, width: int, height: int) -> View | None:
         return self._viewer.expected(width, height) if self._viewer else None

@@ -45,7 +45,8 @@ def test_rows_and_metadata(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["clip.parquet"]
     table = pyarrow.parquet.read_table(path)
     assert {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)} == {
-        name: {"float64": "double", "float32": "float"}.get(kind, kind) for name, kind in COLUMNS.items()
+        name: {"float64": "double", "float32": "float", "bool_": "bool"}.get(kind, kind)
+        for name, kind in COLUMNS.items()
     }
     rows = table.to_pylist()
     assert [row["frame"] for row in rows] == [0, 0, 1, 1, 2, 3, 3]
@@ -60,7 +61,7 @@ def test_rows_and_metadata(tmp_path: Path) -> None:
     }
     box = {"class_id": 2, "class": NAMES[2], "confidence": 0.25, "x1": 5.0, "y1": 6.0, "x2": 50.0, "y2": 60.0}
     assert rows[1] == {**facts, **box, "tracker_id": None, "view": None}
-    assert rows[4]["seconds"] == 0.08 and {rows[4][name] for name in list(COLUMNS)[7:]} == {None}
+    assert rows[4]["seconds"] == 0.08 and {rows[4][name] for name in list(COLUMNS)[8:]} == {None}
     about = json.loads(table.schema.metadata[ABOUT])
     assert about | run == about and about["schema"] == SCHEMA and about["source"] == "clip.mp4"
     assert read_boxes(path).about == about

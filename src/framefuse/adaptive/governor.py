@@ -1,12 +1,13 @@
 """Governor: which frames of a source are inferred, and by which rung. Pure: it counts frames, and nothing waits.
 
 A block of frames is bounded by two that are inferred. `split` looks at both and either names a frame between them,
-which halves the block, or accepts it; then the frames between are interpolated. What a block would lose is compared with
-what its middle costs, at a price that follows the agreement asked for: where many objects move or appear, blocks get short,
-and in an empty scene they keep their full length.
+which halves the block, or accepts it; then the frames between are interpolated. What a block would lose is compared
+with what its middle costs, at a price that follows the agreement asked for: where many objects move or appear, blocks
+get short, and in an empty scene they keep their full length.
 
-`audit` names a frame that was skipped for the best rung to look at. What it finds corrects what is expected of later
-blocks. If it finds something that nobody expected, no frame is skipped for a while.
+Each frame that halves a block shows how wrong the guess about it would have been, which corrects what is expected of
+later blocks. `audit` names a frame of an accepted block for the best rung to look at. If it finds something that nobody
+expected, no frame is skipped for a while.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ RATE = 0.01
 """Change of the price a frame, as a share, where the agreement is off by all of its tolerance."""
 CHEAPEST, DEAREST = 0.3, 300.0
 """Bounds of the price: frames of the best rung that one lost object, as a share of all in its frame, is worth."""
+LEARNING, FLOOR = 0.05, 0.01
+"""How much one frame changes what is expected of later ones; added to both sides, so that tiny losses do not count."""
 SURPRISE = 1.0
 """Objects, beyond those expected, by which an audit must differ to stop skipping."""
 HOLD, LONGEST_HOLD = 150, 2400
@@ -56,6 +59,7 @@ class Governor:
 
     Attributes:
         rung: number in the ladder of the rung for the next block; 0 is the best.
+        audits: frames that were audited.
         why: reason of the last decision.
     """
 
@@ -67,8 +71,8 @@ class Governor:
         """Objects expected to be lost, and all, lately."""
         self._spent, self._frames = 0.0, 1e-9
         """Cost of what was inferred, in frames of the best rung, and the frames that it stood for, lately."""
-        self._total = self._audited = 0.0
-        self._expected = self._observed = 0.5
+        self._total, self.audits = 0.0, 0
+        self._expected = self._observed = 0.1
         """Losses of audited frames; their ratio corrects what `Ladder.expect` says."""
         self._losses = [rung.loss for rung in ladder.rungs]
         self._hold, self._next_hold, self._dwell = 0, HOLD, 0
@@ -94,28 +98,28 @@ class Governor:
         gap, cost = bridge.gap, self._ladder.cost(self.rung)
         loss = self._ladder.expect(bridge.signs) * self._observed / self._expected
         if gap > 1 and (self._hold > 0 or loss * (gap - 1) * self._price > cost):
-            self.why = "an audit found too much" if self._hold > 0 else f"{loss:.2f} objects of 1 would be lost"
             return gap // 2
         self.why = f"{gap} frames alike" if gap > 1 else "every frame counts"
+        if self._hold > 0:
+            self.why = "an audit found too much"
         self._accept(bridge, loss)
         return None
 
     def audit(self, bridge: Bridge) -> int | None:
         """A frame of an accepted block for the best rung to look at, by its distance; None: none is due."""
-        if bridge.gap < 2 or (self._audited + 1) > AUDITS * (self._total + 1):
+        if bridge.gap < 2 or (self.audits + 1) > AUDITS * (self._total + 1):
             return None
-        self._audited += 1
+        self.audits += 1
         return self._random.randrange(1, bridge.gap)
 
-    def compare(self, bridge: Bridge, step: int, found: Detections) -> None:
-        """Learn from a frame of a block that the best rung has seen."""
+    def compare(self, bridge: Bridge, step: int, found: Detections, *, audit: bool) -> None:
+        """Learn from a frame of a block: what it shows, and what was expected of it."""
         expected = self._ladder.expect(bridge.signs) * (1 + bridge.objects)
         observed = disagreement(found, bridge.at(step, 0.0))
-        self._expected = 0.8 * self._expected + 0.2 * expected / (1 + bridge.objects) + 1e-3
-        self._observed = 0.8 * self._observed + 0.2 * observed / (1 + bridge.objects) + 1e-3
-        if observed > 3 * expected + SURPRISE:
+        self._expected += LEARNING * (expected / (1 + bridge.objects) + FLOOR - self._expected)
+        self._observed += LEARNING * (observed / (1 + bridge.objects) + FLOOR - self._observed)
+        if audit and observed > 3 * expected + SURPRISE:
             self._hold, self._next_hold = self._next_hold, min(LONGEST_HOLD, 2 * self._next_hold)
-            self.why = f"an audit found {observed:.1f} objects wrong, {expected:.1f} were expected"
 
     def compare_rung(self, rung: int, best: Detections, found: Detections) -> None:
         """Learn from a frame that both the best rung and another one have seen."""

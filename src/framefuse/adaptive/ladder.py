@@ -65,6 +65,10 @@ class Ladder:
         """The ladder of a model that was not profiled: it has one rung, so only frames can be skipped."""
         return cls((Rung(str(model), max(preprocess.width, preprocess.height), precision),))
 
+    def measured(self, seconds: float) -> Ladder:
+        """The ladder with the time of its first rung."""
+        return replace(self, rungs=(replace(self.rungs[0], seconds=seconds), *self.rungs[1:]))
+
     def save(self, path: Path, device: str, data: str) -> None:
         """Write it as JSON; `device` and `data` say what it was measured on."""
         rungs = [{**asdict(rung), "sha256": file_hash(Path(rung.model))} for rung in self.rungs]

@@ -67,7 +67,7 @@ class CocoSink(BaseSink):
         still = self._context.source.kind == "images"
         name = self._context.relative(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg"
         image = {"id": image_id, "file_name": name, "width": info.width, "height": info.height}
-        image |= {"frame": info.index, "seconds": info.seconds}
+        image |= {"frame": info.index, "seconds": info.seconds} | ({} if result.inferred else {"inferred": False})
         # The image first: an image without its annotations is valid COCO, an annotation without its image is not.
         self._images.append((b",\n" if self._image_count else b"") + _rows([image]))
         self._image_count += 1

@@ -31,12 +31,13 @@ ABOUT = b"framefuse"
 """Key of the file's metadata: JSON with schema, version, source, names (of the classes), model and options."""
 COLUMNS = {
     "source": "string", "frame": "int64", "seconds": "float64", "pts": "int64", "time_base": "string",
-    "width": "int32", "height": "int32",
+    "width": "int32", "height": "int32", "inferred": "bool_",
     "class_id": "int32", "class": "string", "confidence": "float32",
     "x1": "float32", "y1": "float32", "x2": "float32", "y2": "float32", "tracker_id": "int64", "view": "string",
 }  # fmt: skip
-"""From class_id on null in the one row of a frame without detections. Also null: an unknown time, no track, no view."""
-READ = [name for name in COLUMNS if name not in ("seconds", "class")]
+"""From class_id on null in the one row of a frame without detections. Also null: an unknown time, no track, no view.
+`inferred` is false for a frame that the model has not seen."""
+READ = [name for name in COLUMNS if name not in ("seconds", "class", "inferred")]
 STREAM = "arrows.part"
 FRAMES, ROWS = 30, 8192
 """What waits in memory before it is written: so many frames, or so many rows."""
@@ -88,7 +89,9 @@ class ParquetSink(RecordSink):
     def write(self, result: Result, frame: Frame | None) -> None:
         info, found = result.frame, result.detections
         facts = (encode(info.source_id).decode(), info.index, info.seconds, info.pts, str(info.time_base))
-        columns: list[Any] = [[fact] * max(1, len(found)) for fact in (*facts, info.width, info.height)]
+        columns: list[Any] = [
+            [fact] * max(1, len(found)) for fact in (*facts, info.width, info.height, result.inferred)
+        ]
         if len(found):
             names = [encode(found.name(number)).decode() for number in found.class_id.tolist()]
             views = [None] * len(found) if found.view is None else found.view.tolist()

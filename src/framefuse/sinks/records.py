@@ -18,7 +18,7 @@ SCHEMA = 2
 """Version of a JSON line; incremented when a field changes its meaning or is removed."""
 HEADER = (
     *("frame", "seconds", "pts", "time_base"),
-    *("class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source", "tracker_id"),
+    *("class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source", "tracker_id", "inferred"),
 )
 """Columns of a CSV."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -32,7 +32,7 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. With views, a detection also has "view", the
     tag of the one that shows it; with tracking, "tracker_id", the number of its track or null, and in both eyes
     "pair_id", the track of the same object in the other eye or null. From a semantic segmenter also "shares": {class:
-    the fraction of the frame that it covers, 4 decimals}.
+    the fraction of the frame that it covers, 4 decimals}. A frame that the model has not seen has "inferred": false.
 
     Args:
         name_source: with "source" after the schema, the file or address, to tell several sources apart.
@@ -54,6 +54,8 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     line |= {"width": frame.width, "height": frame.height, "detections": detections}
     if result.masks is not None:
         line["shares"] = {name: round(share, 4) for name, share in result.masks.shares().items()}
+    if not result.inferred:
+        line["inferred"] = False
     return json.dumps(line, ensure_ascii=False, allow_nan=False)
 
 
@@ -70,8 +72,9 @@ class JsonlSink(RecordSink):
 
 class CsvSink(RecordSink):
     """Writes <stem>.csv with the columns in HEADER: the presentation time in seconds, and as pts in ticks of time_base
-    seconds, both empty if unknown; coordinates in source pixels; tracker_id is empty without a track. A class or source
-    whose name begins like a formula of a spreadsheet gets a quote in front."""
+    seconds, both empty if unknown; coordinates in source pixels; tracker_id is empty without a track; inferred is false
+    for a frame that the model has not seen. A class or source whose name begins like a formula of a spreadsheet gets a
+    quote in front."""
 
     name = "csv"
 
@@ -82,9 +85,10 @@ class CsvSink(RecordSink):
     def write(self, result: Result, frame: Frame | None) -> None:
         found, info = result.detections, result.frame
         time, source = (info.index, info.seconds, info.pts, info.time_base), safe_text(info.source_id)
+        inferred = "true" if result.inferred else "false"
         self._append(
             [
-                (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track)
+                (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track, inferred)
                 for box, score, class_id, track in rows_of(found)
             ]
         )

@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("models/weights/*",),
     "lowering": ("models/fp16.py", "models/int8.py", "lab/lowering/*.py"),
     "evaluation": ("lab/evaluation/*.py",),
+    "adaptive": ("adaptive/*.py", "tracking/matching.py", "runtime/adaptive.py", "benchmarks/adaptive.py"),
     "sweep": ("lab/sweep/*.py", "tracking/*.py", "sinks/parquet.py", "prediction.py"),
     "parity": ("lab/parity/*.py",),
     "synthetic world": ("world/*.py",),

@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "models": {"common", "errors", "preprocess"},
     "engines": {"common", "cuda", "errors", "kernels", "models"},
     "tracking": {"common", "errors", "frame", "prediction"},
-    "adaptive": {"common", "errors", "prediction", "preprocess", "tracking"},
+    "adaptive": {"prediction", "tracking"},
     "postprocess": {"common", "errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, cpu, gpu, hardening, kernels, tracking, views
+from benchmarks.results import accuracy, adaptive, cpu, gpu, hardening, kernels, tracking, views
 from benchmarks.results.pages import Table, load, render, stale
 
 TABLES: dict[str, Table] = {
@@ -21,6 +21,7 @@ TABLES: dict[str, Table] = {
     **kernels.TABLES,
     **accuracy.TABLES,
     **hardening.TABLES,
+    **adaptive.TABLES,
     **tracking.TABLES,
     **views.TABLES,
 }

@@ -136,9 +136,8 @@ class Settings(BaseModel):
     adaptive: bool = Field(
         False, description="let the model see only the frames that matter; the objects of the others are interpolated"
     )
-    ladder: Path | None = Field(None, description="JSON file of `framefuse profile`; implies --adaptive")
     min_agreement: float = Field(
-        0.95,
+        0.96,
         gt=0,
         le=1,
         description="--adaptive: least share of the objects that is found as the model on every frame would find it",
@@ -214,11 +213,6 @@ class Settings(BaseModel):
     def on_gpu(self) -> bool:
         """Whether `device` is a GPU."""
         return self.device.startswith("cuda")
-
-    @property
-    def adapts(self) -> bool:
-        """Whether a governor chooses what the model sees."""
-        return self.adaptive or self.ladder is not None
 
     @property
     def needs_tracks(self) -> str | None:

@@ -1,9 +1,10 @@
 """Blocks: the frames of one source, from their arrival to their results, as a `Governor` decides. Pure.
 
     blocks = Blocks(governor, conf)
-    for number, rung in blocks.arrived():         # a frame has come; these are to be inferred
-        blocks.found(number, infer(number, rung))
-    for number, detections, why in blocks.ready():  # in the order of the frames; None: those that were found
+    for number in blocks.arrived():  # a frame has come; these are to be inferred
+        blocks.found(number, infer(number))
+    for ready in blocks.ready():  # in the order of the frames
+        ...
 
 Frames are numbers, from 0.
 """
@@ -17,13 +18,6 @@ from typing import NamedTuple
 from framefuse.adaptive.governor import Governor
 from framefuse.adaptive.interpolation import Bridge
 from framefuse.prediction import Detections
-
-
-class Look(NamedTuple):
-    """A frame for the model to see."""
-
-    number: int
-    rung: int
 
 
 class Ready(NamedTuple):
@@ -52,23 +46,23 @@ class Blocks:
         """Of inferred frames, from the last one that was passed on."""
         self._checks: dict[int, tuple[Bridge, int, bool]] = {}
         """Number of a frame that is being inferred -> its block, its step in it, and whether it is audited."""
-        self._looks: list[Look] = []
+        self._looks: list[int] = []
         self._ready: list[Ready] = []
 
-    def arrived(self) -> list[Look]:
+    def arrived(self) -> list[int]:
         """Count a frame; the frames to infer."""
         number, self._count = self._count, self._count + 1
         if number == 0 or number >= self._last + self.governor.ahead:
             self._bound(number)
         return self._taken()
 
-    def end(self) -> list[Look]:
+    def end(self) -> list[int]:
         """No frame follows; the frames to infer."""
         if self._last < self._count - 1:
             self._bound(self._count - 1)
         return self._taken()
 
-    def found(self, number: int, detections: Detections) -> list[Look]:
+    def found(self, number: int, detections: Detections) -> list[int]:
         """What an inferred frame shows; the frames to infer."""
         self._known[number] = detections
         if check := self._checks.pop(number, None):
@@ -91,13 +85,13 @@ class Blocks:
         if number:
             self._blocks.append((self._last, number))
         self._last = number
-        self._look(number, self.governor.rung)
+        self._look(number)
 
-    def _look(self, number: int, rung: int) -> None:
-        self.governor.inferred(rung)
-        self._looks.append(Look(number, rung))
+    def _look(self, number: int) -> None:
+        self.governor.looked()
+        self._looks.append(number)
 
-    def _taken(self) -> list[Look]:
+    def _taken(self) -> list[int]:
         looks, self._looks = self._looks, []
         return looks
 
@@ -105,14 +99,14 @@ class Blocks:
         """Decide about the first block: whether a frame of it is to be inferred; otherwise it is complete."""
         (begin, end), governor = self._blocks[0], self.governor
         bridge = Bridge(self._known[begin], self._known[end], end - begin)
-        step, rung = governor.split(bridge), governor.rung
+        step = governor.split(bridge)
         if audit := step is None:
-            step, rung = governor.audit(bridge), 0
+            step = governor.audit(bridge)
         if step is not None:
             self._checks[begin + step] = bridge, step, audit
             self._blocks[0] = begin + step, end
             self._blocks.appendleft((begin, begin + step))
-            self._look(begin + step, rung)
+            self._look(begin + step)
             return True
         self._blocks.popleft()
         self._ready += self._between(bridge, begin, governor.why)

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from framefuse.adaptive import Blocks, Governor, Ladder, Limits, load_ladder
-from framefuse.adaptive.blocks import Look, Ready
-from framefuse.common.machine import available_cores, cpu_model
+from framefuse.adaptive import Blocks, Governor, Limits
+from framefuse.adaptive.blocks import Ready
 from framefuse.common.text import counted
 from framefuse.errors import CapabilityError, UsageError
-from framefuse.frame import Frame, View
+from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.prediction import FrameInfo, Result
-from framefuse.preprocess import Preprocess
 from framefuse.runtime.program import FrameResult, Program
 from framefuse.runtime.tracking import least_confidence, rate_of
 from framefuse.sources import SourceInfo
@@ -38,9 +36,7 @@ Group = tuple[list[Frame], int]
 """Rows that run in one batch, and the places that they take in it."""
 
 
-def adapter_for(
-    settings: Settings, card: Card, preprocess: Preprocess, info: SourceInfo, *, views: bool
-) -> Adapter | None:
+def adapter_for(settings: Settings, card: Card, info: SourceInfo, *, views: bool) -> Adapter | None:
     """What adapts the compute, if the settings ask for it.
 
     Args:
@@ -48,10 +44,10 @@ def adapter_for(
         views: frames are split into views.
 
     Raises:
-        UsageError: the settings contradict each other, or the ladder is not one of this model.
+        UsageError: the settings contradict each other.
         CapabilityError: the model or the device cannot be adapted.
     """
-    if not settings.adapts:
+    if not settings.adaptive:
         return None
     if views:
         raise UsageError("adaptive was asked for beside tiles, roi, stereo or views", remedy="choose one of them")
@@ -61,22 +57,12 @@ def adapter_for(
         raise CapabilityError("adaptive compute runs on the CPU only so far", remedy="use --device cpu")
     if card.task != "detect":
         raise CapabilityError(f"adaptive compute needs boxes, and {card.path.name} gives masks", remedy="leave it out")
-    ladder = (
-        load_ladder(settings.ladder, card.path, device_name())
-        if settings.ladder
-        else Ladder.single(card.path, preprocess)
-    )
     ahead = LONGEST
     if info.live or settings.max_latency:
         held = settings.max_latency or LIVE_LATENCY
         ahead = max(1, min(LONGEST, int(held * rate_of(info) / settings.vid_stride / 2)))
     limits = Limits(settings.min_agreement, ahead)
-    return Adapter(ladder, limits, preprocess, conf=least_confidence(settings), max_latency=settings.max_latency)
-
-
-def device_name() -> str:
-    """What a ladder is measured on."""
-    return f"{cpu_model()}, {counted(available_cores(), 'core')}"
+    return Adapter(limits, conf=least_confidence(settings), max_latency=settings.max_latency)
 
 
 @dataclass(eq=False)
@@ -96,11 +82,8 @@ class _Stream:
 class Adapter:
     """Turns frames into rows, and joins the results, as a `Viewer` does; but most frames may have no row."""
 
-    def __init__(
-        self, ladder: Ladder, limits: Limits, preprocess: Preprocess, *, conf: float, max_latency: float | None = None
-    ) -> None:
-        self._ladder, self._limits, self._conf, self._max_latency = ladder, limits, conf, max_latency
-        self._inputs = [rung.preprocess(preprocess) for rung in ladder.rungs]
+    def __init__(self, limits: Limits, *, conf: float, max_latency: float | None = None) -> None:
+        self._limits, self._conf, self._max_latency = limits, conf, max_latency
         self._streams: dict[_Key, _Stream] = {}
         self._current: dict[Hashable, _Key] = {}
         """What each reader reads now."""
@@ -110,9 +93,8 @@ class Adapter:
     def keep_up(self, program: Program, rate: float | None) -> None:
         """Leave time for so many frames per second, by the time of the model on an idle program; None: any number."""
         if rate:
-            self._limits = replace(self._limits, budget=1 / rate)
-            if len(self._ladder.rungs) == 1:
-                self._ladder = self._ladder.measured(program.row_seconds())
+            share = 1 / (rate * program.row_seconds())
+            self._limits = replace(self._limits, share=min(1.0, share))
 
     def rows(self, frame: Frame, reader: Hashable) -> list[Group]:
         """The frame, if the model is to see it at once."""
@@ -121,7 +103,7 @@ class Adapter:
             self._end(self._current[reader])
             self._current[reader] = key
         if key not in self._streams:
-            governor = Governor(self._ladder, self._limits, seed=len(self._streams))
+            governor = Governor(self._limits, seed=len(self._streams))
             self._streams[key] = _Stream(Blocks(governor, self._conf))
         stream = self._streams[key]
         stream.held[stream.count], stream.numbers[frame.index] = frame, stream.count
@@ -178,11 +160,9 @@ class Adapter:
     def _end(self, key: _Key) -> None:
         self._look(self._streams[key], self._streams[key].blocks.end())
 
-    def _look(self, stream: _Stream, looks: Iterable[Look]) -> None:
-        for number, rung in looks:
-            frame = stream.held[number]
-            view = View(size=self._inputs[rung].place(frame.width, frame.height).size) if rung else None
-            self._due.append(([frame.replace_unchecked(view=view)], 1))
+    def _look(self, stream: _Stream, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._due.append(([stream.held[number]], 1))
             self._inferred += 1
 
     def _passed(self, stream: _Stream, ready: Ready) -> FrameResult:

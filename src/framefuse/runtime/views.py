@@ -121,7 +121,7 @@ def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: C
     """
     whole = settings.tiles_whole
     auto = AutoTiles((preprocess.width, preprocess.height), whole=whole) if settings.tiles == AUTO else None
-    if settings.target_fps and auto is None and not settings.adapts:
+    if settings.target_fps and auto is None and not settings.adaptive:
         remedy = "add tiles=auto or adaptive, or leave it out"
         raise UsageError(f"target_fps is {settings.target_fps:g}", remedy=remedy)
     fixed = fixed_views(settings, auto)

@@ -1,0 +1,175 @@
+"""Adaptive compute in real runs: what comes out, in which order, and what it says about itself."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framefuse import Pipeline, View
+from framefuse.adaptive import disagreement
+from framefuse.errors import CapabilityError, UsageError
+from framefuse.prediction import Result
+
+DAY = "synthetic://street?seed=5&frames=150&size=640x360&schedule=day&split=test"
+STREET = "synthetic://street?seed=5&frames=48&size=640x360&split=test"
+
+
+def run(source: Any, model: str = "scout-n", **options: Any) -> list[Result]:
+    return list(Pipeline(source, model, **options))
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Result]:
+    return run(STREET)
+
+
+@pytest.fixture(scope="module")
+def adapted() -> list[Result]:
+    return run(STREET, adaptive=True)
+
+
+def test_every_frame_has_a_result_in_its_order(plain: list[Result], adapted: list[Result]) -> None:
+    assert [result.frame for result in adapted] == [result.frame for result in plain]
+    assert {result.inferred for result in adapted} == {True, False}
+    assert all(result.inferred for result in plain)
+    assert adapted[0].inferred
+    assert adapted[-1].inferred
+    assert all(result.why for result in adapted)
+
+
+def test_inferred_frames_are_those_of_the_model_bit_for_bit(plain: list[Result], adapted: list[Result]) -> None:
+    for one, other in zip(plain, adapted, strict=True):
+        if other.inferred:
+            for name in ("xyxy", "confidence", "class_id"):
+                np.testing.assert_array_equal(getattr(one.detections, name), getattr(other.detections, name))
+            assert other.rung == one.rung
+
+
+def test_the_others_agree_with_the_model(plain: list[Result], adapted: list[Result]) -> None:
+    lost = sum(disagreement(one.detections, other.detections) for one, other in zip(plain, adapted, strict=True))
+    assert lost < 0.06 * sum(float(result.detections.confidence.sum()) for result in plain)
+    assert all((result.detections.confidence > 0.25).all() for result in adapted)
+
+
+def test_an_empty_scene_costs_little_and_the_report_says_so() -> None:
+    pipeline = Pipeline(DAY, "scout-n", adaptive=True)
+    results = list(pipeline)
+    share = np.mean([result.inferred for result in results])
+    assert share < 0.7
+    (line,) = (choice for choice in pipeline.report.choices if choice.startswith("adaptive"))
+    assert f"the model saw {share:.0%} of the frames" in line
+
+
+@pytest.mark.parametrize("frames", [1, 2, 17])
+def test_short_sources(frames: int) -> None:
+    results = run(f"synthetic://street?frames={frames}&size=320x240", adaptive=True)
+    assert [result.frame.index for result in results] == list(range(frames))
+
+
+def test_frames_of_several_sizes() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 255, (height, 160, 3), np.uint8) for height in (120, 120, 90, 90, 90, 120)]
+    results = run(arrays, "squares", adaptive=True)
+    assert [result.frame.height for result in results] == [120, 120, 90, 90, 90, 120]
+    assert [result.inferred for result in results] == [True, True, True, False, True, True]
+
+
+def test_several_sources_keep_their_own_blocks() -> None:
+    sources = [f"synthetic://street?seed={seed}&frames=20&size=320x240" for seed in (1, 2)]
+    results = run(sources, adaptive=True, readers=2)
+    for source in {result.frame.source_id for result in results}:
+        mine = [result for result in results if result.frame.source_id == source]
+        assert [result.frame.index for result in mine] == list(range(20))
+        assert not all(result.inferred for result in mine)
+
+
+def test_tracks_go_on_through_frames_that_were_not_inferred() -> None:
+    results = run(STREET, adaptive=True, track=True)
+    skipped = [result for result in results if not result.inferred]
+    assert skipped
+    with_ids = [result for result in skipped if (result.detections.tracker_id >= 0).any()]  # type: ignore[operator]
+    assert len(with_ids) > 0.8 * len(skipped)
+
+
+def test_outputs_mark_frames_that_were_not_inferred(tmp_path: Path) -> None:
+    saved = {"save_jsonl": True, "save_csv": True, "save_json": True, "save": True}
+    pipeline = Pipeline(STREET, "scout-n", adaptive=True, project=tmp_path, **saved)
+    inferred = {result.frame.index: result.inferred for result in pipeline}
+    folder = pipeline.folder
+    assert folder is not None
+    (lines,) = folder.glob("*.jsonl")
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert {row["frame"]: row.get("inferred", True) for row in rows} == inferred
+    (table,) = folder.glob("*.csv")
+    for row in csv.DictReader(table.read_text().splitlines()):
+        assert row["inferred"] == str(inferred[int(row["frame"])]).lower()
+    (coco,) = (path for path in folder.glob("*.json") if path.name not in ("report.json", "manifest.json"))
+    images = json.loads(coco.read_text())["images"]
+    assert {image["frame"]: image.get("inferred", True) for image in images} == inferred
+
+
+def test_parquet_marks_them_too(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pipeline = Pipeline(STREET, "scout-n", adaptive=True, save_parquet=True, project=tmp_path)
+    inferred = {result.frame.index: result.inferred for result in pipeline}
+    (path,) = pipeline.folder.glob("*.parquet")  # type: ignore[union-attr]
+    table = parquet.read_table(path).to_pydict()
+    assert dict(zip(table["frame"], table["inferred"], strict=True)) == inferred
+
+
+def test_leaving_early_closes_everything() -> None:
+    pipeline = Pipeline(DAY, "scout-n", adaptive=True)
+    for number, _ in enumerate(pipeline):
+        if number == 20:
+            break
+    pipeline.close()
+    assert pipeline.report.frames == 21
+
+
+def test_latency_shortens_blocks() -> None:
+    results = run(DAY, adaptive=True, max_latency=0.14)  # four frames, so blocks of two
+    runs = "".join("x" if result.inferred else "." for result in results)
+    assert "." in runs
+    assert ".." not in runs
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tiles": "2x2"}, UsageError, "beside tiles"),
+        ({"stereo": "sbs"}, UsageError, "beside tiles"),
+        ({"views": lambda frame, latest: [View()]}, UsageError, "beside tiles"),
+        ({"batch": 4}, UsageError, "batch 4"),
+        ({"target_fps": 30, "adaptive": False}, UsageError, "add tiles=auto or adaptive"),
+        ({"min_agreement": 0}, UsageError, "min_agreement"),
+        ({"max_latency": -1}, UsageError, "max_latency"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Pipeline(STREET, "scout-n", **{"adaptive": True, **options})
+
+
+def test_a_segmenter_cannot_be_adapted() -> None:
+    with pytest.raises(CapabilityError, match="gives masks"):
+        Pipeline("synthetic://bodies?frames=4", "body-n", adaptive=True)
+
+
+def test_an_error_of_the_source_keeps_what_was_found() -> None:
+    def frames() -> Any:
+        for number in range(40):
+            if number == 30:
+                raise RuntimeError("the camera fell down")
+            yield np.zeros((120, 160, 3), np.uint8)
+
+    results = []
+    with pytest.raises(Exception, match="the camera fell down"):
+        for result in Pipeline(frames(), "squares", adaptive=True):
+            results.append(result.frame.index)
+    assert results == list(range(len(results)))
+    assert len(results) >= 17

@@ -33,6 +33,8 @@ RATE = 0.003
 """Change of the price a frame, as a share, where the agreement is off by all of its tolerance."""
 HASTE = -10.0
 """The same, in tolerances, while more is inferred than allowed."""
+CREDIT = 3.0
+"""How far the price falls below the first one where little is lost: a calm scene pays for little of a crowd after it."""
 CHEAPEST, DEAREST = 0.3, 300.0
 """Bounds of the price: how many looks a frame's objects, all lost, are worth."""
 LEARNING, FLOOR = 0.05, 0.01
@@ -65,7 +67,7 @@ class Governor:
 
     def __init__(self, limits: Limits, *, seed: int = 0) -> None:
         self._limits, self._random = limits, Random(seed)
-        self._price = min(DEAREST, START / (1 - limits.agreement + 1e-3))
+        self._first = self._price = min(DEAREST, START / (1 - limits.agreement + 1e-3))
         self._lost = self._seen = 0.0
         """Objects expected to be lost, and all, lately."""
         self._looks, self._frames = 0.0, 1e-9
@@ -133,11 +135,12 @@ class Governor:
         else:
             self._next_hold = max(HOLD, self._next_hold - gap)
         off = min(1.0, (1 - self.agreement) / max(1e-3, 1 - limits.agreement) - 1)
-        if self._looks > limits.share * self._frames:
-            off = HASTE
-        self._price *= math.exp(RATE * gap * off)
-        self._price = min(DEAREST, max(CHEAPEST, self._price))
+        least = self._first / CREDIT
+        if limits.share < 1 and self._looks > limits.share * self._frames:
+            off, least = HASTE, CHEAPEST
+        self._price = max(min(least, self._price), min(DEAREST, self._price * math.exp(RATE * gap * off)))
 
 
 def _expected(bridge: Bridge) -> float:
-    return max(0.0, float(bridge.signs @ EXPECTED))
+    """Loss of a frame of a block as a share of its objects; at most all of them, and as many boxes on nothing."""
+    return min(1.5, max(0.0, float(bridge.signs @ EXPECTED)))

@@ -100,7 +100,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="file to write; default: NAME.onnx in this folder")] = None,
 ) -> int:
     """Write a network of PyTorch as an ONNX file with its card. Models of ultralytics: `yolo export` does that."""
-    from framefuse.lab.export import export_model
+    from framefuse.lab.building import export_model
 
     check_out(out)
     classes = names.split(",") if names else None

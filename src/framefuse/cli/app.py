@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import build, config, doctor, interrupts, kernels, models, parity, predict, sweep, synth, val
+from framefuse.cli import config, doctor, interrupts, models, predict, sweep, synth, val
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.mistakes import explain, reconsider
@@ -33,16 +33,16 @@ app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.on
 app.command(cls=Command)(synth.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
 app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
-app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
+app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(models.build)
 app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(models.export)
-app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(parity.parity)
+app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(val.parity)
 app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
-app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(build.tune)
+app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(models.tune)
 app.command(epilog="Example: framefuse repair runs/detect/predict")(predict.repair)
 app.command()(doctor.doctor)
 app.add_typer(doctor.bench)
 app.add_typer(config.app)
-app.add_typer(kernels.app)
+app.add_typer(doctor.kernels)
 app.add_typer(models.app)
 
 

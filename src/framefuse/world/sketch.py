@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from framefuse.world.chance import Chance, Split
-from framefuse.world.textures import BANK, Colour, Texture, colour, texture
+from framefuse.world.chance import BANK, Chance, Colour, Split, Texture, colour, texture
 
 
 class Ink:

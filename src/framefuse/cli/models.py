@@ -100,9 +100,7 @@ def get(
 
 def export(
     network: Annotated[str, typer.Argument(help="torchvision:NAME, PACKAGE.MODULE:FUNCTION, or a TorchScript file")],
-    weights: Annotated[
-        str | None, option("FILE|none", "state dictionary; default: the weights that the network comes with")
-    ] = None,
+    weights: Annotated[str | None, option("FILE|none", "state dictionary; default: those that the network has")] = None,
     imgsz: Annotated[str, option("N|H,W", "input size in pixels")] = "640",
     names: Annotated[str | None, option("A,B,...", "class names")] = None,
     out: Annotated[Path | None, typer.Option(help="file to write; default: NAME.onnx in this folder")] = None,
@@ -131,25 +129,15 @@ def facts(card: Card) -> dict[str, str]:
     """A card as text, with the keys of a YAML card."""
     spec = card.preprocess
     names = ", ".join(card.names.values())
-    return {
-        "path": str(card.path),
-        "licence": str(card.about.get("licence", "not stated")),
-        "task": card.task,
-        "layout": card.layout,
-        "imgsz": f"{spec.height} {spec.width}" + (", free" if card.dynamic_size else ""),
-        "batch": "free" if card.dynamic_batch else str(card.batch),
-        "input": f"{card.input_name} {card.input_dtype}",
-        "outputs": ", ".join(card.outputs),
-        "names": f"{card.class_count}: " + (names if len(names) <= 60 else names[:57] + "..."),
-        "fit": spec.fit,
-        "rect": "on" if spec.rectangular else "off",
-        "stride": str(spec.stride),
-        "interpolation": spec.interpolation,
-        "pad_value": f"{spec.pad_value:g}",
-        "mean": " ".join(f"{value:g}" for value in spec.mean),
-        "std": " ".join(f"{value:g}" for value in spec.std),
-        "channel_order": spec.channel_order,
-    }
+    found = {"path": str(card.path), "licence": str(card.about.get("licence", "not stated")), "task": card.task}
+    found |= {"layout": card.layout, "imgsz": f"{spec.height} {spec.width}" + (", free" if card.dynamic_size else "")}
+    found |= {"batch": "free" if card.dynamic_batch else str(card.batch)}
+    found |= {"input": f"{card.input_name} {card.input_dtype}", "outputs": ", ".join(card.outputs)}
+    found |= {"names": f"{card.class_count}: " + (names if len(names) <= 60 else names[:57] + "...")}
+    found |= {"fit": spec.fit, "rect": "on" if spec.rectangular else "off", "stride": str(spec.stride)}
+    found |= {"interpolation": spec.interpolation, "pad_value": f"{spec.pad_value:g}"}
+    found |= {key: " ".join(f"{value:g}" for value in getattr(spec, key)) for key in ("mean", "std")}
+    return found | {"channel_order": spec.channel_order}
 
 
 def build(
@@ -165,22 +153,14 @@ def build(
     ] = None,
     data: Annotated[str | None, option("DATA", "COCO file or synthetic://... to measure the accuracy on")] = None,
     images: Annotated[Path | None, option("PATH", "images of the COCO file")] = None,
-    judge: Annotated[
-        str | None, option("SOURCE", "another video, ... to measure the accuracy on, without labels")
-    ] = None,
+    judge: Annotated[str | None, option("SOURCE", "another video, ... to measure the accuracy on, unlabelled")] = None,
     out: Annotated[Path | None, option("FILE", "output; default: MODEL-int8.onnx, MODEL-fp16.onnx; or a .plan")] = None,
-    allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="write the model even if it loses too much accuracy")
-    ] = False,
+    allow_loss: Annotated[bool, option("", "write the model however much accuracy it loses", "--allow-loss")] = False,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="overwrite an existing file")] = False,
     frames: Annotated[int, option("N", "frames to calibrate with", min=1)] = 64,
     calibration: Annotated[str, option("percentile|entropy|minmax", "how the INT8 ranges are derived")] = "percentile",
-    engine: Annotated[
-        str | None, option("tensorrt", "also build a TensorRT plan; without --out it goes into the cache")
-    ] = None,
-    shapes: Annotated[
-        str | None, option("MIN:OPT:MAX", "input shapes of the plan: 1x3x640x640:8x3x640x640:16x3x640x640")
-    ] = None,
+    engine: Annotated[str | None, option("tensorrt", "also build a TensorRT plan, in --out or in the cache")] = None,
+    shapes: Annotated[str | None, option("MIN:OPT:MAX", "plan's shapes: 1x3x640x640:8x3x640x640:16x3x640x640")] = None,
     workspace: Annotated[int, option("MIB", "scratch memory of the plan; 0: no limit", min=0)] = 0,
     print_report: PrintReport = False,
     quiet: Quiet = False,
@@ -281,9 +261,7 @@ def _print_layers(report: BuildReport) -> None:
 def tune(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
     trials: Annotated[int, option("N", "schedules to measure per function", min=1)] = 64,
-    slice_seconds: Annotated[
-        float, option("SECONDS", "stop after this long; run again to continue", "--slice")
-    ] = 480.0,
+    slice_seconds: Annotated[float, option("SECONDS", "stop after this; run again to continue", "--slice")] = 480.0,
     database: Annotated[Path | None, option("DIR", "tuning database; default: where engine tvm looks for it")] = None,
     precision: Annotated[str, option("fp32|fp16", "precision that the model will run at")] = "fp32",
     target: Annotated[str, option("NAME", "cpu, cuda, or a name such as cuda-sm_90")] = "cpu",
@@ -321,15 +299,10 @@ def tune(
     say(f"{counted(len(found), 'function')} for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
     done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)
     if not quiet:
-        rows = [
-            (
-                name if len(name) <= tuning.LONGEST_NAME else f"{name[: tuning.LONGEST_NAME - 3]}...",
-                f"{share:.1%}",
-                str(count),
-                f"{best:.0f}" if count else "",
-            )
-            for name, share, count, best in tuning.summary(found)
-        ]
+        rows = []
+        for name, share, count, best in tuning.summary(found):
+            short = name if len(name) <= tuning.LONGEST_NAME else f"{name[: tuning.LONGEST_NAME - 3]}..."
+            rows.append((short, f"{share:.1%}", str(count), f"{best:.0f}" if count else ""))
         print_table(("function", "share of operations", "schedules", "best us"), rows)
         after = "all trials are done" if done.finished else "run it again to continue"
         stderr().print(f"{counted(done.added, 'schedule')} in {done.seconds:.0f} s; {after}", markup=False)

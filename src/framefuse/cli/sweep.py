@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from framefuse.cli.console import check_choice, counter, print_table, stderr, write_out
-from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.common.files import Files
 from framefuse.common.text import counted, on_one_line
 from framefuse.config import Settings, load_settings
@@ -43,21 +43,14 @@ def sweep(
     inputs: Annotated[
         list[str], typer.Argument(metavar="FILE... MODEL", help="videos, folders, synthetic://..., then the model")
     ],
-    grid: Annotated[
-        Path | None, typer.Option("--grid", "-g", metavar="FILE", help="YAML file of lines 'field: [value, value]'")
-    ] = None,
-    short: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="a track that lasts less is a false start")
-    ] = 0.5,
-    by: Annotated[
-        str | None, typer.Option("--by", metavar="COLUMN", help="sort by a column and choose the first; default: hota")
-    ] = None,
-    choose: Annotated[int | None, typer.Option(min=1, metavar="N", help="choose this setting")] = None,
+    grid: Annotated[Path | None, option("FILE", "YAML file of lines 'field: [value, value]'", "--grid", "-g")] = None,
+    short: Annotated[float, option("SECONDS", "a track that lasts less is a false start", min=0)] = 0.5,
+    by: Annotated[str | None, option("COLUMN", "sort by a column and choose the first; default: hota")] = None,
+    choose: Annotated[int | None, option("N", "choose this setting", min=1)] = None,
     compare: Annotated[
-        tuple[int, int] | None,
-        typer.Option("--compare", metavar="A B", help="settings whose tracks to compare (default: 1 and the chosen)"),
+        tuple[int, int] | None, option("A B", "settings whose tracks to compare (default: 1 and the chosen)")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, metavar="N", help="rows to print; sweep.csv has all")] = 20,
+    rows: Annotated[int, option("N", "rows to print; sweep.csv has all", min=1)] = 20,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print all rows as JSON on stdout")] = False,
     quiet: Quiet = False,
@@ -89,9 +82,9 @@ def sweep(
     places_of(every, card)  # so that a wrong file ends the sweep before the model runs
     if by := by and by.replace("-", "_").replace(" ", "_"):
         check_choice("--by", by, (*HIGHER, *LOWER))
-    for option, number in (("--choose", choose), *(("--compare", number) for number in compare or ())):
+    for name, number in (("--choose", choose), *(("--compare", number) for number in compare or ())):
         if number is not None and not 1 <= number <= len(every):
-            raise UsageError(f"{option} is {number}", remedy=f"the grid has settings 1 to {len(every)}")
+            raise UsageError(f"{name} is {number}", remedy=f"the grid has settings 1 to {len(every)}")
     sources = [
         path
         for item in inputs[:-1]

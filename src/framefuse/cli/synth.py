@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import counter, stderr
+from framefuse.cli.console import counter, run, stderr
 from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
 from framefuse.common.text import counted
@@ -91,19 +91,9 @@ def write_clip(
             raise SinkError(f"{path} already exists", remedy="choose another --out, or remove the file")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        width, height = world.size
-        encoding = Encoding(
-            encoder="libx264",
-            options={"crf": "18", "preset": "veryfast"},
-            width=width,
-            height=height,
-            threads=0,
-            time_base=1 / world.fps,
-            rate=world.fps,
-            matrix="bt709",
-            full_range=False,
-            sample_aspect_ratio=Fraction(1),
-        )
+        options = {"crf": "18", "preset": "veryfast"}
+        colour: dict[str, Any] = {"matrix": "bt709", "full_range": False, "sample_aspect_ratio": Fraction(1)}
+        encoding = Encoding("libx264", options, 0, 1 / world.fps, world.fps, *world.size, **colour)
         file = Mp4File(video, encoding, title=SYNTHETIC_TITLE)
         try:
             with CocoTruth(truth, world, stem) as coco:
@@ -142,7 +132,6 @@ def demo(
     """Generate a clip of a street, detect the objects in it, and compare with the ground truth."""
     settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings
 
-    from framefuse.cli.run import run
     from framefuse.lab.evaluation import open_data
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.run_folder import make_run_folder

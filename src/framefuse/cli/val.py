@@ -41,17 +41,10 @@ def val(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models")],
     data: Annotated[
         list[str],
-        option(
-            "DATA",
-            "annotations.json (COCO), synthetic://street?split=test, or MOT17-02 (MOTChallenge); may be repeated",
-            "--data",
-            "-d",
-        ),
+        option("DATA", "COCO file, synthetic://street?split=test, MOTChallenge folder; repeatable", "--data", "-d"),
     ],
     images: Annotated[Path | None, option("PATH", "folder or video of the COCO file (default: next to it)")] = None,
-    limit: Annotated[
-        int | None, option("N", "use at most N frames, evenly spaced; the first with --track", min=1)
-    ] = None,
+    limit: Annotated[int | None, option("N", "at most N frames, evenly spaced; the first with --track", min=1)] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,
     quiet: Quiet = False,
@@ -150,9 +143,7 @@ def parity(
     engine: Annotated[str | None, option("NAME,..", "engines (default: all that are installed)")] = None,
     precision: Annotated[str, option("NAME,..", "precisions to compare for each engine")] = "auto",
     frames: Annotated[int, option("N", "frames to compare, spread over the source", min=1)] = 4,
-    peer_python: Annotated[
-        Path | None, option("PYTHON", "Python with ultralytics (AGPL), to compare with it too")
-    ] = None,
+    peer_python: Annotated[Path | None, option("PYTHON", "Python with ultralytics (AGPL), to compare with too")] = None,
     out: Annotated[Path | None, option("FILE", "write the certificate: .html, .md or .json")] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the certificate as JSON on stdout")] = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -46,15 +45,10 @@ class CocoTruth:
         """Add one frame."""
         height, width = snapshot.truth.instances.shape
         image_id = len(self._images) + 1
-        image = {
-            "id": image_id,
-            "file_name": f"{self._stem}_{snapshot.index}.png",
-            "width": width,
-            "height": height,
-            "frame": snapshot.index,
-            "seconds": float(snapshot.index / self._world.fps),
-            "complexity": round(snapshot.truth.complexity, 4),
-        }
+        image: dict[str, Any] = {"id": image_id, "file_name": f"{self._stem}_{snapshot.index}.png"}
+        image |= {"width": width, "height": height, "frame": snapshot.index}
+        image |= {"seconds": float(snapshot.index / self._world.fps)}
+        image |= {"complexity": round(snapshot.truth.complexity, 4)}
         rows = []
         for row in rows_of(snapshot, parts=self._world.scene == "bodies"):
             start = ",\n" if self._count else "\n"
@@ -64,21 +58,14 @@ class CocoTruth:
         self._images.append(json.dumps(image))
 
     def _append(self, text: str) -> None:
-        """
-        Raises:
-            OSError: the disk is full.
-        """
+        """Raises OSError if the disk is full."""
         data = memoryview(text.encode())
         while data:
             data = data[self._file.write(data) :]
         self._ends.append(self._file.tell())
 
     def close(self) -> None:
-        """May be called twice.
-
-        Raises:
-            OSError: the last frames did not fit.
-        """
+        """May be called twice; OSError if the last frames did not fit."""
         if self._file.closed:
             return
         failure: OSError | None = None
@@ -97,18 +84,12 @@ class CocoTruth:
     def __enter__(self) -> CocoTruth:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
 def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
-    """COCO annotations of one frame, without `id` and `image_id`.
-
-    Args:
-        parts: whether each object is followed by its parts, which `Truth.class_mask` contains.
-    """
+    """COCO annotations of one frame, without `id` and `image_id`; with `parts`, each object is followed by its own."""
     truth = snapshot.truth
     for row, (x1, y1, x2, y2) in enumerate(truth.boxes.astype(int).tolist()):
         window = slice(y1, y2), slice(x1, x2)
@@ -129,13 +110,7 @@ def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
 
 
 def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:
-    """bbox, area and segmentation of a mask that is not empty.
-
-    Args:
-        mask: covers a window of the image.
-        corner: x and y of the window.
-        shape: height and width of the image.
-    """
+    """bbox, area and segmentation of a mask that is not empty, of a window at `corner` (x, y) of an image."""
     columns, rows = np.nonzero(mask.T)
     columns, rows = columns + corner[0], rows + corner[1]
     left, top = int(columns[0]), int(rows.min())
@@ -147,12 +122,7 @@ def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int,
 
 
 def _run_lengths(pixels: NDArray[np.int64], count: int) -> list[int]:
-    """COCO's uncompressed run-length encoding: in column order, starting with a run of zeros.
-
-    Args:
-        pixels: ascending indices of the set pixels in column order.
-        count: number of all pixels.
-    """
+    """COCO's uncompressed run lengths, from zeros on, of `count` pixels in column order, of which these are set."""
     breaks = np.flatnonzero(np.diff(pixels) > 1)
     starts = pixels[np.concatenate([[0], breaks + 1])]
     ends = pixels[np.concatenate([breaks, [-1]])] + 1

@@ -104,16 +104,12 @@ def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
         if pixels:
             seen.append((item, pixels, _extent(found, item.window)))
             rows[number] = len(seen)
-    return Truth(
-        boxes=np.array([box for _, _, box in seen], np.float32).reshape(-1, 4),
-        class_id=np.array([item.track.class_id for item, _, _ in seen], np.int64),
-        track_id=np.array([item.track.track_id for item, _, _ in seen], np.int64),
-        visibility=np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32),
-        instances=masks.instances if len(seen) == len(drawn) else rows.take(masks.instances),
-        class_mask=masks.classes,
-        complexity=complexity,
-        disparity=masks.disparity,
-    )
+    boxes = np.array([box for _, _, box in seen], np.float32).reshape(-1, 4)
+    class_id = np.array([item.track.class_id for item, _, _ in seen], np.int64)
+    track_id = np.array([item.track.track_id for item, _, _ in seen], np.int64)
+    visibility = np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32)
+    instances = masks.instances if len(seen) == len(drawn) else rows.take(masks.instances)
+    return Truth(boxes, class_id, track_id, visibility, instances, masks.classes, complexity, masks.disparity)
 
 
 def _extent(found: NDArray[np.bool_], window: tuple[slice, slice]) -> tuple[int, int, int, int]:

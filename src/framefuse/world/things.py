@@ -15,13 +15,9 @@ class Sign:
     """1 high: a plate on a pole."""
 
     def __init__(self, chance: Chance) -> None:
-        self.plate = chance.integer(0, 6)
-        self.radius = chance.style(0.17, 0.26)
-        self.pole = chance.style(0.016, 0.035)
-        self.yaw = chance.uniform(-0.8, 0.8)
-        self.mark = chance.integer(0, 5)
-        self.border = chance.style(0.72, 0.88)
-        self.turn = chance.uniform(-0.05, 0.05)
+        self.plate, self.radius, self.pole = chance.integer(0, 6), chance.style(0.17, 0.26), chance.style(0.016, 0.035)
+        self.yaw, self.mark = chance.uniform(-0.8, 0.8), chance.integer(0, 5)
+        self.border, self.turn = chance.style(0.72, 0.88), chance.uniform(-0.05, 0.05)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, 0.0)
@@ -61,10 +57,8 @@ class Ball:
     """Diameter 1, rolling: plain, beach ball, banded, spotted."""
 
     def __init__(self, chance: Chance) -> None:
-        self.kind = chance.integer(0, 4)
-        self.wedges = chance.integer(2, 5)
-        self.tilt = chance.uniform(-0.7, 0.7)
-        self.light = chance.style(0.3, 1.0)
+        self.kind, self.wedges = chance.integer(0, 4), chance.integer(2, 5)
+        self.tilt, self.light = chance.uniform(-0.7, 0.7), chance.style(0.3, 1.0)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch()
@@ -100,12 +94,9 @@ class Box:
     """About 1 high: crate, carton, parcel. Always shows three faces."""
 
     def __init__(self, chance: Chance) -> None:
-        self.length = chance.style(0.6, 0.95)
-        self.width = chance.style(0.5, 0.8)
-        self.height = chance.style(0.55, 0.8)
-        self.yaw = chance.sign() * chance.uniform(0.3, 1.2)
-        self.elevation = chance.uniform(0.3, 0.6)
-        self.kind = chance.integer(0, 4)
+        self.length, self.width = chance.style(0.6, 0.95), chance.style(0.5, 0.8)
+        self.height, self.yaw = chance.style(0.55, 0.8), chance.sign() * chance.uniform(0.3, 1.2)
+        self.elevation, self.kind = chance.uniform(0.3, 0.6), chance.integer(0, 4)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
@@ -134,12 +125,9 @@ class Cone:
     """1 high: with or without a base, banded, blunt or pointed."""
 
     def __init__(self, chance: Chance) -> None:
-        self.radius = chance.style(0.26, 0.42)
-        self.tip = chance.style(0.01, 0.09)
-        self.bands = chance.integer(0, 4)
-        self.foot = chance.happens(0.6)
-        self.squash = chance.uniform(0.18, 0.36)
-        self.shift = chance.style(-0.06, 0.06)
+        self.radius, self.tip = chance.style(0.26, 0.42), chance.style(0.01, 0.09)
+        self.bands, self.foot = chance.integer(0, 4), chance.happens(0.6)
+        self.squash, self.shift = chance.uniform(0.18, 0.36), chance.style(-0.06, 0.06)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch()
@@ -220,16 +208,12 @@ class Car:
     """1 long: saloon, hatchback, estate, pick-up."""
 
     def __init__(self, chance: Chance) -> None:
-        self.body = chance.integer(0, 4)
-        self.height = chance.style(0.29, 0.4)
-        self.hood = chance.style(0.17, 0.23)
-        self.ride = chance.style(0.035, 0.075)
-        self.width = chance.style(0.36, 0.46)
-        self.wheel = chance.style(0.075, 0.1)
+        self.body, self.height = chance.integer(0, 4), chance.style(0.29, 0.4)
+        self.hood, self.ride = chance.style(0.17, 0.23), chance.style(0.035, 0.075)
+        self.width, self.wheel = chance.style(0.36, 0.46), chance.style(0.075, 0.1)
         self.yaw = chance.sign() * (chance.uniform(0.0, 0.7) if chance.happens(0.75) else chance.uniform(0.9, 1.45))
         self.elevation = chance.uniform(0.08, 0.3)
-        self.stripe = chance.happens(0.3)
-        self.spokes = chance.integer(1, 4)
+        self.stripe, self.spokes = chance.happens(0.3), chance.integer(1, 4)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
@@ -273,12 +257,10 @@ class Bus:
     def __init__(self, chance: Chance) -> None:
         self.kind = chance.integer(0, 3)
         self.height = chance.style(0.46, 0.56) if self.kind == 1 else chance.style(0.34, 0.44)
-        self.width = chance.style(0.22, 0.32)
-        self.windows = chance.integer(4, 8)
+        self.width, self.windows = chance.style(0.22, 0.32), chance.integer(4, 8)
         self.yaw = chance.sign() * (chance.uniform(0.0, 0.7) if chance.happens(0.8) else chance.uniform(0.8, 1.25))
         self.elevation = chance.uniform(0.05, 0.2)
-        self.door = chance.style(0.1, 0.3)
-        self.stripe = chance.happens(0.5)
+        self.door, self.stripe = chance.style(0.1, 0.3), chance.happens(0.5)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
@@ -325,10 +307,8 @@ class Bicycle:
         self.moped = chance.happens(0.4)
         self.wheel = chance.style(0.15, 0.19) if self.moped else chance.style(0.2, 0.25)
         self.tyre = 0.05 if self.moped else chance.style(0.024, 0.04)
-        self.spread = chance.style(0.27, 0.31)
-        self.yaw = chance.uniform(-0.75, 0.75)
-        self.bar = chance.style(0.1, 0.2)
-        self.basket = chance.happens(0.3)
+        self.spread, self.yaw = chance.style(0.27, 0.31), chance.uniform(-0.75, 0.75)
+        self.bar, self.basket = chance.style(0.1, 0.2), chance.happens(0.3)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, 0.08)

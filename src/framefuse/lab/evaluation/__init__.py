@@ -93,21 +93,11 @@ def validate(
         notes.append(f"tracked by {chosen.track}; scored are its boxes with confidence above {chosen.conf:g}")
     if calibration := card.calibration:
         notes.append(f"{card.path.stem} is calibrated with {calibration}")
-    return Scores(
-        model=card.path.stem,
-        data=opened.uri,
-        task=card.task,
-        engine=ran.engine if ran else "",
-        precision=ran.precision if ran else "",
-        input=ran.input if ran else "",
-        frames=len(done),
-        names=counter.names,
-        tracker=chosen.track,
-        file_mb=card.path.stat().st_size / 1e6,
-        cpu_ms=next((stage.cpu_ms for stage in report.stages if stage.name == "inference"), None),
-        notes=notes,
-        **{kinds[type(scores)]: scores},
-    )
+    facts: dict[str, Any] = {name: getattr(ran, name, "") for name in ("engine", "precision", "input")}
+    facts |= {"frames": len(done), "names": counter.names, "tracker": chosen.track, kinds[type(scores)]: scores}
+    cpu_ms = {stage.name: stage.cpu_ms for stage in report.stages}.get("inference")
+    size = card.path.stat().st_size / 1e6
+    return Scores(card.path.stem, opened.uri, card.task, file_mb=size, cpu_ms=cpu_ms, notes=notes, **facts)
 
 
 class _Objects:

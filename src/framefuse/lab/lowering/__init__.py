@@ -118,22 +118,10 @@ def build_model(
                     write_atomically(place, made.read_bytes())
         except OSError as error:
             raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
-    return BuildReport(
-        source=path,
-        output=target,
-        precision=precision,
-        inputs=f"{card.input_name} {card.input_dtype}",
-        outputs=", ".join(f"{name} float32" for name in card.outputs),
-        calibration=work.calibration,
-        layers=layers,
-        islands=islands,
-        bytes_before=path.stat().st_size,
-        bytes_after=target.stat().st_size,
-        accuracy=accuracy,
-        speed_ms=speed,
-        seen=work.seen,
-        warnings=warnings,
-    )
+    types = f"{card.input_name} {card.input_dtype}", ", ".join(f"{name} float32" for name in card.outputs)
+    facts: dict[str, Any] = {"calibration": work.calibration, "layers": layers, "islands": islands, "seen": work.seen}
+    facts |= {"bytes_before": path.stat().st_size, "bytes_after": target.stat().st_size}
+    return BuildReport(path, target, precision, *types, accuracy=accuracy, speed_ms=speed, warnings=warnings, **facts)
 
 
 class _Work:

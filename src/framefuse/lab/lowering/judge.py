@@ -7,7 +7,6 @@ on: every second frame of a source calibrates and the others measure accuracy, u
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -30,7 +29,7 @@ from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.runtime.calibration import ATTEMPTS, Picker
 from framefuse.sources import Source, SourceOptions, open_spread
-from framefuse.sources.source import Frames, PullSource
+from framefuse.sources.source import PullSource
 
 OPTIONS = SourceOptions(reconnect=ATTEMPTS)
 MOST_FRAMES = 300
@@ -96,11 +95,8 @@ def read_frames(source: Any, count: int, *, first: int = 0, step: int = 1) -> Da
 
     def opened(keys: Sequence[Key]) -> Source:
         inner = open_spread(source, step * count, OPTIONS)
-
-        def frames(closed: threading.Event) -> Frames:
-            yield from islice(inner, first, None, step)
-
-        return PullSource(inner.info, frames, inner.close, inner.close)
+        frames = (frame for frame in islice(inner, first, None, step))
+        return PullSource(inner.info, lambda closed: frames, inner.close, inner.close)
 
     info = (probe := opened(())).info
     probe.close()
@@ -309,24 +305,16 @@ class Judge:
 
 
 def pseudo_truth(model: Path, data: Dataset) -> Dataset:
-    """The data with the results of the FP32 model as ground truth: boxes, or the class of each pixel.
-
-    Raises:
-        UsageError: the model finds nothing.
-    """
+    """The data with what the FP32 model finds (UsageError: nothing) as truth, boxes or the class of each pixel."""
     found: dict[Key, Labels] = {}
     with Pipeline(data.open(data.keys), model, precision="fp32", conf=CONFIDENCE) as pipeline:
         for result in pipeline:
             boxes = result.detections.xyxy.astype(np.float64)
             masks = result.masks
-            found[data.key_of(result.frame)] = Labels(
-                xyxy=boxes,
-                class_id=result.detections.class_id,
-                crowd=np.zeros(len(boxes), np.bool_),
-                area=(boxes[:, 2:] - boxes[:, :2]).prod(axis=1),
-                size=(result.frame.width, result.frame.height),
-                class_mask=None if masks is None else partial(np.asarray, masks.class_id.copy()),
-            )
+            crowd, area = np.zeros(len(boxes), np.bool_), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+            size = result.frame.width, result.frame.height
+            mask = None if masks is None else partial(np.asarray, masks.class_id.copy())
+            found[data.key_of(result.frame)] = Labels(boxes, result.detections.class_id, crowd, area, size, mask)
         names, task = pipeline.card.names, pipeline.card.task
     if task == "detect" and not any(len(labels.class_id) for labels in found.values()):
         raise UsageError(

@@ -104,20 +104,14 @@ def certify(
                 results.setdefault((result.name, result.device, result.precision, result.absent), result)
         first = work.frames[0]
         image = np.clip(colours(first) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0)
-        return Certificate(
-            model=card.path.stem,
-            layout=card.layout,
-            video="the default clip" if source is None else str(source),
-            size=(first.width, first.height),
-            input=work.placements[0].size,
-            frames=[(frame.source_id, frame.index, frame.seconds) for frame in map(FrameInfo.of, work.frames)],
-            boxes=sum(len(boxes) for boxes in work.expected),
-            selection=chain.selection,
-            pixels=work.pixel_checks(),
-            engines=list(results.values()),
-            peer=peer.name if peer else why,
-            shown=(image, work.expected[0], work.shown) if work.shown else None,
-        )
+        sizes: dict[str, Any] = {"size": (first.width, first.height), "input": work.placements[0].size}
+        frames_read = [(frame.source_id, frame.index, frame.seconds) for frame in map(FrameInfo.of, work.frames)]
+        counts: dict[str, Any] = {"frames": frames_read, "boxes": sum(map(len, work.expected))}
+        checks: dict[str, Any] = {"pixels": work.pixel_checks(), "engines": list(results.values())}
+        shown = (image, work.expected[0], work.shown) if work.shown else None
+        more: dict[str, Any] = {"selection": chain.selection, "peer": peer.name if peer else why, "shown": shown}
+        clip = "the default clip" if source is None else str(source)
+        return Certificate(card.path.stem, card.layout, clip, **sizes, **counts, **checks, **more)
 
 
 class _Work:

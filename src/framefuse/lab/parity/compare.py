@@ -152,11 +152,7 @@ class BoxDifference:
         return Check(stage, str(self), str(self.limits), self.verdict, note)
 
     def add(self, reference: Detections, other: Detections, pixel: float = 1.0) -> None:
-        """Count one frame.
-
-        Args:
-            pixel: size of a pixel of the model input in frame pixels.
-        """
+        """Count one frame; `pixel` is the size of a pixel of the model input in frame pixels."""
         limits = self.limits
         shared = overlaps(reference.xyxy + EDGE, other.xyxy + EDGE)[0]
         small = (reference.xyxy[:, 2:] - reference.xyxy[:, :2]).min(axis=1, initial=np.inf) < SMALL * pixel

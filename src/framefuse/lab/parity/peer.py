@@ -96,9 +96,7 @@ def compare(
 ) -> list[Check]:  # fmt: skip
     """Our stages against the peer's, each on the output of the peer's previous stage.
 
-    Args:
-        found: our boxes for the same frames, from the whole pipeline.
-        raws: from `run_ours`.
+    Our boxes `found` for the same frames are those of the whole pipeline; `raws` are from `run_ours`.
     """
     colour, resize = PixelDifference(), PixelDifference()
     widest = Limits(min(WHOLE.iou, limits.iou), max(WHOLE.score, limits.score))

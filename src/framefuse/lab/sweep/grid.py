@@ -86,11 +86,7 @@ def _values(field: str, values: Sequence[Any], where: str = "") -> list[Any]:
 
 
 def choices(grid: Mapping[str, Sequence[Any]], base: Settings, card: Card) -> list[Choice]:
-    """Every combination, the last field changing fastest.
-
-    Raises:
-        UsageError: too many, a class that the model does not have, or settings that cannot be swept over.
-    """
+    """Every combination, the last field changing fastest; UsageError for too many, or what cannot be swept over."""
     wrong = {
         f"the grid has {prod(map(len, grid.values())):,} settings": (
             prod(map(len, grid.values())) > MOST_SETTINGS, f"use at most {MOST_SETTINGS:,}"

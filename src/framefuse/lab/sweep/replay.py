@@ -90,11 +90,7 @@ def replay(
 
 
 def places_of(choices: Sequence[Choice], card: Card) -> dict[Any, Places]:
-    """The zones and lines of each file that a choice names.
-
-    Raises:
-        ConfigError, UsageError: a file cannot be used, or is given without a tracker.
-    """
+    """The zones and lines of each file of a choice; ConfigError, UsageError: a wrong one, or no tracker."""
     for choice in choices:
         if choice.settings.zones and not choice.settings.track:
             why = f"zones is {choice.settings.zones}, but nothing is tracked"

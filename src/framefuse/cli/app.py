@@ -87,23 +87,20 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
         if not interrupts.ends_normally:
             print_error("interrupted", traceback=debug)
         return INTERRUPTED
+    code, cause = 1, error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
+    said: tuple[str, str | None]
     if isinstance(error, FramefuseError):
-        print_error(*reconsider(error, words), stage=error.stage, traceback=debug)
-        return error.exit_code
-    if isinstance(error, typer.TyperException):
-        print_error(*explain(error, words), traceback=debug)
-        return 2
-    cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
-    if lack := lacks_memory(cause):
-        print_error(
-            f"not enough memory: {lack}",
-            "allow more (ulimit -v, or the limit of the container), or use a smaller --batch or --imgsz",
-            traceback=debug,
-        )
-        return 1
-    owner, whose = (f"{name} raised ", "ask who wrote it") if (name := _plug_in(cause)) else ("", "this is a bug")
-    print_error(f"{owner}{type(cause).__name__}: {cause}", f"{whose}; --debug shows the traceback", traceback=debug)
-    return 1
+        said, code = reconsider(error, words), error.exit_code
+    elif isinstance(error, typer.TyperException):
+        said, code = explain(error, words), 2
+    elif lack := lacks_memory(cause):
+        remedy = "allow more (ulimit -v, or the limit of the container), or use a smaller --batch or --imgsz"
+        said = f"not enough memory: {lack}", remedy
+    else:
+        owner, whose = (f"{name} raised ", "ask who wrote it") if (name := _plug_in(cause)) else ("", "this is a bug")
+        said = f"{owner}{type(cause).__name__}: {cause}", f"{whose}; --debug shows the traceback"
+    print_error(*said, stage=getattr(error, "stage", None), traceback=debug)
+    return code
 
 
 def _plug_in(error: BaseException) -> str | None:

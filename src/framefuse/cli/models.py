@@ -20,7 +20,6 @@ from framefuse.common.text import counted
 from framefuse.errors import CardError, ModelError, UsageError
 
 if TYPE_CHECKING:
-    from framefuse.lab.lowering import BuildReport
     from framefuse.models.card import Card
 
 PRECISIONS = ("fp16", "int8")
@@ -194,7 +193,13 @@ def build(
     if print_report:
         typer.echo(report.to_json())
     elif not quiet:
-        _print_layers(report)
+        rows = [
+            (layer.name, layer.kind, layer.precision, "" if layer.error is None else f"{layer.error:.2%}", layer.why)
+            for layer in report.layers
+        ]
+        rows += [(f"{count} nodes", "", "fp32", "", why) for why, count in report.islands.items()]
+        names = ("layer", "kind", "runs in", "noise alone", "why")
+        print_table(names, rows, dim=lambda row: row[2] == report.precision)
     if not quiet:
         stderr().print(report.summary(), markup=False)
     if engine:
@@ -247,15 +252,6 @@ def _build_plan(
     if print_report:
         typer.echo(json.dumps({"plan": str(path), "bytes": len(plan.content), "precision": plan.precision,
                                "shapes": str(profile), "engine": str(found), "messages": plan.messages}))  # fmt: skip
-
-
-def _print_layers(report: BuildReport) -> None:
-    rows = [
-        (layer.name, layer.kind, layer.precision, "" if layer.error is None else f"{layer.error:.2%}", layer.why)
-        for layer in report.layers
-    ]
-    rows += [(f"{count} nodes", "", "fp32", "", why) for why, count in report.islands.items()]
-    print_table(("layer", "kind", "runs in", "noise alone", "why"), rows, dim=lambda row: row[2] == report.precision)
 
 
 def tune(

@@ -22,7 +22,7 @@ from framefuse.config import Settings, load_settings
 from framefuse.errors import UsageError
 
 if TYPE_CHECKING:
-    from framefuse.lab.sweep.grid import Choice
+    from framefuse.lab.sweep.record import Choice
     from framefuse.lab.sweep.replay import Numbers
 
 DEFAULTS: Final[Mapping[str, Any]] = {"project": "runs/sweep", "name": "sweep"}
@@ -62,9 +62,9 @@ def sweep(
     --classes "car,person;car". Every combination is a setting.
     """
     from framefuse.lab.evaluation.data import sequences_in
-    from framefuse.lab.sweep import grid as grids
     from framefuse.lab.sweep import page
-    from framefuse.lab.sweep.record import record
+    from framefuse.lab.sweep.record import FIELDS as SWEPT
+    from framefuse.lab.sweep.record import choices, read_grid, record
     from framefuse.lab.sweep.replay import places_of, replay
     from framefuse.models import find_model
     from framefuse.models.card import read_card
@@ -74,11 +74,11 @@ def sweep(
     if len(inputs) < 2:
         example = "framefuse sweep video.mp4 model.onnx --conf 0.2,0.4"
         raise UsageError("a sweep needs a video and a model", remedy=example)
-    fixed = {field: value for field, value in given.items() if field not in grids.FIELDS}
+    fixed = {field: value for field, value in given.items() if field not in SWEPT}
     base = load_settings(config, None, fixed, defaults=DEFAULTS, environment=os.environ).settings
-    values = grids.read_grid(grid, {field: value for field, value in given.items() if field in grids.FIELDS})
+    values = read_grid(grid, {field: value for field, value in given.items() if field in SWEPT})
     card = read_card(find_model(inputs[-1]))
-    every = grids.choices(values, base, card)
+    every = choices(values, base, card)
     places_of(every, card)  # so that a wrong file ends the sweep before the model runs
     if by := by and by.replace("-", "_").replace(" ", "_"):
         check_choice("--by", by, (*HIGHER, *LOWER))

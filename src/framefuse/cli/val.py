@@ -5,7 +5,7 @@ boxes of every engine, stage by stage, against the reference and ultralytics.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -22,8 +22,8 @@ from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, FramefuseError, QualityError, UsageError
 
 if TYPE_CHECKING:
-    from framefuse.lab.evaluation.compare import Row, Wanted
     from framefuse.lab.evaluation.dataset import Dataset
+    from framefuse.lab.evaluation.scores import Row, Wanted
 
 DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "name": "val"}
 FIELDS: Final = (
@@ -63,7 +63,7 @@ def val(
         load_settings(None, None, {"precision": precision})
 
     from framefuse.lab.evaluation import open_data
-    from framefuse.lab.evaluation.compare import FILES, Row, Wanted, class_table, save, table, to_json
+    from framefuse.lab.evaluation.scores import FILES, Row, Wanted, class_table, save, table, to_json
     from framefuse.sinks.run_folder import output_path, run_folder
 
     opened = open_data(data, images)
@@ -176,18 +176,13 @@ def parity(
         page = {".html": certificate.html, ".md": certificate.markdown, ".json": certificate.to_json}[out.suffix]()
         write_out(out, page)
         say(f"wrote {out}")
-    if missing := _missing(certificate, named):
+    ran = {one.name for one in certificate.engines if not one.absent}
+    absent = (one for one in certificate.engines if one.name not in ran and (one.name in named or not ran))
+    wrong = any(one.verdict == "outside" for one in certificate.engines if not one.absent)
+    if (missing := next(absent, None)) and not wrong:  # an engine that is outside the limits is more important
         raise CapabilityError(f"{missing.name} was not compared: {missing.absent}", remedy="run 'framefuse doctor'")
     if (end := verdict(certificate)) != "CERTIFIED":
         outside = [line for line in certificate.summary()[:-1] if "outside the limits" in line]
         why = outside[0] if outside else end.removeprefix("NOT CERTIFIED: ")
         raise QualityError(f"{certificate.model} is not certified: {why}", remedy="see the table")
     return 0
-
-
-def _missing(certificate: Any, named: Sequence[str]) -> Any:
-    """A requested engine that was not compared; None if another one is outside the limits, which is more important."""
-    if any(one.verdict == "outside" for one in certificate.engines if not one.absent):
-        return None
-    ran = {one.name for one in certificate.engines if not one.absent}
-    return next((one for one in certificate.engines if one.name not in ran and (one.name in named or not ran)), None)

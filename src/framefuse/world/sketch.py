@@ -29,6 +29,7 @@ class Ink:
 
 TEXTURED_SECOND = (Ink.SECOND, Ink.SECOND_DARK)
 TEXTURED = (Ink.MAIN, Ink.MAIN_DARK, Ink.MAIN_LIGHT, *TEXTURED_SECOND)
+WHITE = 255, 255, 255
 PART_SHIFT = 4
 """A byte of the drawing contains the body part in its upper and the ink in its lower four bits."""
 
@@ -156,8 +157,8 @@ class Paint:
         palette: list[Colour] = [(0, 0, 0)] * 16
         dark = chance.uniform(0.5, 0.75)
         for ink, level in ((Ink.MAIN, 0.88), (Ink.MAIN_DARK, 0.88 * dark), (Ink.MAIN_LIGHT, 1.0), (Ink.SECOND, 0.92)):
-            palette[ink] = _grey(level)
-        palette[Ink.SECOND_DARK] = _grey(0.92 * dark)
+            palette[ink] = _scaled(WHITE, level)
+        palette[Ink.SECOND_DARK] = _scaled(WHITE, 0.92 * dark)
         palette[Ink.THIRD] = colour(chance)
         palette[Ink.THIRD_DARK] = _scaled(palette[Ink.THIRD], dark)
         palette[Ink.DARK] = _scaled(colour(chance), 0.45)
@@ -221,7 +222,7 @@ class Paint:
         image = patch(self._main)
         if any(ink & 0x0F in TEXTURED_SECOND for ink, _ in sketch.polygons):
             image.paste(patch(self._second), (0, 0), second)
-        image.paste((255, 255, 255), (0, 0), plain)
+        image.paste(WHITE, (0, 0), plain)
         image = ImageChops.multiply(image, shade)
         image.putalpha(alpha)
         if max(blur) > LEAST_BLUR:
@@ -265,10 +266,6 @@ def _parts(drawing: NDArray[np.uint8], fine: int, covered: NDArray[np.bool_]) ->
     blocks = numbers.reshape(len(found), fine, -1, fine)
     found[rows, columns] = blocks[rows, :, columns].max(axis=(1, 2))
     return found
-
-
-def _grey(level: float) -> Colour:
-    return (round(255 * level),) * 3
 
 
 def _scaled(rgb: Colour, factor: float) -> Colour:

@@ -2,8 +2,8 @@
 
     open_data("annotations.json") -> Dataset        validate("yolov8n.onnx", data) -> Scores
 
-data.py and coco.py read data; dataset.py holds them and matches class names; counters.py counts; compare.py presents
-the results.
+data.py and coco.py read data; dataset.py holds them and matches class names; counters.py counts; scores.py has
+the results, and presents them.
 """
 
 from __future__ import annotations

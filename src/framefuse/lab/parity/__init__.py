@@ -227,18 +227,15 @@ class _Work:
             checks.append(Check(kernel, "", "", "not compared", where))
         else:
             format_note = f"as {'bfloat16' if number_format == 'uint16' else number_format}, which the engine reads"
-            checks.append(resize.check(kernel, KERNEL + GRID[number_format] * self._scale(), format_note))
+            spec = chain.spec
+            highest = (max(abs(0 - mean), abs(255 - mean)) / std for mean, std in zip(spec.mean, spec.std, strict=True))
+            scale = max(highest) * max(spec.std) / 255  # of the model input, relative to 0..1, which GRID is for
+            checks.append(resize.check(kernel, KERNEL + GRID[number_format] * scale, format_note))
         checks.append(alone.check(f"engine {called}", "on the reference's pixels"))
         checks.append(post.check("post-process", "on the reference's raw outputs"))
         result.checks, result.steps = checks, [difference.check(name) for name, difference in steps.items()]
         if peer is not None:
             result.peer = compare(chain, peer, self.frames, whole, of_peer, called, limits)
-
-    def _scale(self) -> float:
-        """Range of the model input relative to 0..1, for which GRID is stated."""
-        spec = self.chain.spec
-        highest = max(max(abs(0 - mean), abs(255 - mean)) / std for mean, std in zip(spec.mean, spec.std, strict=True))
-        return highest * max(spec.std) / 255
 
 
 def default_clip(folder: Path, frames: int) -> Path:

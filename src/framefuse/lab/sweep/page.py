@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from framefuse.common.text import counted, in_html
-from framefuse.lab.sweep.grid import Choice
-from framefuse.lab.sweep.record import Recording, data_of
+from framefuse.lab.sweep.record import Choice, Recording, data_of
 from framefuse.lab.sweep.replay import Tracks, tracks_of, unmatched
 from framefuse.prediction import cut
 from framefuse.report.html import _list, _section, _table, page

@@ -27,8 +27,7 @@ from framefuse.config import Settings
 from framefuse.errors import UsageError
 from framefuse.lab.evaluation.counters import TrackCounter
 from framefuse.lab.evaluation.dataset import BoxClasses, Labels
-from framefuse.lab.sweep.grid import Choice
-from framefuse.lab.sweep.record import TRUTH, Recording, data_of
+from framefuse.lab.sweep.record import TRUTH, Choice, Recording, data_of
 from framefuse.models.card import Card
 from framefuse.prediction import Detections, FrameInfo, large_enough
 from framefuse.runtime.choices import class_number

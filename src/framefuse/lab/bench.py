@@ -23,18 +23,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import (
-    Device,
-    DeviceExecution,
-    Engine,
-    EngineOptions,
-    Precision,
-    RequestPool,
-    Slot,
-    engine_names,
-    open_engine,
-)
-from framefuse.engines.requests import capture, device_request_pool
+from framefuse.engines import Device, DeviceExecution, Engine, EngineOptions, Precision, engine_names, open_engine
+from framefuse.engines.requests import RequestPool, Slot, capture, device_request_pool
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
 from framefuse.lab.building import usable_device
 from framefuse.models import find_model

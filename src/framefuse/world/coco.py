@@ -94,19 +94,14 @@ def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
     for row, (x1, y1, x2, y2) in enumerate(truth.boxes.astype(int).tolist()):
         window = slice(y1, y2), slice(x1, x2)
         seen = truth.instances[window] == row + 1
-        track, ignored = int(truth.track_id[row]), int(truth.ignored[row])
-        yield {
-            "category_id": int(truth.class_id[row]) + 1,
-            **_outline(seen, (x1, y1), truth.instances.shape),
-            "iscrowd": ignored,
-            "track_id": track,
-            "visibility": round(float(truth.visibility[row]), 4),
-        }
+        facts = {"iscrowd": int(truth.ignored[row]), "track_id": int(truth.track_id[row])}
+        own, outline = int(truth.class_id[row]) + 1, _outline(seen, (x1, y1), truth.instances.shape)
+        yield {"category_id": own, **outline, **facts, "visibility": round(float(truth.visibility[row]), 4)}
         if parts:
             shown = np.where(seen, truth.class_mask[window], 0)
             for part in np.unique(shown[shown > 0]).tolist():
                 outline = _outline(shown == part, (x1, y1), truth.instances.shape)
-                yield {"category_id": part + 1, **outline, "iscrowd": ignored, "track_id": track}
+                yield {"category_id": part + 1, **outline, **facts}
 
 
 def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:

@@ -69,12 +69,9 @@ def render(stage: Stage, index: int) -> Snapshot:
     world = stage.world
     seconds = float(index / world.fps)
     width, height = world.size
-    canvas = Image.new("RGB", (width, height))
-    masks = Masks(
-        np.zeros((height, width), np.uint16),
-        np.zeros((height, width), np.uint8),
-        np.zeros((height, width), np.float32) if stage.eyes == 2 else None,
-    )
+    canvas, shape = Image.new("RGB", (width, height)), (height, width)
+    disparity = np.zeros(shape, np.float32) if stage.eyes == 2 else None
+    masks = Masks(np.zeros(shape, np.uint16), np.zeros(shape, np.uint8), disparity)
     tracks = stage.scene.present(seconds)
     drawn: list[Drawn] = []
     for eye in range(stage.eyes):
@@ -156,7 +153,7 @@ class _View:
             if street:
                 self._shade(track, x, y + track.hover * unit, size)
             sketch = track.figure.sketch(track.phase(self.seconds))
-            stamp = track.paint.stamp(sketch, size, x, y, track.mirror, blur, self.stage.size, parts=not street)
+            stamp = track.paint.stamp(sketch, size, (x, y), track.mirror, blur, self.stage.size, not street)
             if stamp is None:
                 continue
             self.canvas.paste(stamp.image, (stamp.x, stamp.y), stamp.image)

@@ -172,29 +172,20 @@ class Paint:
         self._palette = bytes(value for _ in range(16) for rgb in palette for value in rgb)
 
     def stamp(
-        self,
-        sketch: Sketch,
-        size: float,
-        x: float,
-        y: float,
-        mirror: bool,
-        blur: Point,
-        view: tuple[int, int],
-        *,
-        parts: bool = False,
+        self, sketch: Sketch, size: float, at: Point, mirror: bool, blur: Point, view: tuple[int, int], parts: bool
     ) -> Stamp | None:
         """Render a sketch; None if it is outside the view.
 
         Args:
             size: pixels per unit of the sketch.
-            x, y: pixel position of its origin.
+            at: position of its origin in pixels.
             mirror: swap left and right.
             blur: half the distance that it moves during the exposure, in pixels.
             view: width and height in pixels.
         """
         fine = 2 if size >= 48 else 4 if size >= 20 else 6
         places = chain.from_iterable(chain.from_iterable(outline for _, outline in sketch.polygons))
-        points = np.fromiter(places, np.float64).reshape(-1, 2) * ((-size if mirror else size), -size) + (x, y)
+        points = np.fromiter(places, np.float64).reshape(-1, 2) * ((-size if mirror else size), -size) + at
         pad = 1 + math.ceil(max(blur))
         left, top = (int(value) - pad for value in np.floor(points.min(0)))
         right, bottom = (int(value) + pad + 1 for value in np.floor(points.max(0)))

@@ -123,12 +123,10 @@ def _group(
             known[conf] = {"boxes": sum(map(int, map(np.count_nonzero, shown)))}
             if settings.track:
                 found = [Tracks.of(*one, conf) for one in sources]
-                known[conf] |= {
-                    "tracks": sum(len(one.starts) for one in found),
-                    "false_starts": sum(one.false_starts(short) for one in found),
-                    "fragments": sum(one.fragments() for one in found),
-                    **_scores(recordings, found, settings, card),
-                }
+                known[conf]["tracks"] = sum(len(one.starts) for one in found)
+                known[conf]["false_starts"] = sum(one.false_starts(short) for one in found)
+                known[conf]["fragments"] = sum(one.fragments() for one in found)
+                known[conf] |= _scores(recordings, found, settings, card)
         names = ("entered", "crossed") if zones else ()
         did = {name: sum(int(d[k][d[0] >= conf].sum()) for d in visited[zones]) for k, name in enumerate(names, 1)}
         numbers.append(known[conf] | did)

@@ -232,7 +232,7 @@ def export_model(
         module.load_state_dict(torch.load(str(weights), map_location="cpu", weights_only=True))
     try:
         if not isinstance(module, torch.jit.ScriptModule):
-            module = _one_output(torch, module)
+            module.register_forward_hook(_one_output)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             written = Path(scratch, path.name)
             _trace(module, written, (1, 3, *imgsz), {0: "batch"}, ["output"])
@@ -387,19 +387,11 @@ def _of_file(torch: Any, path: Path) -> Any:
         raise ModelError(f"{path} is not TorchScript", remedy="pass a file that torch.jit.save has written") from None
 
 
-def _one_output(torch: Any, module: Any) -> Any:
-    """The network with the entry `out` of its outputs alone."""
+def _one_output(module: Any, given: Any, found: Any) -> Any:
+    """A hook that leaves only the entry `out` of the outputs of a network."""
+    import torch
 
-    class OneOutput(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = module
-
-        def forward(self, images: Any) -> Any:
-            found = self.network(images)
-            found = found.get("out") if isinstance(found, dict) else found
-            if not isinstance(found, torch.Tensor):
-                raise TypeError("it does not return one tensor")
-            return found
-
-    return OneOutput()
+    found = found.get("out") if isinstance(found, dict) else found
+    if not isinstance(found, torch.Tensor):
+        raise TypeError("it does not return one tensor")
+    return found

@@ -44,9 +44,8 @@ class Stage:
         self.scene = Traffic(*seen, world.far, world.density) if world.scene == "street" else People(*seen)
         chance = Chance(world.split, f"stage/{world.scene}/{world.seed}")
         self.backdrop = paint_backdrop(world.split, chance, *self.size, self.scene.horizon / world.far, self.unit)
-        self.gain = [
-            chance.uniform(0.75, 1.15) * tint for tint in (chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07))
-        ]
+        tints = chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07)
+        self.gain = [chance.uniform(0.75, 1.15) * tint for tint in tints]
         self.drift = [(chance.style(0.0, 0.16), chance.uniform(0.02, 0.12), chance.unit()) for _ in range(2)]
         self.quality = chance.integer(60, 96)
         self.noise = _noise(chance, width + NOISE_ROOM, height + NOISE_ROOM, chance.uniform(0.5, 4.0))
@@ -124,12 +123,10 @@ class _View:
         width, height = stage.size
         self.unit, self.shift = stage.unit, eye * width
         span = np.s_[:, self.shift : self.shift + width]
-        self.instances = masks.instances[span]
-        self.classes = masks.classes[span]
+        self.instances, self.classes = masks.instances[span], masks.classes[span]
         self.disparity = None if masks.disparity is None else masks.disparity[span]
-        far = 0
+        far = 0 if self.disparity is None else round(FAR * self.unit)
         if self.disparity is not None:
-            far = round(FAR * self.unit)
             self.disparity[...] = far
         turn_x, turn_y = stage.scene.camera(seconds)
         left = (round((turn_x + stage.scene.speed * seconds) * self.unit) + eye * far) % (LAPS * width)
@@ -145,10 +142,8 @@ class _View:
             place, last = track.place(self.seconds), track.place(self.seconds - period)
             shift = DISPARITY * track.size if self.disparity is not None else 0.0
             x, y = (place.x - turn[0] - self.eye * shift) * unit, (place.y - turn[1]) * unit
-            blur = (
-                SHUTTER / 2 * abs(place.x - last.x - turn[0] + before[0]) * unit,
-                SHUTTER / 2 * abs(place.y - last.y - turn[1] + before[1]) * unit,
-            )
+            moved = place.x - last.x - turn[0] + before[0], place.y - last.y - turn[1] + before[1]
+            blur = SHUTTER / 2 * abs(moved[0]) * unit, SHUTTER / 2 * abs(moved[1]) * unit
             size = place.size * unit
             if street:
                 self._shade(track, x, y + track.hover * unit, size)
@@ -193,11 +188,8 @@ def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> ND
     (swing, rate, start), (warm, warm_rate, warm_start) = stage.drift
     light = 1 + swing * math.sin(2 * math.pi * (rate * seconds + start))
     tint = 0.4 * warm * math.sin(2 * math.pi * (warm_rate * seconds + warm_start))
-    levels = np.arange(256)
-    curves = [
-        np.minimum(255, np.rint(levels * gain * light * share))
-        for gain, share in zip(stage.gain, (1 + tint, 1.0, 1 - tint), strict=True)
-    ]
+    levels, gains = np.arange(256), zip(stage.gain, (1 + tint, 1.0, 1 - tint), strict=True)
+    curves = [np.minimum(255, np.rint(levels * gain * light * share)) for gain, share in gains]
     lit = np.asarray(canvas.point(np.concatenate(curves).astype(int).tolist()))
     height, width = lit.shape[:2]
     chance = Chance(stage.world.split, f"noise/{stage.world.seed}/{index}")
@@ -321,8 +313,5 @@ def _shape(pen: ImageDraw.ImageDraw, chance: Chance, w: int, h: int) -> None:
     elif kind == 4:
         pen.polygon([(0, 0), (w, h * chance.unit()), (w * chance.unit(), h)], fill=255)
     else:
-        points = []
-        for number in range(9):
-            reach, angle = chance.uniform(0.25, 0.5), 2 * math.pi * number / 9
-            points.append((w * (0.5 + reach * math.cos(angle)), h * (0.5 + reach * math.sin(angle))))
-        pen.polygon(points, fill=255)
+        spikes = [(chance.uniform(0.25, 0.5), 2 * math.pi * number / 9) for number in range(9)]
+        pen.polygon([(w * (0.5 + r * math.cos(a)), h * (0.5 + r * math.sin(a))) for r, a in spikes], fill=255)

@@ -100,13 +100,9 @@ class Sketch:
     def limb(self, ink: int, start: Point, end: Point, wide: float, narrow: float, part: int = 0) -> None:
         """A rounded stroke of width 2 * wide at `start` and 2 * narrow at `end`."""
         angle = math.atan2(end[1] - start[1], end[0] - start[0])
-        points = []
-        for (x, y), radius, turn in ((start, wide, angle + math.pi / 2), (end, narrow, angle - math.pi / 2)):
-            for step in (0, 0.25, 0.5, 0.75, 1):
-                points.append(
-                    (x + radius * math.cos(turn + math.pi * step), y + radius * math.sin(turn + math.pi * step))
-                )
-        self.flat(ink, points, part)
+        ends = (*start, wide, angle + math.pi / 2), (*end, narrow, angle - math.pi / 2)
+        turned = [(x, y, r, turn + math.pi * step) for x, y, r, turn in ends for step in (0, 0.25, 0.5, 0.75, 1)]
+        self.flat(ink, [(x + r * math.cos(turn), y + r * math.sin(turn)) for x, y, r, turn in turned], part)
 
     def bone(self, ink: int, start: Solid, end: Solid, wide: float, narrow: float, part: int = 0) -> None:
         """A `limb` between two points of the figure."""

@@ -28,11 +28,8 @@ class Sign:
         start = {1: math.pi / 2, 2: math.pi / 8, 3: math.pi / 4, 4: math.pi / 2, 5: -math.pi / 2}.get(self.plate, 0.0)
 
         def plate(ink: int, scale: float) -> None:
-            points = []
-            for number in range(corners):
-                angle = start + self.turn + 2 * math.pi * number / corners
-                points.append((scale * radius * math.cos(angle), middle + scale * radius * math.sin(angle)))
-            out.plate(ink, points)
+            angles = [start + self.turn + 2 * math.pi * number / corners for number in range(corners)]
+            out.plate(ink, [(scale * radius * math.cos(a), middle + scale * radius * math.sin(a)) for a in angles])
 
         plate(Ink.THIRD, 1.0)
         plate(Ink.MAIN, self.border)

@@ -137,11 +137,9 @@ class _Work:
     def _open(self, device: str) -> Source:
         """The frames to compare, as the decoder of this device delivers them."""
         asked = self.settings
-        options = SourceOptions(
-            start=asked.start, end=asked.end, max_pixels=asked.max_pixels, decode_threads=asked.decode_threads,
-            device="cuda" if device == "cuda" else "cpu", held=3 * asked.batch + asked.queue,
-        )  # fmt: skip
-        return open_spread(self._video, self._count, options)
+        same: dict[str, Any] = {name: getattr(asked, name) for name in ("start", "end", "max_pixels", "decode_threads")}
+        same |= {"device": "cuda" if device == "cuda" else "cpu", "held": 3 * asked.batch + asked.queue}
+        return open_spread(self._video, self._count, SourceOptions(**same))
 
     def pixel(self, row: int) -> float:
         """Size of a pixel of the model input in frame pixels."""
@@ -259,17 +257,14 @@ def default_clip(folder: Path, frames: int) -> Path:
 def _peer(work: _Work, python: Path | None, say: Say) -> tuple[Peer | None, str]:
     if python is None:
         return None, ""
-    chain, settings = work.chain, work.settings
+    chain = work.chain
     if work.file is None:
         return None, "ultralytics was not compared: the source is not a video file"
     if chain.card.layout not in PEER_LAYOUTS:
         return None, f"ultralytics was not compared: it does not support the layout {chain.card.layout}"
     say("ultralytics")
     spec = chain.spec
-    options = {
-        "imgsz": [spec.height, spec.width], "conf": settings.conf, "iou": settings.iou, "max_det": settings.max_det,
-        "rect": spec.rectangular,
-    }  # fmt: skip
+    options = {"imgsz": [spec.height, spec.width], "rect": spec.rectangular, **vars(chain.selection)}
     with av.open(str(work.file)) as container:
         origin = container.streams.video[0].start_time or 0
     seconds = [float(((frame.pts or 0) - origin) * frame.time_base) for frame in work.frames]

@@ -6,9 +6,8 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,7 @@ WHOLE = Limits(0.80, 0.15)
 """Colour conversion differs between the decoders, and 8 bits from float: boxes move with the pixels."""
 
 
-@dataclass(frozen=True)
-class PeerFrame:
+class PeerFrame(NamedTuple):
     """The intermediate results of ultralytics for one frame."""
 
     image: NDArray[np.uint8]
@@ -41,8 +39,7 @@ class PeerFrame:
     boxes: Detections
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     name: str
     frames: list[PeerFrame]
 

@@ -81,12 +81,7 @@ class Texture:
         self.wide = [_tile(level) for level in self.levels]
 
     def patch(self, width: int, height: int, span: float, left: float, top: float) -> Image.Image:
-        """A (height, width) RGB patch.
-
-        Args:
-            span: height of the patch in textures, up to 1.
-            left, top: its origin in textures, 0..1.
-        """
+        """A (height, width) RGB patch: `span`, its height, and its origin are in textures, 0..1."""
         across = min(1.0, span * width / height)
         level = 0
         while level < len(self.levels) - 1 and self.levels[level].height * span >= 2 * height:

@@ -221,9 +221,8 @@ def _soft_disc(strength: float) -> Image.Image:
 def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float, unit: float) -> Image.Image:
     """RGB image of LAPS * width by (1 + 2 MARGIN) * height pixels, extended on the right by its first `width` columns.
 
-    Args:
-        horizon: where the ground begins, in frame heights from the top.
-        unit: pixels to which textures and shapes are scaled; the height, or less if the camera is far away.
+    The ground begins at `horizon`, in frame heights from the top. Textures and shapes are scaled to `unit` pixels: the
+    height, or less if the camera is far away.
     """
     lap, tall = LAPS * width, height + 2 * round(MARGIN * height)
     image = Image.new("RGB", (lap, tall))

@@ -109,12 +109,8 @@ class Sketch:
         self.limb(ink, self.see(start), self.see(end), wide, narrow, part)
 
     def extrude(self, profile: Sequence[Point], inks: Sequence[int], width: float, side_ink: int) -> None:
-        """Extrude a profile in the plane of forward and up sideways; only faces towards the viewer are drawn.
-
-        Args:
-            profile: (forward, up), anticlockwise.
-            inks: ink of the face that begins at each point of the profile.
-        """
+        """Extrude a profile of (forward, up), anticlockwise, sideways; only faces towards the viewer are drawn, each in
+        the ink of the point of the profile at which it begins."""
         half = width / 2
         for number, (a, b) in enumerate(zip(profile, [*profile[1:], profile[0]], strict=True)):
             normal = (b[1] - a[1], a[0] - b[0])
@@ -170,14 +166,9 @@ class Paint:
     def stamp(
         self, sketch: Sketch, size: float, at: Point, mirror: bool, blur: Point, view: tuple[int, int], parts: bool
     ) -> Stamp | None:
-        """Render a sketch; None if it is outside the view.
+        """Render a sketch, whose units are `size` pixels, with its origin at a pixel; None if it is outside the view.
 
-        Args:
-            size: pixels per unit of the sketch.
-            at: position of its origin in pixels.
-            mirror: swap left and right.
-            blur: half the distance that it moves during the exposure, in pixels.
-            view: width and height in pixels.
+        `mirror` swaps left and right; `blur` is half the distance that it moves during the exposure, in pixels.
         """
         fine = 2 if size >= 48 else 4 if size >= 20 else 6
         places = chain.from_iterable(chain.from_iterable(outline for _, outline in sketch.polygons))

@@ -24,11 +24,7 @@ OTHER = 255
 
 
 class BoxCounter:
-    """Counts boxes frame by frame.
-
-    Args:
-        names: the classes that are compared.
-        max_det: maximum number of detections per frame, most confident first.
+    """Counts boxes of the classes `names` frame by frame, in each frame at most the `max_det` most confident.
 
     Raises:
         CapabilityError: the extra `val` is not installed.
@@ -155,11 +151,8 @@ def _xywh(xyxy: NDArray[Any]) -> Any:
 
 
 class TrackCounter:
-    """Counts tracks frame by frame. Each class of each sequence is scored by itself, and all are summed, as over the
-    sequences of a benchmark.
-
-    Args:
-        names: the classes that are compared.
+    """Counts tracks of the classes `names` frame by frame. Each class of each sequence is scored by itself, and all are
+    summed, as over the sequences of a benchmark.
 
     Raises:
         CapabilityError: the extra `val` is not installed.
@@ -175,12 +168,9 @@ class TrackCounter:
         """Of each frame, by sequence and class: ids of objects (n,) and of tracks (m,), and their overlaps (n, m)."""
 
     def add(self, sequence: str, labels: Labels, found: Detections) -> None:
-        """Count one frame. Boxes that match an object which does not count (`Labels.crowd`) are left out, as
-        MOTChallenge does.
+        """Count one frame of a sequence; classes of `found` index `names`, and boxes without a track do not count.
 
-        Args:
-            sequence: what the frame is one of.
-            found: classes index `names`; boxes without a track do not count.
+        Boxes that match an object which does not count (`Labels.crowd`) are left out, as MOTChallenge does.
         """
         assert labels.track_id is not None
         tracks = np.full(len(found), -1, np.int64) if found.tracker_id is None else found.tracker_id
@@ -228,11 +218,7 @@ class TrackCounter:
 
 
 class PixelCounter:
-    """Counts the pixels of the classes that a segmenter and the data share, frame by frame.
-
-    Raises:
-        UsageError: the data have no masks or share no class with the model.
-    """
+    """Counts pixels of the classes that a segmenter and the data share; UsageError if there are no masks or no such."""
 
     def __init__(self, card: Card, data: Dataset) -> None:
         if not data.mask_names:

@@ -89,11 +89,7 @@ def _annotations(path: Path) -> Path:
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
-    """Several data sets as one; the key of an image is (number of the part, key in that part).
-
-    Raises:
-        UsageError: they have different classes.
-    """
+    """Several data sets, of the same classes, as one; the key of an image is (number of the part, key in that part)."""
     first = parts[0]
     for part in parts[1:]:
         if part.names != first.names or part.mask_names != first.mask_names:
@@ -206,11 +202,7 @@ def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.floa
 
 
 def open_world(uri: str) -> Dataset:
-    """The world of an address `synthetic://scene?seed=...&frames=...`; ignored objects count as crowd regions.
-
-    Raises:
-        UsageError: the address has an unknown scene or key, or a wrong value.
-    """
+    """The world of an address, see `World.parse`; ignored objects count as crowd regions."""
     world = World.parse(uri)
     shift = 0 if world.scene == "bodies" else 1
     truths: dict[Key, Truth] = {}

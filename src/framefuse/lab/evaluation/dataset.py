@@ -74,11 +74,7 @@ class Dataset:
         return len(self.keys)
 
     def spread(self, limit: int | None) -> Sequence[Key]:
-        """At most `limit` keys, evenly spread, so that every part of a video is represented.
-
-        Raises:
-            UsageError: the limit is not a positive integer.
-        """
+        """At most `limit` keys, evenly spread over a video; UsageError if the limit is not a positive integer."""
         if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
             raise UsageError(f"limit is {limit!r}", remedy="limit takes a whole number from 1")
         if limit is None or limit >= len(self.keys):
@@ -96,10 +92,7 @@ def plain(name: str) -> str:
 
 
 class BoxClasses:
-    """Maps labels and detections to the shared classes.
-
-    Args:
-        classes: numbers of the model's classes to compare; default: all.
+    """Maps labels and detections to the shared classes, of the model's class numbers `classes` if these are given.
 
     Raises:
         UsageError: model and data share no class.

@@ -308,10 +308,7 @@ def to_json(rows: Sequence[Row]) -> str:
 
 
 def save(rows: Sequence[Row], folder: Path, inputs: Container[Path] = ()) -> list[Path]:
-    """Write FILES and a plot for each run into a folder; returns their paths.
-
-    Args:
-        inputs: files that are not overwritten.
+    """Write FILES and a plot for each run into a folder, but over none of `inputs`; returns their paths.
 
     Raises:
         CapabilityError: the extra `val` is not installed.
@@ -340,11 +337,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def plot(scores: Scores, title: str) -> bytes:
     """PNG: the confusion matrix, and precision over recall (boxes) or the IoU of each class (pixels); HOTA over the
-    overlap and of each class (tracks).
-
-    Raises:
-        CapabilityError: matplotlib is not installed.
-    """
+    overlap and of each class (tracks). CapabilityError if matplotlib is not installed."""
     small = dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 8)
     style = {"text.parse_math": False, "axes.titlesize": 9, "axes.labelsize": 9, **small}
     with needed("matplotlib").rc_context(style):  # names are text, also between dollars

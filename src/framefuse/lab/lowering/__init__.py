@@ -79,10 +79,9 @@ def build_model(
         SinkError: the output cannot be written.
         CapabilityError: the extra `build` is not installed.
     """
-    if precision not in get_args(Precision):
-        raise UsageError(f"precision {precision!r} is not one of fp16, int8")
-    if calibration not in get_args(Calibration):
-        raise UsageError(f"calibration {calibration!r} is not one of {', '.join(get_args(Calibration))}")
+    for what, value, known in (("precision", precision, Precision), ("calibration", calibration, Calibration)):
+        if value not in get_args(known):
+            raise UsageError(f"{what} {value!r} is not one of {', '.join(get_args(known))}")
     if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
         raise UsageError(f"frames is {frames!r}", remedy="use a whole number from 1; 64 suffice for most models")
     if precision == "int8" and frames < FEWEST:

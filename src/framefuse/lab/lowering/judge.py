@@ -58,10 +58,8 @@ class Footage:
 
 
 def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) -> Footage:
-    """About `count` distinct, evenly spread frames to calibrate with, and as many between them to measure accuracy on.
-
-    Args:
-        judges: the frames between are needed, and read again later, which a camera cannot do.
+    """About `count` distinct, evenly spread frames to calibrate with; if they judge too, as many between them to
+    measure accuracy on, which are read again later, as no camera can.
 
     Raises:
         UsageError: too few frames, or all are blank or alike; a live source with `judges`.
@@ -111,10 +109,7 @@ def variety(inputs: Sequence[NDArray[Any]]) -> float:
 
     `median(|g - median of g over frames|) / median(|g - median of g over places|)`, with g the mean grey levels on a
     16 x 16 grid without the padding. It is near 0 for a still camera, whatever passes by, and above 1 for unrelated
-    images.
-
-    Args:
-        inputs: (batch, 3, h, w) each; the first of each batch counts.
+    images. The inputs are (batch, 3, h, w) each; the first of each batch counts.
     """
     looks = []
     for values in inputs:
@@ -345,14 +340,8 @@ def look_at(footage: Footage, card: Card) -> Seen:
 
 
 def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tuple[int, int]) -> dict[str, float]:
-    """Processor time per frame in milliseconds on one core in OpenVINO: the minimum of interleaved runs.
-
-    Processor time and minimum are both robust against load from other processes.
-
-    Args:
-        models: name -> file and precision.
-        size: height and width of the model input.
-    """
+    """Processor time per frame in milliseconds on one core in OpenVINO: the minimum of interleaved runs, as both are
+    robust against load from other processes. `models` are name -> file and precision, `size` is height and width."""
     best = dict.fromkeys(models, float("inf"))
     pools: dict[str, RequestPool] = {}
     with ExitStack() as opened:

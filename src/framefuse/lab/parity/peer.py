@@ -80,11 +80,9 @@ def run_peer(python: Path, model: Path, video: Path, seconds: Sequence[float], o
 
 def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
     """Raw outputs of our engine on the peer's inputs; None for an input whose size differs from ours."""
-
-    def same(frame: PeerFrame) -> bool:
-        return frame.input.shape[:0:-1] == chain.spec.place(*frame.image.shape[1::-1]).size
-
-    return [stage.run(frame.input) if same(frame) else None for frame in peer.frames]
+    sizes = [chain.spec.place(*frame.image.shape[1::-1]).size for frame in peer.frames]
+    pairs = zip(peer.frames, sizes, strict=True)
+    return [stage.run(frame.input) if frame.input.shape[:0:-1] == size else None for frame, size in pairs]
 
 
 def compare(

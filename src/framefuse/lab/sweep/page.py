@@ -96,13 +96,8 @@ def _crop(recording: Recording, tracks: Tracks, row: int, choice: Choice) -> byt
 def render(
     heading: Sequence[str], lines: Lines, chosen: str, differences: Sequence[Difference], notes: Sequence[str]
 ) -> str:
-    """The page, without scripts or requests.
-
-    Args:
-        heading: title, what was swept, and how the rows are sorted.
-        lines: header and rows.
-        chosen: YAML of the chosen setting, if there is one.
-    """
+    """The page, without scripts or requests: title, what was swept and how the rows are sorted; header and rows; YAML
+    of the chosen setting, if there is one; thumbnails; notes."""
     title, swept, order = map(in_html, heading)
     head, *rows = [[in_html(cell) for cell in row] for row in lines]
     sections = [

@@ -296,11 +296,7 @@ def spans(low: Ints, high: Ints) -> tuple[Ints, Ints]:
 def visits(tracks: Tracks, places: Places, buffer: float) -> tuple[Array, Array, Array]:
     """What each appearance of a track, which ends when it has not been seen for `buffer` seconds, has done.
 
-    Args:
-        tracks: with all their boxes, also those that are not shown.
-
-    Returns:
-        (n,) the highest confidence of its boxes, zones entered and lines crossed.
+    Returns (n,) the highest confidence of its boxes, also of those that are not shown, zones entered and lines crossed.
     """
     table, rows = tracks.table, tracks.rows
     frame = table.frame[rows]

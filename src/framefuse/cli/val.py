@@ -161,10 +161,8 @@ def parity(
 
     say = progress_printer(quiet)
     named = [] if engine is None else engine.split(",")
-    certificate = certify(
-        model, source, engines=named or None, precisions=precision.split(","),
-        frames=frames, peer_python=peer_python, settings=settings, say=say,
-    )  # fmt: skip
+    what: dict[str, Any] = {"engines": named or None, "precisions": precision.split(","), "frames": frames}
+    certificate = certify(model, source, peer_python=peer_python, settings=settings, say=say, **what)
     if print_json:
         typer.echo(certificate.to_json())
     elif not quiet:

@@ -78,7 +78,7 @@ class Texture:
         chance = Chance(split, f"texture/{number}")
         base = Image.fromarray(_paint(chance))
         self.levels = [base, *(base.reduce(2**k) for k in range(1, 4))]
-        self.wide = [_tile(level) for level in self.levels]
+        self.wide = [Image.fromarray(np.tile(np.asarray(level), (2, 2, 1))) for level in self.levels]
 
     def patch(self, width: int, height: int, span: float, left: float, top: float) -> Image.Image:
         """A (height, width) RGB patch: `span`, its height, and its origin are in textures, 0..1."""
@@ -103,15 +103,6 @@ def smooth_noise(chance: Chance, cells: int, side: int) -> NDArray[np.float64]:
     three = Image.fromarray(np.tile(small, (3, 3)))
     grown = three.resize((3 * side, 3 * side), Image.Resampling.BICUBIC)
     return np.asarray(grown.crop((side, side, 2 * side, 2 * side))).astype(np.float64) / 255
-
-
-def _tile(image: Image.Image) -> Image.Image:
-    side = image.height
-    wide = Image.new("RGB", (2 * side, 2 * side))
-    for x in (0, side):
-        for y in (0, side):
-            wide.paste(image, (x, y))
-    return wide
 
 
 def _paint(chance: Chance) -> NDArray[np.uint8]:
@@ -141,8 +132,7 @@ def _pattern(kind: str, chance: Chance) -> NDArray[np.float64]:
     if kind == "dots":
         shift = 0.5 * ((count * y).astype(int) % 2) if count % 2 == 0 else 0.0
         distance = np.hypot((count * x + shift) % 1 - 0.5, (count * y) % 1 - 0.5)
-        dots: NDArray[np.float64] = (distance < 0.5 * share**0.5).astype(np.float64)
-        return dots
+        return np.asarray(distance < 0.5 * share**0.5, np.float64)
     if kind == "bricks":
         rows = 2 * chance.integer(2, 5)
         shift = 0.5 * ((rows * y).astype(int) % 2)

@@ -109,18 +109,11 @@ def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int,
     columns, rows = np.nonzero(mask.T)
     columns, rows = columns + corner[0], rows + corner[1]
     left, top = int(columns[0]), int(rows.min())
-    return {
-        "bbox": [left, top, int(columns[-1]) + 1 - left, int(rows.max()) + 1 - top],
-        "area": len(rows),
-        "segmentation": {"size": list(shape), "counts": _run_lengths(columns * shape[0] + rows, shape[0] * shape[1])},
-    }
-
-
-def _run_lengths(pixels: NDArray[np.int64], count: int) -> list[int]:
-    """COCO's uncompressed run lengths, from zeros on, of `count` pixels in column order, of which these are set."""
+    # COCO's uncompressed run lengths: of the pixels in column order, from zeros on.
+    pixels = columns * shape[0] + rows
     breaks = np.flatnonzero(np.diff(pixels) > 1)
-    starts = pixels[np.concatenate([[0], breaks + 1])]
-    ends = pixels[np.concatenate([breaks, [-1]])] + 1
-    edges = np.stack([starts, ends], 1).ravel()
-    runs: list[int] = np.diff(edges, prepend=0, append=count).tolist()
-    return runs if runs[-1] else runs[:-1]
+    starts, ends = pixels[np.concatenate([[0], breaks + 1])], pixels[np.concatenate([breaks, [-1]])] + 1
+    runs = np.diff(np.stack([starts, ends], 1).ravel(), prepend=0, append=shape[0] * shape[1]).tolist()
+    mask_runs = {"size": list(shape), "counts": runs if runs[-1] else runs[:-1]}
+    box = [left, top, int(columns[-1]) + 1 - left, int(rows.max()) + 1 - top]
+    return {"bbox": box, "area": len(rows), "segmentation": mask_runs}

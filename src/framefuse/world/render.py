@@ -49,7 +49,9 @@ class Stage:
         self.drift = [(chance.style(0.0, 0.16), chance.uniform(0.02, 0.12), chance.unit()) for _ in range(2)]
         self.quality = chance.integer(60, 96)
         self.noise = _noise(chance, width + NOISE_ROOM, height + NOISE_ROOM, chance.uniform(0.5, 4.0))
-        self.shadow = _soft_disc(chance.uniform(0.2, 0.6))
+        axis = (np.arange(SHADOW) + 0.5) / SHADOW * 2 - 1
+        disc = np.clip(1.25 * (1 - np.hypot(axis[None, :], axis[:, None])), 0, 1)
+        self.shadow = Image.fromarray((disc * 255 * chance.uniform(0.2, 0.6)).astype(np.uint8))
         self.sun = chance.uniform(-0.35, 0.35)
 
 
@@ -96,9 +98,11 @@ def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
     rows = np.zeros(len(drawn) + 1, np.uint16)
     for number, item in enumerate(drawn, 1):
         found = masks.instances[item.window] == number
-        pixels = int(np.count_nonzero(found))
-        if pixels:
-            seen.append((item, pixels, _extent(found, item.window)))
+        if pixels := int(np.count_nonzero(found)):
+            x, y = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
+            top, left = item.window[0].start, item.window[1].start
+            box = left + int(x[0]), top + int(y[0]), left + int(x[-1]) + 1, top + int(y[-1]) + 1
+            seen.append((item, pixels, box))
             rows[number] = len(seen)
     boxes = np.array([box for _, _, box in seen], np.float32).reshape(-1, 4)
     class_id = np.array([item.track.class_id for item, _, _ in seen], np.int64)
@@ -106,13 +110,6 @@ def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
     visibility = np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32)
     instances = masks.instances if len(seen) == len(drawn) else rows.take(masks.instances)
     return Truth(boxes, class_id, track_id, visibility, instances, masks.classes, complexity, masks.disparity)
-
-
-def _extent(found: NDArray[np.bool_], window: tuple[slice, slice]) -> tuple[int, int, int, int]:
-    """x1, y1, x2, y2 of the set pixels in a window of the image."""
-    columns, rows = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
-    top, left = window[0].start, window[1].start
-    return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
 
 
 class _View:
@@ -209,13 +206,6 @@ def _noise(chance: Chance, width: int, height: int, strength: float) -> NDArray[
     scale = np.array([round(value * strength / 147.8) for value in range(-510, 511)], np.int16)
     noise: NDArray[np.int16] = scale[sums + 510].reshape(height, width, 3)
     return noise
-
-
-def _soft_disc(strength: float) -> Image.Image:
-    """The shape of a shadow, as an image of mode L."""
-    axis = (np.arange(SHADOW) + 0.5) / SHADOW * 2 - 1
-    reach = np.hypot(axis[None, :], axis[:, None])
-    return Image.fromarray((np.clip(1.25 * (1 - reach), 0, 1) * 255 * strength).astype(np.uint8))
 
 
 def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float, unit: float) -> Image.Image:

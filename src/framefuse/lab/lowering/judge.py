@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,7 @@ ONE_SCENE, FEW_BOXES, FEW_CLASSES = 0.5, 50, 2
 """A calibration is narrow if its frames have less variety, fewer boxes, or fewer classes of a model that knows more."""
 
 
-@dataclass(frozen=True)
-class Footage:
+class Footage(NamedTuple):
     """Frames of a source: model inputs to calibrate with, and the keys of other frames to measure accuracy on."""
 
     uri: str

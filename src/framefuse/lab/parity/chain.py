@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -38,8 +38,7 @@ class Selection:
     max_det: int
 
 
-@dataclass(frozen=True)
-class Raw:
+class Raw(NamedTuple):
     """Raw outputs of an engine for one image."""
 
     outputs: tuple[NDArray[Any], ...]

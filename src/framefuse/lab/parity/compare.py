@@ -193,7 +193,11 @@ class BoxDifference:
     def _excused(self, row: int, boxes: Detections) -> bool:
         """Whether rounding explains a box that only one list has; counts the reason."""
         unsure = bool(boxes.confidence[row] < self.conf + self.limits.score)
-        tied = not unsure and _close(row, boxes, self.nms_iou)
+        # Tied: a stronger box of its class overlaps it by nearly the suppression threshold or more.
+        stronger = (boxes.confidence >= boxes.confidence[row]) & (boxes.class_id == boxes.class_id[row])
+        stronger[row] = False
+        shared = overlaps(boxes.xyxy[row : row + 1], boxes.xyxy[stronger])[0]
+        tied = not unsure and bool((shared >= self.nms_iou - SUPPRESSION).any())
         self.unsure, self.tied = self.unsure + unsure, self.tied + tied
         return unsure or tied
 
@@ -227,13 +231,6 @@ class Check:
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=("not compared", "exact", "within", "outside").index, default="not compared")
-
-
-def _close(row: int, boxes: Detections, iou: float) -> bool:
-    """Whether a stronger box of the same class overlaps this one by nearly the suppression threshold or more."""
-    stronger = (boxes.confidence >= boxes.confidence[row]) & (boxes.class_id == boxes.class_id[row])
-    stronger[row] = False
-    return bool((overlaps(boxes.xyxy[row : row + 1], boxes.xyxy[stronger])[0] >= iou - SUPPRESSION).any())
 
 
 def _short(value: float) -> str:

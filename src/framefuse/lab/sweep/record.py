@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,8 +64,7 @@ Counting = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """(title, frames or 0) -> what shows the number of frames done."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One setting of a grid."""
 
     number: int

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -216,8 +215,7 @@ def track(table: Table, rows: Ints, settings: Settings) -> Ints:
     return ids
 
 
-@dataclass(frozen=True)
-class Tracks:
+class Tracks(NamedTuple):
     """Tracks, as far as their boxes are shown."""
 
     table: Table

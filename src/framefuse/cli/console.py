@@ -163,13 +163,9 @@ def print_table(
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": redact(record.getMessage()),
-            **getattr(record, "facts", {}),
-        }
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+        line |= {"message": redact(record.getMessage()), **getattr(record, "facts", {})}
         if record.exc_info:
             line["traceback"] = redact(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False, default=str)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from framefuse.models.card import Card
 
 PRECISIONS = ("fp16", "int8")
+CALIB = (
+    "video, images, camera, ... like those the model will see: half of the frames set the INT8 ranges; without --judge "
+    "and --data the others measure the accuracy, with the FP32 boxes as ground truth"
+)
 PLAN_PRECISIONS = ("fp32", *PRECISIONS, "fp8")
 app = typer.Typer(name="models", help="List the models known by name, show the card of one, or fetch one.")
 
@@ -70,10 +74,7 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
 def get(
     source: Annotated[
         str,
-        typer.Argument(
-            help="a name that 'framefuse models' lists, hf://OWNER/REPO[@REVISION][/FILE.onnx], https://..., or a file",
-            show_default=False,
-        ),
+        typer.Argument(help="a listed name, hf://OWNER/REPO[@REVISION][/FILE.onnx], https://... or a file"),
     ],
     name: Annotated[str | None, typer.Option(help="what to call it; default: as it is called there")] = None,
     sha256: Annotated[str | None, option("HEX", "refuse a file that has another SHA-256")] = None,
@@ -142,14 +143,7 @@ def facts(card: Card) -> dict[str, str]:
 def build(
     model: Annotated[str, typer.Argument(help="ONNX file in FP32, or the name of a shipped model")],
     precision: Annotated[str, option("fp16|int8", "precision of the result (tensorrt: also fp32 and fp8)")],
-    calib: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="video, images, camera, ... like those the model will see: half of the frames set the INT8 ranges; "
-            "without --judge and --data the others measure the accuracy, with the FP32 boxes as ground truth",
-        ),
-    ] = None,
+    calib: Annotated[str | None, option("SOURCE", CALIB)] = None,
     data: Annotated[str | None, option("DATA", "COCO file or synthetic://... to measure the accuracy on")] = None,
     images: Annotated[Path | None, option("PATH", "images of the COCO file")] = None,
     judge: Annotated[str | None, option("SOURCE", "another video, ... to measure the accuracy on, unlabelled")] = None,

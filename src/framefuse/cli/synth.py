@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from framefuse.prediction import Result
     from framefuse.world import World
 
-DEFAULTS: Final[Mapping[str, Any]] = {
-    "project": "runs/demo",
-    "name": "demo",
-    **dict.fromkeys(("save", "save_txt", "save_json", "save_jsonl", "save_csv"), True),
-}
+SAVED: Final = "save", "save_txt", "save_json", "save_jsonl", "save_csv"
+DEFAULTS: Final[Mapping[str, Any]] = {"project": "runs/demo", "name": "demo", **dict.fromkeys(SAVED, True)}
 MODEL: Final = "scout-n"
 SCENE: Final = "synthetic://street?seed=9&size=1280x720&split=test"
 """Textures, shapes and movements that the model has never seen."""
@@ -120,9 +117,7 @@ def write_clip(
 
 @with_fields
 def demo(
-    frames: Annotated[
-        int, option("N", f"length of the clip in frames (default: {FRAMES})", min=1, show_default=False)
-    ] = FRAMES,
+    frames: Annotated[int, option("N", "length of the clip in frames", min=1)] = FRAMES,
     config: ConfigFile = None,
     preset: Preset = None,
     print_report: PrintReport = False,

@@ -16,11 +16,11 @@ from framefuse.world.world import World
 
 
 class CocoTruth:
-    """Writes a COCO instances file. Category ids are class ids + 1, as many tools
-    read 0 as no object. In addition to COCO's keys, annotations have `track_id`
-    and `visibility`, images `frame`, `seconds` and `complexity`. Objects in `Truth.ignored` have `iscrowd` 1, so that
-    evaluation counts them neither as missed nor as false detections. Segmentations are uncompressed RLE. In the scene
-    bodies, each person is followed by its parts, as categories whose `supercategory` is person.
+    """Writes a COCO instances file. Category ids are class ids + 1, as many tools read 0 as no object. In addition to
+    COCO's keys, annotations have `track_id` and `visibility`, images `frame`, `seconds` and `complexity`. Objects in
+    `Truth.ignored` have `iscrowd` 1, so that evaluation counts them neither as missed nor as false detections.
+    Segmentations are uncompressed RLE. In the scene bodies, each person is followed by its parts, as categories whose
+    `supercategory` is person.
 
     The file is complete after `close`; a frame that was not added has no image row. If the disk is full, `close` drops
     the last frames to make space for the end of the file, and raises the error.
@@ -47,15 +47,14 @@ class CocoTruth:
         image_id = len(self._images) + 1
         image: dict[str, Any] = {"id": image_id, "file_name": f"{self._stem}_{snapshot.index}.png"}
         image |= {"width": width, "height": height, "frame": snapshot.index}
-        image |= {"seconds": float(snapshot.index / self._world.fps)}
-        image |= {"complexity": round(snapshot.truth.complexity, 4)}
+        seconds, complexity = float(snapshot.index / self._world.fps), round(snapshot.truth.complexity, 4)
         rows = []
         for row in rows_of(snapshot, parts=self._world.scene == "bodies"):
             start = ",\n" if self._count else "\n"
             self._count += 1
             rows.append(start + json.dumps({"id": self._count, "image_id": image_id, **row}, allow_nan=False))
         self._append("".join(rows))
-        self._images.append(json.dumps(image))
+        self._images.append(json.dumps({**image, "seconds": seconds, "complexity": complexity}))
 
     def _append(self, text: str) -> None:
         """Raises OSError if the disk is full."""

@@ -120,16 +120,10 @@ class BoxClasses:
 def match_names(
     model: Mapping[int, str], data: Mapping[int, str], card: Card
 ) -> tuple[list[str], dict[int, int], dict[int, int], list[str]]:
-    """The classes that model and data share, matched by name.
+    """Names that both share, in the order of the data; class number -> index of the name, of the model and of the data;
+    notes. UsageError if they share none.
 
     Case is ignored, and blank, - and _ are equal; class numbers with the same name are one class.
-
-    Returns:
-        shared names in the order of the data; model class number -> index of the shared name; the same for the data;
-        notes.
-
-    Raises:
-        UsageError: model and data share no class.
     """
     known = {plain(name) for name in model.values()}
     shared: dict[str, str] = {}

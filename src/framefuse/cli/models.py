@@ -73,8 +73,7 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
 @app.command(epilog="Example: framefuse models get hf://onnx-community/rtdetr_r18vd --name cars")
 def get(
     source: Annotated[
-        str,
-        typer.Argument(help="a listed name, hf://OWNER/REPO[@REVISION][/FILE.onnx], https://... or a file"),
+        str, typer.Argument(help="listed name, hf://OWNER/REPO[@REVISION][/FILE.onnx], https://... or file")
     ],
     name: Annotated[str | None, typer.Option(help="what to call it; default: as it is called there")] = None,
     sha256: Annotated[str | None, option("HEX", "refuse a file that has another SHA-256")] = None,

@@ -99,7 +99,9 @@ def build_engine(
     for what, value, known in (("precision", precision, get_args(Precision)), ("device", device, get_args(Device))):
         if value not in known:
             raise UsageError(f"{what} {value!r} is not one of {', '.join(known)}")
-    if not (is_module := _is_module(model)) and not isinstance(model, str | Path):
+    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__}  # without importing PyTorch
+    is_module = "torch.nn.modules.module.Module" in kinds
+    if not is_module and not isinstance(model, str | Path):
         raise UsageError(f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file or a model name")
     if output is not None and not isinstance(output, str | Path):
         raise UsageError(f"output is a {type(output).__name__}", remedy="pass the path of the file to write")
@@ -278,13 +280,6 @@ def _trace(module: Any, path: Path, shape: Sequence[int], free: Mapping[int, str
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _is_module(model: Any) -> bool:
-    """Whether it is a PyTorch module, found out without importing PyTorch."""
-    return any(
-        f"{kind.__module__}.{kind.__qualname__}" == "torch.nn.modules.module.Module" for kind in type(model).__mro__
-    )
 
 
 def usable_device() -> Device:

@@ -129,8 +129,7 @@ class _Work:
     def __init__(
         self, source: Path, card: Card, prepared: Any, footage: Footage | None, path: Path, say: Callable[[str], None]
     ) -> None:
-        self.path = path
-        self.calibration = ""
+        self.path, self.calibration = path, ""
         self.seen: Seen | None = None
         self._source, self._card, self._model, self._footage, self._say = source, card, prepared, footage, say
         if (card_file := source.with_suffix(".yaml")).exists():

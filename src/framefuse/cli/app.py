@@ -23,12 +23,9 @@ from framefuse.common.machine import lacks_memory
 from framefuse.common.version import __version__
 from framefuse.errors import FramefuseError, SinkError
 
-app = typer.Typer(
-    name="framefuse",
-    help="Video in, detections out, with as little work per frame as the hardware allows.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    rich_markup_mode=None,
-)
+ABOUT = "Video in, detections out, with as little work per frame as the hardware allows."
+SHOWN = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+app = typer.Typer(name="framefuse", help=ABOUT, context_settings=SHOWN, rich_markup_mode=None)
 app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
 app.command(cls=Command)(synth.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)

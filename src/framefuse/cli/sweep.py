@@ -85,11 +85,10 @@ def sweep(
     for name, number in (("--choose", choose), *(("--compare", number) for number in compare or ())):
         if number is not None and not 1 <= number <= len(every):
             raise UsageError(f"{name} is {number}", remedy=f"the grid has settings 1 to {len(every)}")
-    sources = [
-        path
-        for item in inputs[:-1]
-        for path in ([item] if "://" in item else list(map(str, sequences_in(Path(item)))) or videos_in(item))
+    videos = [
+        [item] if "://" in item else list(map(str, sequences_in(Path(item)))) or videos_in(item) for item in inputs[:-1]
     ]
+    sources = [path for paths in videos for path in paths]
     read = Files(map(Path, (*sources, card.path, *filter(None, (grid, config, *values.get("zones", ()))))))
     with run_folder(base.project, base.name, base.exist_ok) as folder:
         table_file, page_file, yaml_file = (output_path(folder, name, read) for name in FILES)
@@ -104,10 +103,8 @@ def sweep(
             numbers, trackings = replay(recordings, every, card, short=short, on_choice=count)
         notes.append(f"{counted(len(every), 'setting')} in {perf_counter() - started:.2f} s")
         if trackings:
-            notes.append(
-                f"{counted(len(trackings), 'tracking')} computed, {min(trackings):.2f} to {max(trackings):.2f} s each: "
-                "settings that differ only in conf or zones share one"
-            )
+            how = f"{counted(len(trackings), 'tracking')} computed, {min(trackings):.2f} to {max(trackings):.2f} s each"
+            notes.append(f"{how}: settings that differ only in conf or zones share one")
         columns = list(dict.fromkeys(name for one in numbers for name in one))
         by = by or ("hota" if "hota" in columns else None)
         found = list(zip(every, numbers, strict=True))

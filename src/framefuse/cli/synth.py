@@ -143,11 +143,10 @@ def demo(
     run(pipeline, quiet=quiet, print_report=print_report, on_result=score.add, verdict=score.sentence)
     least = required(frames, settings)
     if score.precision < least["precision"] or score.recall < least["recall"]:
-        raise QualityError(
-            f"the detections do not match the clip: precision {score.precision:.3f}, recall {score.recall:.3f}; "
-            f"expected at least {least['precision']:.3f} and {least['recall']:.3f}",
-            remedy="run 'framefuse doctor', which tests every part by itself",
-        )
+        found = f"precision {score.precision:.3f}, recall {score.recall:.3f}"
+        expected = f"{least['precision']:.3f} and {least['recall']:.3f}"
+        why = f"the detections do not match the clip: {found}; expected at least {expected}"
+        raise QualityError(why, remedy="run 'framefuse doctor', which tests every part by itself")
     return 0
 
 

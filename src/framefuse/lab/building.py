@@ -184,9 +184,8 @@ def build_engine(
             else:  # restore the previous file
                 place.write_bytes(content)
         raise
-    return BuiltEngine(
-        target, name, device, real, profile, target.stat().st_size, time.perf_counter() - started, [*reasons, *more]
-    )
+    size, seconds = target.stat().st_size, time.perf_counter() - started
+    return BuiltEngine(target, name, device, real, profile, size, seconds, [*reasons, *more])
 
 
 def export_model(

@@ -114,8 +114,7 @@ def _paint(chance: Chance) -> NDArray[np.uint8]:
     weight = _pattern(kind, chance)[:, :, None]
     image = first * (1 - weight) + second * weight
     grain = 1 + chance.style(0.05, 0.35) * (smooth_noise(chance, chance.pick((3, 5, 9, 17)), SIDE) - 0.5)
-    result: NDArray[np.uint8] = np.clip(image * grain[:, :, None], 0, 255).round().astype(np.uint8)
-    return result
+    return np.clip(image * grain[:, :, None], 0, 255).round().astype(np.uint8)
 
 
 def _pattern(kind: str, chance: Chance) -> NDArray[np.float64]:

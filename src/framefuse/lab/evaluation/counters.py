@@ -96,8 +96,7 @@ class BoxCounter:
         count.evaluate()
         count.accumulate()
         shape = len(count.params.iouThrs), len(count.params.recThrs), len(self._names), len(SIZES)
-        precision: NDArray[np.float64] = np.asarray(count.eval["precision"], np.float64).reshape(shape)
-        return precision
+        return np.asarray(count.eval["precision"], np.float64).reshape(shape)
 
 
 def confusion(labels: Labels, found: Detections, classes: int) -> NDArray[np.int64]:

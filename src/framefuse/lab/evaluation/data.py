@@ -197,8 +197,7 @@ def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.floa
         wanted = "frame, id, left, top, width, height, 1 if it counts, class, visibility"
         raise DecodeError(f"{path} cannot be used: {error}", remedy=f"its rows are {wanted}") from error
     counted = np.isin(rows[:, 7], COUNTED) & (rows[:, 6] != 0)
-    kept: NDArray[np.float64] = rows[(counted | np.isin(rows[:, 7], uncounted)) & (rows[:, 4:6] > 0).all(axis=1)]
-    return kept
+    return np.asarray(rows[(counted | np.isin(rows[:, 7], uncounted)) & (rows[:, 4:6] > 0).all(axis=1)])
 
 
 def open_world(uri: str) -> Dataset:

@@ -132,11 +132,9 @@ def match_names(
             shared.setdefault(plain(name), name)
     position = {name: number for number, name in enumerate(shared)}
     if set(shared) <= {NOTHING}:
-        raise UsageError(
-            f"{card.path.name} and the data have no class in common{' except the background' if shared else ''}: "
-            f"the model has {_some(model)}, the data {_some(data)}",
-            remedy=f"correct names in the card {card.path.with_suffix('.yaml')}, or use other data",
-        )
+        why = f"{card.path.name} and the data have no class in common{' except the background' if shared else ''}"
+        remedy = f"correct names in the card {card.path.with_suffix('.yaml')}, or use other data"
+        raise UsageError(f"{why}: the model has {_some(model)}, the data {_some(data)}", remedy=remedy)
     notes = []
     model_to, data_to = (
         {number: position[plain(name)] for number, name in names.items() if plain(name) in position}

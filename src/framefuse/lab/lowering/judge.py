@@ -311,10 +311,8 @@ def pseudo_truth(model: Path, data: Dataset) -> Dataset:
             found[data.key_of(result.frame)] = Labels(boxes, result.detections.class_id, crowd, area, size, mask)
         names, task = pipeline.card.names, pipeline.card.task
     if task == "detect" and not any(len(labels.class_id) for labels in found.values()):
-        raise UsageError(
-            f"the FP32 model finds nothing on {len(found)} frames of {data.uri}, so its accuracy cannot be measured",
-            remedy="pass frames that show what it detects, or labelled images (--data)",
-        )
+        why = f"the FP32 model finds nothing on {len(found)} frames of {data.uri}, so its accuracy cannot be measured"
+        raise UsageError(why, remedy="pass frames that show what it detects, or labelled images (--data)")
     mask_names = names if task == "semantic" else {}
     return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)
 

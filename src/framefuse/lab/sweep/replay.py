@@ -147,9 +147,8 @@ def _scores(recordings: Sequence[Recording], found: Sequence[Tracks], settings: 
         boxes = one.table.found[one.rows[order]]
         boxes.tracker_id = one.ids[order]
         ends = np.searchsorted(one.table.frame[one.rows[order]], frames)
-        for (start, end), (first, last), frame in zip(
-            pairwise(ends), pairwise(np.searchsorted(truth[:, 0], frames)), one.table.frames, strict=True
-        ):
+        places = pairwise(ends), pairwise(np.searchsorted(truth[:, 0], frames)), one.table.frames
+        for (start, end), (first, last), frame in zip(*places, strict=True):
             part = truth[first:last]
             class_id, crowd, number = part[:, 1].astype(np.int64), part[:, 2] > 0, part[:, 3].astype(np.int64)
             size = frame.width, frame.height
@@ -331,8 +330,7 @@ def _entries(zone: Zone, points: Array, diagonals: Array, of: Array) -> Array:
     margin = np.where(first, 0, np.minimum(events.MARGIN * diagonals, events.SMALL * zone.span))
     clear = np.flatnonzero(first | (np.abs(depth) > margin))
     inside = depth[clear] > margin[clear]
-    entered: Array = clear[inside & (first[clear] | ~np.roll(inside, 1))]
-    return entered
+    return np.asarray(clear[inside & (first[clear] | ~np.roll(inside, 1))])
 
 
 def _crossings(line: Line, points: Array, diagonals: Array, of: Array) -> Array:
@@ -342,5 +340,4 @@ def _crossings(line: Line, points: Array, diagonals: Array, of: Array) -> Array:
     old, new = clear[:-1], clear[1:]
     turned = ((side[old] > 0) != (side[new] > 0)) & (of[old] == of[new])
     crossed = [line.crossed(tuple(points[a]), tuple(points[b])) for a, b in zip(old[turned], new[turned], strict=True)]
-    done: Array = new[turned][np.array(crossed, np.bool_)]
-    return done
+    return np.asarray(new[turned][np.array(crossed, np.bool_)])

@@ -179,9 +179,8 @@ def build_engine(
             real, more = _run_once(name, target, profile, EngineOptions(device, precision))
     except BaseException:
         for place, content in before.items():
-            if content is None:
-                place.unlink(missing_ok=True)
-            else:  # restore the previous file
+            place.unlink(missing_ok=True)
+            if content is not None:  # restore the previous file
                 place.write_bytes(content)
         raise
     size, seconds = target.stat().st_size, time.perf_counter() - started

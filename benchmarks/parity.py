@@ -26,8 +26,7 @@ from benchmarks.detection_heads import anchor_based
 from benchmarks.model_graph import Graph, Tensor
 from benchmarks.models import BLOCKS, Layer, down, metadata, shift_for
 from benchmarks.protocol import save
-from framefuse.lab.parity import certify
-from framefuse.lab.parity.certificate import default_clip
+from framefuse.lab.parity import certify, default_clip
 from framefuse.models import find_model
 from framefuse.preprocess import Preprocess
 from framefuse.sources import open_source

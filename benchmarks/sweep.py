@@ -28,8 +28,7 @@ import numpy as np
 
 from benchmarks.protocol import save
 from framefuse import Settings
-from framefuse.lab.sweep.grid import choices
-from framefuse.lab.sweep.record import Recording
+from framefuse.lab.sweep.record import Recording, choices
 from framefuse.lab.sweep.replay import load, replay
 from framefuse.models import find_model
 from framefuse.models.card import read_card

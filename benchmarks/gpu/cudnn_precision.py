@@ -36,7 +36,7 @@ from framefuse.engines.cudnn.convolutions import Builder
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.weights import Weights
-from framefuse.lab.lowering.frames import read_footage
+from framefuse.lab.lowering.judge import read_footage
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 

@@ -193,7 +193,8 @@ def test_device_cuda_without_cuda_is_a_missing_capability(clip: Path) -> None:
 
 def test_a_window_needs_opencv_and_nothing_that_is_imported_before_it(clip: Path) -> None:
     """PyAV's libraries would keep OpenCV's windows from opening, so nothing may load it first."""
-    code = "import sys, framefuse.cli.run, framefuse.fleet.fleet, framefuse.pipeline; sys.exit('av' in sys.modules)"
+    modules = "framefuse.cli.console, framefuse.report.bar, framefuse.fleet.fleet, framefuse.pipeline"
+    code = f"import sys, {modules}; sys.exit('av' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = "import sys, framefuse.cli.app; sys.modules['cv2'] = None; framefuse.cli.app.main(sys.argv[1:])"
     words = [sys.executable, "-c", code, "predict", clip, "--show"]

@@ -29,8 +29,7 @@ from framefuse.errors import (
     UsageError,
 )
 from framefuse.lab.lowering import BuildReport, Seen, _card_of, build_model
-from framefuse.lab.lowering.frames import read_footage, variety
-from framefuse.lab.lowering.judge import Accuracy
+from framefuse.lab.lowering.judge import Accuracy, read_footage, variety
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.fp16 import plan_fp16, to_fp16

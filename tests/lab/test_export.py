@@ -15,7 +15,7 @@ import pytest
 from framefuse import Model
 from framefuse.cli.app import main
 from framefuse.errors import CapabilityError, ModelError, UsageError
-from framefuse.lab.export import export_model
+from framefuse.lab.building import export_model
 from framefuse.models.card import Card
 
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ import torch
 library = torch.library.Library("torchvision", "DEF")
 for name in ("nms", "qnms"):  # a build for CUDA cannot load its own beside a CPU build of PyTorch
     library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-from framefuse.lab.export import export_model
+from framefuse.lab.building import export_model
 path, card = export_model("torchvision:lraspp_mobilenet_v3_large", weights="none", imgsz=(96, 128))
 print(card.task, card.class_count, card.preprocess.mean[0], card.names[15])
 """

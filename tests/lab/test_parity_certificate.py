@@ -207,7 +207,7 @@ def test_every_layout_on_every_engine_here(layout: str, models: dict[str, str], 
 
 def broken(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     if what == "decode":
-        from framefuse.lab.parity import certificate as module
+        from framefuse.lab import parity as module
 
         real = module.on_host
 
@@ -237,7 +237,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
                 slot.outputs = tuple(output * np.float32(0.9) for output in slot.outputs)
 
         monkeypatch.setattr(onnxruntime, "open_engine", Wrong)
-        monkeypatch.setattr("framefuse.lab.parity.certificate.reference_stage", _right)
+        monkeypatch.setattr("framefuse.lab.parity.reference_stage", _right)
     else:
         real_boxes = Chain.boxes
 
@@ -276,7 +276,7 @@ def test_an_engine_that_breaks_down_is_outside(clip: Path, monkeypatch: pytest.M
             raise TypeError("no such thing")
 
     monkeypatch.setattr(onnxruntime, "open_engine", lambda model, options: Breaks(model, options))
-    monkeypatch.setattr("framefuse.lab.parity.certificate.reference_stage", _right)
+    monkeypatch.setattr("framefuse.lab.parity.reference_stage", _right)
     certificate = certify("squares", clip, engines=["onnxruntime"], frames=1)
     assert verdict(certificate) == "NOT CERTIFIED" and "TypeError: no such thing" in certificate.summary()[0]
 

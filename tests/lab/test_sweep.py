@@ -23,8 +23,7 @@ from framefuse.config import settings_from
 from framefuse.errors import ConfigError, FramefuseError, SinkError, SourceError, UsageError
 from framefuse.lab.evaluation import validate
 from framefuse.lab.sweep import page
-from framefuse.lab.sweep.grid import Choice, choices, read_grid
-from framefuse.lab.sweep.record import COMMON, Recording, record
+from framefuse.lab.sweep.record import COMMON, Choice, Recording, choices, read_grid, record
 from framefuse.lab.sweep.replay import Tracks, kept, load, replay, track, unmatched
 from framefuse.models import find_model
 from framefuse.models.card import read_card

@@ -15,7 +15,7 @@ from framefuse.cli.app import main
 from framefuse.cli.val import _built
 from framefuse.errors import CapabilityError
 from framefuse.lab.evaluation import validate
-from framefuse.lab.evaluation.compare import Row, Wanted, markdown, table
+from framefuse.lab.evaluation.scores import Row, Wanted, markdown, table
 from training.squares import NAMES, write_squares
 from training.squares_clip import squares_scene
 

@@ -15,8 +15,7 @@ import pytest
 from framefuse.errors import UsageError
 from framefuse.world import Snapshot, Truth, World
 from framefuse.world.address import write
-from framefuse.world.chance import OWNER, STRIPES, Chance, Split
-from framefuse.world.textures import BANK, texture
+from framefuse.world.chance import BANK, OWNER, STRIPES, Chance, Split, texture
 from framefuse.world.traffic import NAMES, Traffic
 
 STREET = "synthetic://street?seed=7&frames=900&size=320x180&split=test"

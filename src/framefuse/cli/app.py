@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import build, config, doctor, interrupts, kernels, models, parity, predict, sweep, synth, val
+from framefuse.cli import config, doctor, interrupts, models, predict, sweep, synth, val
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.mistakes import explain, reconsider
@@ -23,26 +23,23 @@ from framefuse.common.machine import lacks_memory
 from framefuse.common.version import __version__
 from framefuse.errors import FramefuseError, SinkError
 
-app = typer.Typer(
-    name="framefuse",
-    help="Video in, detections out, with as little work per frame as the hardware allows.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    rich_markup_mode=None,
-)
+ABOUT = "Video in, detections out, with as little work per frame as the hardware allows."
+SHOWN = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+app = typer.Typer(name="framefuse", help=ABOUT, context_settings=SHOWN, rich_markup_mode=None)
 app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
 app.command(cls=Command)(synth.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
 app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
-app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
+app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(models.build)
 app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(models.export)
-app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(parity.parity)
+app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(val.parity)
 app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
-app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(build.tune)
+app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(models.tune)
 app.command(epilog="Example: framefuse repair runs/detect/predict")(predict.repair)
 app.command()(doctor.doctor)
 app.add_typer(doctor.bench)
 app.add_typer(config.app)
-app.add_typer(kernels.app)
+app.add_typer(doctor.kernels)
 app.add_typer(models.app)
 
 
@@ -87,23 +84,20 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
         if not interrupts.ends_normally:
             print_error("interrupted", traceback=debug)
         return INTERRUPTED
+    code, cause = 1, error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
+    said: tuple[str, str | None]
     if isinstance(error, FramefuseError):
-        print_error(*reconsider(error, words), stage=error.stage, traceback=debug)
-        return error.exit_code
-    if isinstance(error, typer.TyperException):
-        print_error(*explain(error, words), traceback=debug)
-        return 2
-    cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
-    if lack := lacks_memory(cause):
-        print_error(
-            f"not enough memory: {lack}",
-            "allow more (ulimit -v, or the limit of the container), or use a smaller --batch or --imgsz",
-            traceback=debug,
-        )
-        return 1
-    owner, whose = (f"{name} raised ", "ask who wrote it") if (name := _plug_in(cause)) else ("", "this is a bug")
-    print_error(f"{owner}{type(cause).__name__}: {cause}", f"{whose}; --debug shows the traceback", traceback=debug)
-    return 1
+        said, code = reconsider(error, words), error.exit_code
+    elif isinstance(error, typer.TyperException):
+        said, code = explain(error, words), 2
+    elif lack := lacks_memory(cause):
+        remedy = "allow more (ulimit -v, or the limit of the container), or use a smaller --batch or --imgsz"
+        said = f"not enough memory: {lack}", remedy
+    else:
+        owner, whose = (f"{name} raised ", "ask who wrote it") if (name := _plug_in(cause)) else ("", "this is a bug")
+        said = f"{owner}{type(cause).__name__}: {cause}", f"{whose}; --debug shows the traceback"
+    print_error(*said, stage=getattr(error, "stage", None), traceback=debug)
+    return code
 
 
 def _plug_in(error: BaseException) -> str | None:

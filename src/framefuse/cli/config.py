@@ -74,10 +74,7 @@ def commented_yaml(name: str) -> str:
         f"# framefuse predict --config {name}",
         "# Remove the '# ' before an option to change it. Environment variables (FRAMEFUSE_CONF) and options on the",
         "# command line override this file.",
-        "",
-        "# source: video.mp4",
-        "# model: model.onnx",
-        "# preset: latency",
+        "\n# source: video.mp4\n# model: model.onnx\n# preset: latency",
     ]
     group = ""
     for field, value in Settings(**DEFAULTS).model_dump(mode="json").items():

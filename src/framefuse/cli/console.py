@@ -1,4 +1,5 @@
-"""What the command line says: tables on stdout; errors, progress and log lines on stderr, without passwords.
+"""What the command line says: tables on stdout; errors, progress, log lines and what a run did on stderr, without
+passwords.
 
 On stderr it writes text, or with --log-json one JSON object per line, for services. Everything is then a line {"time",
 "level", "logger", "message", ...}: the warnings of sources, progress, errors with `remedy` and `stage`, and in the end
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli import interrupts
+from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 from framefuse.common.files import Files
 from framefuse.common.redact import redact
 from framefuse.common.text import on_one_line, without_controls
@@ -29,6 +31,14 @@ from framefuse.errors import SinkError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from framefuse.fleet.fleet import Fleet
+    from framefuse.pipeline import Pipeline
+    from framefuse.prediction import Result
+    from framefuse.report.bar import Bar
+    from framefuse.sources import Source
+
+PARTIAL = 5
+"""Exit code if some inputs could not be read, but others were."""
 LEVELS = "debug", "info", "warning", "error"
 logger = logging.getLogger("framefuse")
 as_json = False
@@ -43,11 +53,7 @@ def stderr() -> Console:
 
 
 def check_out(out: Path | None, *inputs: str | Path | None) -> None:
-    """Check before the work starts that the file of --out can be written.
-
-    Raises:
-        SinkError: it is a folder or one of the inputs, or its folder is missing or not writable.
-    """
+    """Raise SinkError before the work starts if --out is a folder or one of the inputs, or cannot be written."""
     if out is None:
         return
     why = "it is a folder" if out.is_dir() else None
@@ -116,11 +122,7 @@ def counter(title: str, total: int, quiet: bool) -> Iterator[Callable[[int], Non
 
 
 def print_error(message: str, remedy: str | None = None, *, stage: str | None = None, traceback: bool = False) -> None:
-    """Print an error and its remedy.
-
-    Args:
-        traceback: first print the traceback of the exception being handled.
-    """
+    """Print an error and its remedy, if asked below the traceback of the exception being handled."""
     from rich.text import Text
 
     if as_json:
@@ -149,11 +151,7 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], objects: b
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], dim: Callable[[Sequence[str]], bool] = lambda row: False
 ) -> None:
-    """Print a table on stdout with a bold header; a row of one cell is a title.
-
-    Args:
-        dim: whether to print a row dimmed.
-    """
+    """Print a table on stdout with a bold header; a row of one cell is a title, `dim` picks rows to print dimmed."""
     columns, *rows = ([on_one_line(cell) for cell in row] for row in (columns, *rows))
     full = [columns, *(row for row in rows if len(row) > 1)]
     widths = [max(len(row[column]) for row in full) for column in range(len(columns))]
@@ -165,13 +163,9 @@ def print_table(
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": redact(record.getMessage()),
-            **getattr(record, "facts", {}),
-        }
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+        line |= {"message": redact(record.getMessage()), **getattr(record, "facts", {})}
         if record.exc_info:
             line["traceback"] = redact(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False, default=str)
@@ -183,11 +177,7 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str | None = None, json_lines: bool = False, quiet: bool = False) -> None:
-    """Print log lines of this level and above on stderr.
-
-    Raises:
-        UsageError: there is no such level.
-    """
+    """Print log lines of this level and above on stderr; UsageError if there is no such level."""
     global as_json
     check_choice("--log-level", level or "info", LEVELS)
     as_json = json_lines
@@ -202,3 +192,93 @@ def set_up_logs(level: str | None = None, json_lines: bool = False, quiet: bool 
 def log(level: int, message: str, **facts: Any) -> None:
     """Log a message with facts, which only JSON shows."""
     logger.log(level, message, extra={"facts": facts})
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    quiet: bool = False,
+    print_report: bool = False,
+    on_result: Callable[[Result], None] = lambda result: None,
+    verdict: Callable[[], str] = lambda: "",
+) -> int:
+    """Run to the end, then print the report on stderr. A signal ends a live source.
+
+    After an error or Ctrl-C, print a summary of what was done and the paths of the outputs, and re-raise the exception.
+    If the reader of stdout has gone, print only the paths.
+
+    Args:
+        quiet: print neither report nor progress.
+        print_report: also print the report as JSON on stdout.
+        verdict: makes one more line to print below the report.
+
+    Returns:
+        the exit code: PARTIAL if some of several inputs could not be read.
+    """
+    interrupts.main_thread_writes = pipeline.settings.show
+    results = iter(pipeline)
+    ended: BaseException | None = None
+    try:
+        with pipeline, _bar(pipeline.sources, quiet, False if as_json else None) as bar:
+            try:
+                stop_if_interrupted()
+                for result in results:
+                    stop_if_interrupted()
+                    on_result(result)
+                    bar.advance()
+            except BaseException as error:
+                results.throw(error)  # so that the run itself ends, and its report names the error
+    except BaseException as error:
+        ended = error
+        raise
+    finally:
+        report = pipeline.report
+        live = any(source.info.live for source in pipeline.sources) and report.frames > 0
+        interrupts.ends_normally = live and isinstance(ended, KeyboardInterrupt)
+        if ended is None or interrupts.ends_normally:
+            lines = [report.table(), verdict()]
+        else:
+            summary = report.summary() if report.frames and not isinstance(ended, ReaderGone) else ""
+            lines = [summary, *(f"wrote    {path}" for path in report.outputs)]
+        lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
+        if as_json:
+            for text in report.warnings:
+                log(logging.WARNING, text)
+            facts = {name: getattr(report, name) for name in ("frames", "seconds", "fps", "detections", "unreadable")}
+            log(logging.INFO, report.summary(), event="end", **facts, folder=pipeline.folder and str(pipeline.folder))
+        elif not quiet and any(lines):
+            stderr().print(without_controls("\n".join(filter(None, lines))), markup=False)
+        if print_report:
+            typer.echo(report.to_json())
+    return PARTIAL if report.unreadable else 0
+
+
+def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> int:
+    """Run a fleet to the end, then print its report on stderr; the exit code, as of `run`."""
+    try:
+        with _bar([], quiet) as bar:
+            report = fleet.run(bar.reach)
+    finally:
+        done = fleet.report
+        if done is not None and not quiet and (done.frames or fleet.folder):
+            lines = [done.table(), *([f"wrote    {fleet.folder}"] if fleet.folder else [])]
+            stderr().print(without_controls("\n".join(lines)), markup=False)
+    if print_report:
+        typer.echo(report.to_json())
+    if report.errors:
+        raise report.failure()
+    return PARTIAL if report.unreadable else 0
+
+
+def _bar(sources: Sequence[Source], quiet: bool, bar: bool | None = None) -> Bar:
+    from framefuse.report.bar import Bar
+
+    terminal = stderr()
+
+    def line(text: str, **facts: float) -> None:
+        if as_json:
+            log(logging.INFO, text, event="progress", **facts)
+        else:
+            terminal.print(text, markup=False)
+
+    return Bar([source.info for source in sources], terminal, shown=not quiet, line=line, bar=bar)

@@ -52,11 +52,7 @@ def _on_signal(number: int, frame: object) -> None:
     _signals += 1
     if _signals == 1:
         raise KeyboardInterrupt
-    if _signals > 2 or _waits_for_engine():
-        os._exit(INTERRUPTED)
-
-
-def _waits_for_engine() -> bool:
-    """Whether the thread that writes the outputs has ended, and the one that runs the model has not."""
     names = {thread.name for thread in threading.enumerate()}
-    return "ff-program" in names and "ff-write" not in names and not main_thread_writes
+    # Only the engine is waited for if the thread that writes the outputs has ended, and the one of the model has not.
+    if _signals > 2 or ("ff-program" in names and "ff-write" not in names and not main_thread_writes):
+        os._exit(INTERRUPTED)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import LEVELS, set_up_logs
+from framefuse.cli.console import LEVELS, run, run_fleet, set_up_logs
 from framefuse.cli.mistakes import is_media
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
 from framefuse.config import load_settings
@@ -66,7 +66,6 @@ def predict(
             raise UsageError("--gpus writes files, so it excludes --stdout", remedy="leave one of them out")
         if effective.settings.device not in ("auto", "cuda"):
             raise UsageError(f"--gpus and --device {effective.settings.device} conflict", remedy="leave one out")
-        from framefuse.cli.run import run_fleet
         from framefuse.fleet.fleet import Fleet, parse_devices
         from framefuse.runtime.choices import check_cuda
 
@@ -80,7 +79,6 @@ def predict(
         fleet = Fleet(chosen, chosen_model, devices=devices, settings=effective.settings)
         return run_fleet(fleet, quiet=quiet, print_report=print_report)
 
-    from framefuse.cli.run import run
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.records import to_json
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from framefuse.cli.console import check_choice, counter, print_table, stderr, write_out
-from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.common.files import Files
 from framefuse.common.text import counted, on_one_line
 from framefuse.config import Settings, load_settings
 from framefuse.errors import UsageError
 
 if TYPE_CHECKING:
-    from framefuse.lab.sweep.grid import Choice
+    from framefuse.lab.sweep.record import Choice
     from framefuse.lab.sweep.replay import Numbers
 
 DEFAULTS: Final[Mapping[str, Any]] = {"project": "runs/sweep", "name": "sweep"}
@@ -43,21 +43,14 @@ def sweep(
     inputs: Annotated[
         list[str], typer.Argument(metavar="FILE... MODEL", help="videos, folders, synthetic://..., then the model")
     ],
-    grid: Annotated[
-        Path | None, typer.Option("--grid", "-g", metavar="FILE", help="YAML file of lines 'field: [value, value]'")
-    ] = None,
-    short: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="a track that lasts less is a false start")
-    ] = 0.5,
-    by: Annotated[
-        str | None, typer.Option("--by", metavar="COLUMN", help="sort by a column and choose the first; default: hota")
-    ] = None,
-    choose: Annotated[int | None, typer.Option(min=1, metavar="N", help="choose this setting")] = None,
+    grid: Annotated[Path | None, option("FILE", "YAML file of lines 'field: [value, value]'", "--grid", "-g")] = None,
+    short: Annotated[float, option("SECONDS", "a track that lasts less is a false start", min=0)] = 0.5,
+    by: Annotated[str | None, option("COLUMN", "sort by a column and choose the first; default: hota")] = None,
+    choose: Annotated[int | None, option("N", "choose this setting", min=1)] = None,
     compare: Annotated[
-        tuple[int, int] | None,
-        typer.Option("--compare", metavar="A B", help="settings whose tracks to compare (default: 1 and the chosen)"),
+        tuple[int, int] | None, option("A B", "settings whose tracks to compare (default: 1 and the chosen)")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, metavar="N", help="rows to print; sweep.csv has all")] = 20,
+    rows: Annotated[int, option("N", "rows to print; sweep.csv has all", min=1)] = 20,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print all rows as JSON on stdout")] = False,
     quiet: Quiet = False,
@@ -69,9 +62,9 @@ def sweep(
     --classes "car,person;car". Every combination is a setting.
     """
     from framefuse.lab.evaluation.data import sequences_in
-    from framefuse.lab.sweep import grid as grids
     from framefuse.lab.sweep import page
-    from framefuse.lab.sweep.record import record
+    from framefuse.lab.sweep.record import FIELDS as SWEPT
+    from framefuse.lab.sweep.record import choices, read_grid, record
     from framefuse.lab.sweep.replay import places_of, replay
     from framefuse.models import find_model
     from framefuse.models.card import read_card
@@ -81,22 +74,21 @@ def sweep(
     if len(inputs) < 2:
         example = "framefuse sweep video.mp4 model.onnx --conf 0.2,0.4"
         raise UsageError("a sweep needs a video and a model", remedy=example)
-    fixed = {field: value for field, value in given.items() if field not in grids.FIELDS}
+    fixed = {field: value for field, value in given.items() if field not in SWEPT}
     base = load_settings(config, None, fixed, defaults=DEFAULTS, environment=os.environ).settings
-    values = grids.read_grid(grid, {field: value for field, value in given.items() if field in grids.FIELDS})
+    values = read_grid(grid, {field: value for field, value in given.items() if field in SWEPT})
     card = read_card(find_model(inputs[-1]))
-    every = grids.choices(values, base, card)
+    every = choices(values, base, card)
     places_of(every, card)  # so that a wrong file ends the sweep before the model runs
     if by := by and by.replace("-", "_").replace(" ", "_"):
         check_choice("--by", by, (*HIGHER, *LOWER))
-    for option, number in (("--choose", choose), *(("--compare", number) for number in compare or ())):
+    for name, number in (("--choose", choose), *(("--compare", number) for number in compare or ())):
         if number is not None and not 1 <= number <= len(every):
-            raise UsageError(f"{option} is {number}", remedy=f"the grid has settings 1 to {len(every)}")
-    sources = [
-        path
-        for item in inputs[:-1]
-        for path in ([item] if "://" in item else list(map(str, sequences_in(Path(item)))) or videos_in(item))
+            raise UsageError(f"{name} is {number}", remedy=f"the grid has settings 1 to {len(every)}")
+    videos = [
+        [item] if "://" in item else list(map(str, sequences_in(Path(item)))) or videos_in(item) for item in inputs[:-1]
     ]
+    sources = [path for paths in videos for path in paths]
     read = Files(map(Path, (*sources, card.path, *filter(None, (grid, config, *values.get("zones", ()))))))
     with run_folder(base.project, base.name, base.exist_ok) as folder:
         table_file, page_file, yaml_file = (output_path(folder, name, read) for name in FILES)
@@ -111,10 +103,8 @@ def sweep(
             numbers, trackings = replay(recordings, every, card, short=short, on_choice=count)
         notes.append(f"{counted(len(every), 'setting')} in {perf_counter() - started:.2f} s")
         if trackings:
-            notes.append(
-                f"{counted(len(trackings), 'tracking')} computed, {min(trackings):.2f} to {max(trackings):.2f} s each: "
-                "settings that differ only in conf or zones share one"
-            )
+            how = f"{counted(len(trackings), 'tracking')} computed, {min(trackings):.2f} to {max(trackings):.2f} s each"
+            notes.append(f"{how}: settings that differ only in conf or zones share one")
         columns = list(dict.fromkeys(name for one in numbers for name in one))
         by = by or ("hota" if "hota" in columns else None)
         found = list(zip(every, numbers, strict=True))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import counter, stderr
+from framefuse.cli.console import counter, run, stderr
 from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
 from framefuse.common.text import counted
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from framefuse.prediction import Result
     from framefuse.world import World
 
-DEFAULTS: Final[Mapping[str, Any]] = {
-    "project": "runs/demo",
-    "name": "demo",
-    **dict.fromkeys(("save", "save_txt", "save_json", "save_jsonl", "save_csv"), True),
-}
+SAVED: Final = "save", "save_txt", "save_json", "save_jsonl", "save_csv"
+DEFAULTS: Final[Mapping[str, Any]] = {"project": "runs/demo", "name": "demo", **dict.fromkeys(SAVED, True)}
 MODEL: Final = "scout-n"
 SCENE: Final = "synthetic://street?seed=9&size=1280x720&split=test"
 """Textures, shapes and movements that the model has never seen."""
@@ -91,19 +88,9 @@ def write_clip(
             raise SinkError(f"{path} already exists", remedy="choose another --out, or remove the file")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        width, height = world.size
-        encoding = Encoding(
-            encoder="libx264",
-            options={"crf": "18", "preset": "veryfast"},
-            width=width,
-            height=height,
-            threads=0,
-            time_base=1 / world.fps,
-            rate=world.fps,
-            matrix="bt709",
-            full_range=False,
-            sample_aspect_ratio=Fraction(1),
-        )
+        options = {"crf": "18", "preset": "veryfast"}
+        colour: dict[str, Any] = {"matrix": "bt709", "full_range": False, "sample_aspect_ratio": Fraction(1)}
+        encoding = Encoding("libx264", options, 0, 1 / world.fps, world.fps, *world.size, **colour)
         file = Mp4File(video, encoding, title=SYNTHETIC_TITLE)
         try:
             with CocoTruth(truth, world, stem) as coco:
@@ -130,9 +117,7 @@ def write_clip(
 
 @with_fields
 def demo(
-    frames: Annotated[
-        int, option("N", f"length of the clip in frames (default: {FRAMES})", min=1, show_default=False)
-    ] = FRAMES,
+    frames: Annotated[int, option("N", "length of the clip in frames", min=1)] = FRAMES,
     config: ConfigFile = None,
     preset: Preset = None,
     print_report: PrintReport = False,
@@ -142,7 +127,6 @@ def demo(
     """Generate a clip of a street, detect the objects in it, and compare with the ground truth."""
     settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings
 
-    from framefuse.cli.run import run
     from framefuse.lab.evaluation import open_data
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.run_folder import make_run_folder
@@ -159,11 +143,10 @@ def demo(
     run(pipeline, quiet=quiet, print_report=print_report, on_result=score.add, verdict=score.sentence)
     least = required(frames, settings)
     if score.precision < least["precision"] or score.recall < least["recall"]:
-        raise QualityError(
-            f"the detections do not match the clip: precision {score.precision:.3f}, recall {score.recall:.3f}; "
-            f"expected at least {least['precision']:.3f} and {least['recall']:.3f}",
-            remedy="run 'framefuse doctor', which tests every part by itself",
-        )
+        found = f"precision {score.precision:.3f}, recall {score.recall:.3f}"
+        expected = f"{least['precision']:.3f} and {least['recall']:.3f}"
+        why = f"the detections do not match the clip: {found}; expected at least {expected}"
+        raise QualityError(why, remedy="run 'framefuse doctor', which tests every part by itself")
     return 0
 
 

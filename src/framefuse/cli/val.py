@@ -1,4 +1,6 @@
-"""framefuse val: accuracy of models, engines and precisions on data with ground truth."""
+"""framefuse val: accuracy of models, engines and precisions on data with ground truth. framefuse parity: pixels and
+boxes of every engine, stage by stage, against the reference and ultralytics.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import counter, print_table, stderr
+from framefuse.cli.console import check_out, counter, print_table, progress_printer, stderr, write_out
 from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.common.files import Files
 from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
-from framefuse.errors import FramefuseError, UsageError
+from framefuse.errors import CapabilityError, FramefuseError, QualityError, UsageError
 
 if TYPE_CHECKING:
-    from framefuse.lab.evaluation.compare import Row, Wanted
     from framefuse.lab.evaluation.dataset import Dataset
+    from framefuse.lab.evaluation.scores import Row, Wanted
 
 DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "name": "val"}
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
     *("conf", "iou", "max_det", "classes", "agnostic_nms", "tiles", "tiles_whole", "target_fps"),
     *("roi", "stereo", "track", "track_high", "track_low", "track_new", "track_buffer", "track_match"),
-    *("track_confirm", "track_agnostic"),
-    *("decode_threads", "queue", "project", "name", "exist_ok"),
+    *("track_confirm", "track_agnostic", "decode_threads", "queue", "project", "name", "exist_ok"),
 )
+OF_PARITY = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb", "start", "end")
+PAGES = (".html", ".md", ".json")
 
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
@@ -38,17 +41,10 @@ def val(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models")],
     data: Annotated[
         list[str],
-        option(
-            "DATA",
-            "annotations.json (COCO), synthetic://street?split=test, or MOT17-02 (MOTChallenge); may be repeated",
-            "--data",
-            "-d",
-        ),
+        option("DATA", "COCO file, synthetic://street?split=test, MOTChallenge folder; repeatable", "--data", "-d"),
     ],
     images: Annotated[Path | None, option("PATH", "folder or video of the COCO file (default: next to it)")] = None,
-    limit: Annotated[
-        int | None, option("N", "use at most N frames, evenly spaced; the first with --track", min=1)
-    ] = None,
+    limit: Annotated[int | None, option("N", "at most N frames, evenly spaced; the first with --track", min=1)] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,
     quiet: Quiet = False,
@@ -59,7 +55,7 @@ def val(
     load = partial(load_settings, config, None, given, environment=os.environ)
     settings = load(defaults=DEFAULTS).settings
     if settings.track:
-        from framefuse.lab.evaluation.validate import TRACK_DEFAULTS
+        from framefuse.lab.evaluation import TRACK_DEFAULTS
 
         settings = load(defaults={**DEFAULTS, **TRACK_DEFAULTS}).settings
     engines, precisions = engines or [settings.engine], precisions or [settings.precision]
@@ -67,7 +63,7 @@ def val(
         load_settings(None, None, {"precision": precision})
 
     from framefuse.lab.evaluation import open_data
-    from framefuse.lab.evaluation.compare import FILES, Row, Wanted, class_table, save, table, to_json
+    from framefuse.lab.evaluation.scores import FILES, Row, Wanted, class_table, save, table, to_json
     from framefuse.sinks.run_folder import output_path, run_folder
 
     opened = open_data(data, images)
@@ -138,3 +134,53 @@ def _run(row: Row, data: Dataset, settings: Any, limit: int | None, quiet: bool)
         except FramefuseError as error:
             return replace(row, error=error)
     return replace(row, scores=scores)
+
+
+@partial(with_fields, fields=OF_PARITY, defaults={})
+def parity(
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
+    source: Annotated[str | None, option("SOURCE", "video to compare on (default: a generated clip)")] = None,
+    engine: Annotated[str | None, option("NAME,..", "engines (default: all that are installed)")] = None,
+    precision: Annotated[str, option("NAME,..", "precisions to compare for each engine")] = "auto",
+    frames: Annotated[int, option("N", "frames to compare, spread over the source", min=1)] = 4,
+    peer_python: Annotated[Path | None, option("PYTHON", "Python with ultralytics (AGPL), to compare with too")] = None,
+    out: Annotated[Path | None, option("FILE", "write the certificate: .html, .md or .json")] = None,
+    config: ConfigFile = None,
+    print_json: Annotated[bool, typer.Option("--json", help="print the certificate as JSON on stdout")] = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> int:
+    """Certify pixels and boxes from compressed video to result, and name the stage where a difference starts."""
+    if out is not None and out.suffix not in PAGES:
+        raise UsageError(f"--out {str(out)!r} does not end in {', '.join(PAGES)}", remedy="use --out parity.html")
+    settings = load_settings(config, None, given, environment=os.environ).settings
+    check_out(out, model, source, config)
+
+    from framefuse.lab.parity import certify
+    from framefuse.lab.parity.report import LEGEND, head, verdict
+
+    say = progress_printer(quiet)
+    named = [] if engine is None else engine.split(",")
+    what: dict[str, Any] = {"engines": named or None, "precisions": precision.split(","), "frames": frames}
+    certificate = certify(model, source, peer_python=peer_python, settings=settings, say=say, **what)
+    if print_json:
+        typer.echo(certificate.to_json())
+    elif not quiet:
+        typer.echo(f"{head(certificate)}\n")
+        print_table(("", "stage", "found", "limit", ""), certificate.table())
+        typer.echo(f"\n{LEGEND}\n")
+        typer.echo("\n".join(certificate.summary()))
+    if out is not None:
+        page = {".html": certificate.html, ".md": certificate.markdown, ".json": certificate.to_json}[out.suffix]()
+        write_out(out, page)
+        say(f"wrote {out}")
+    ran = {one.name for one in certificate.engines if not one.absent}
+    absent = (one for one in certificate.engines if one.name not in ran and (one.name in named or not ran))
+    wrong = any(one.verdict == "outside" for one in certificate.engines if not one.absent)
+    if (missing := next(absent, None)) and not wrong:  # an engine that is outside the limits is more important
+        raise CapabilityError(f"{missing.name} was not compared: {missing.absent}", remedy="run 'framefuse doctor'")
+    if (end := verdict(certificate)) != "CERTIFIED":
+        outside = [line for line in certificate.summary()[:-1] if "outside the limits" in line]
+        why = outside[0] if outside else end.removeprefix("NOT CERTIFIED: ")
+        raise QualityError(f"{certificate.model} is not certified: {why}", remedy="see the table")
+    return 0

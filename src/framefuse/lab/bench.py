@@ -23,18 +23,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import (
-    Device,
-    DeviceExecution,
-    Engine,
-    EngineOptions,
-    Precision,
-    RequestPool,
-    Slot,
-    engine_names,
-    open_engine,
-)
-from framefuse.engines.requests import capture, device_request_pool
+from framefuse.engines import Device, DeviceExecution, Engine, EngineOptions, Precision, engine_names, open_engine
+from framefuse.engines.requests import RequestPool, Slot, capture, device_request_pool
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
 from framefuse.lab.building import usable_device
 from framefuse.models import find_model
@@ -143,11 +133,7 @@ class BenchReport:
         return header, lines
 
     def check(self, engines: Sequence[str] = ()) -> None:
-        """Check that every engine in `engines` was measured, and at least one engine in all.
-
-        Raises:
-            CapabilityError: one was not; the message says why.
-        """
+        """Raise CapabilityError, with the reason, if one of `engines` was not measured, or none at all."""
         ran = {row.engine for row in self.rows if row.wall is not None}
         for name in engines:
             if name not in ran:
@@ -304,9 +290,9 @@ def _open(
 
 
 def on_device(execution: DeviceExecution) -> Callable[[], float]:
-    """A function that runs the model on GPU memory and returns milliseconds by the GPU's clock.
+    """Runs the model on GPU memory, on noise, as zeros can be faster: milliseconds by the GPU's clock.
 
-    The execution must outlive that function. The input is noise, because zeros can run faster.
+    The execution must outlive the function that is returned.
     """
     from framefuse.cuda import device
 

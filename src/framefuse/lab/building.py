@@ -7,11 +7,17 @@
 The output is an ONNX file, which every engine reads. Its metadata hold the profile of shapes, which `open_engine`
 enforces for every engine. A TensorRT plan goes into the cache, where the engine finds it; TensorRT for RTX builds it
 without a GPU.
+
+    export_model("torchvision:lraspp_mobilenet_v3_large") -> lraspp_mobilenet_v3_large.onnx and .yaml
+
+Only networks that end in a tensor or in a dictionary with the entry `out`, as torchvision's segmenters do, can be
+exported so; detectors that give lists of boxes have exporters of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import tempfile
 import time
 import warnings
@@ -20,11 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import yaml
+
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.cache import write_atomically
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
-from framefuse.errors import FramefuseError, ModelError, SinkError, UsageError
+from framefuse.errors import CapabilityError, CardError, FramefuseError, ModelError, SinkError, UsageError
 from framefuse.models import find_model
+from framefuse.models.card import Card, read_card
 from framefuse.models.onnx_file import is_quantised, load_onnx, read_onnx
 from framefuse.runtime.choices import select
 
@@ -90,7 +99,9 @@ def build_engine(
     for what, value, known in (("precision", precision, get_args(Precision)), ("device", device, get_args(Device))):
         if value not in known:
             raise UsageError(f"{what} {value!r} is not one of {', '.join(known)}")
-    if not _is_module(model) and not isinstance(model, str | Path):
+    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__}  # without importing PyTorch
+    is_module = "torch.nn.modules.module.Module" in kinds
+    if not is_module and not isinstance(model, str | Path):
         raise UsageError(f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file or a model name")
     if output is not None and not isinstance(output, str | Path):
         raise UsageError(f"output is a {type(output).__name__}", remedy="pass the path of the file to write")
@@ -106,23 +117,29 @@ def build_engine(
         backend, choice = find_backend(engine), f"engine {engine}: as asked"
         check_capabilities(backend, device, precision)
     name, reasons = backend.name, [choice]
-    target = _target(model, output, precision)
+    stem = type(model).__name__.lower() if is_module else Path(model).stem
+    target = Path(f"{stem}-{precision if precision != 'auto' else 'built'}.onnx" if output is None else output)
     if target.suffix != ".onnx":
         raise UsageError(f"output {str(output)!r} is not named .onnx", remedy="name it NAME.onnx")
     if target.exists() and not exist_ok:
         raise UsageError(f"{target} exists", remedy="choose another output, or pass exist_ok=True")
-    if isinstance(model, str | Path) and target.exists() and Path(model).exists() and target.samefile(model):
+    if not is_module and target.exists() and Path(model).exists() and target.samefile(model):
         raise UsageError(f"output {target} is the model itself", remedy="choose another output")
-    quantised = precision == "int8" and not _is_module(model) and is_quantised(find_model(model))
+    quantised = precision == "int8" and not is_module and is_quantised(find_model(model))
     if precision == "int8" and calib is None and not quantised:
         raise UsageError("int8 needs frames to calibrate with", remedy="pass calib: images or a video of its use")
     card = target.with_suffix(".yaml")
     before = {path: path.read_bytes() if path.is_file() else None for path in (target, card)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        if _is_module(model):
+        if is_module:
             say(f"exporting {type(model).__name__} to ONNX")
-            export_onnx(model, path, profile)
+            free = {number: axis for number, axis in enumerate(AXES) if profile.min[number] != profile.max[number]}
+            try:
+                _trace(model, path, profile.opt, free)
+            except Exception as error:  # whatever the module's own code or the exporter raises
+                message = f"PyTorch cannot export {type(model).__name__} at {profile.opt}: {_first_line(error)[:300]}"
+                raise ModelError(message, remedy="export it to ONNX yourself") from error
             reasons.append(f"exported from PyTorch, opset {OPSET}")
         else:
             import onnx
@@ -162,38 +179,92 @@ def build_engine(
             real, more = _run_once(name, target, profile, EngineOptions(device, precision))
     except BaseException:
         for place, content in before.items():
-            if content is None:
-                place.unlink(missing_ok=True)
-            else:  # restore the previous file
+            place.unlink(missing_ok=True)
+            if content is not None:  # restore the previous file
                 place.write_bytes(content)
         raise
-    return BuiltEngine(
-        target, name, device, real, profile, target.stat().st_size, time.perf_counter() - started, [*reasons, *more]
-    )
+    size, seconds = target.stat().st_size, time.perf_counter() - started
+    return BuiltEngine(target, name, device, real, profile, size, seconds, [*reasons, *more])
 
 
-def export_onnx(module: Any, path: Path, profile: Profile) -> None:
-    """Write an `nn.Module` as ONNX; axes that vary in the profile are dynamic.
+def export_model(
+    network: str,
+    *,
+    weights: str | None = None,
+    imgsz: tuple[int, int] = (640, 640),
+    names: Sequence[str] | None = None,
+    out: Path | None = None,
+) -> tuple[Path, Card | CardError]:
+    """Write a network as ONNX with a free batch size, and its card beside it.
+
+    Args:
+        network: torchvision:NAME; PACKAGE.MODULE:FUNCTION, a function without arguments that returns a torch.nn.Module;
+            or a TorchScript file.
+        weights: file of a state dictionary; "none": as initialised; default: those that the network comes with, which
+            torchvision downloads.
+        imgsz: height and width of the input, in pixels.
+        names: class names; default: those of torchvision's weights.
+        out: default: NAME.onnx in the current folder.
+
+    Returns:
+        The file, and its card, or why it needs more in the card before it can be used.
 
     Raises:
-        ModelError: PyTorch cannot export it.
+        CapabilityError: PyTorch or torchvision is not installed.
+        UsageError: there is no such network or file, or `out` exists.
+        ModelError: the network cannot be exported.
     """
+    try:
+        import torch
+    except ImportError as error:
+        raise CapabilityError("export needs PyTorch", remedy="pip install 'framefuse[torch]'") from error
+    place, _, name = network.rpartition(":")
+    path = out or Path(f"{(name if place else Path(network).stem).rpartition('.')[2]}.onnx")
+    if path.exists():
+        raise UsageError(f"{path} exists", remedy="choose another --out")
+    facts: dict[str, Any] = {"imgsz": list(imgsz)}
+    if place == "torchvision":
+        module, found = _of_torchvision(name, weights)
+        facts |= found
+    else:
+        module = _of_program(place, name) if place else _of_file(torch, Path(network))
+    if weights not in (None, "none"):
+        module.load_state_dict(torch.load(str(weights), map_location="cpu", weights_only=True))
+    try:
+        if not isinstance(module, torch.jit.ScriptModule):
+            module.register_forward_hook(_one_output)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            written = Path(scratch, path.name)
+            _trace(module, written, (1, 3, *imgsz), {0: "batch"}, ["output"])
+            written.replace(path)
+    except Exception as error:  # almost any: the network's own code runs
+        remedy = "a network takes images (batch, 3, height, width) and returns a tensor, or a dictionary with `out`"
+        raise ModelError(f"{network} cannot be exported: {_first_line(error)}", remedy=remedy) from error
+    if names:
+        facts["names"] = list(names)
+    path.with_suffix(".yaml").write_text(yaml.safe_dump(facts, sort_keys=False), encoding="utf-8")
+    try:
+        return path, read_card(path)
+    except CardError as error:
+        return path, error
+
+
+def _trace(module: Any, path: Path, shape: Sequence[int], free: Mapping[int, str], names: Sequence[str] = ()) -> None:
+    """Write a network of PyTorch as ONNX with these outputs, or all that it has; the axes `free` are dynamic."""
     import torch
 
-    free = {number: axis for number, axis in enumerate(AXES) if profile.min[number] != profile.max[number]}
-    example = torch.zeros(profile.opt)
-    was_training = module.training
-    parameter = next(module.parameters(), None)
+    example, was_training, parameter = torch.zeros(*shape), module.training, next(module.parameters(), None)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch addresses them to exporter developers
             module.eval()
             if parameter is not None:
                 example = example.to(parameter.device, parameter.dtype)
-            outputs = module(example)
-            values = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-            count = sum(isinstance(value, torch.Tensor) for value in values)
-            names = [f"output{number}" for number in range(count)]
+            if not names:
+                outputs = module(example)
+                values = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+                count = sum(isinstance(value, torch.Tensor) for value in values)
+                names = [f"output{number}" for number in range(count)]
             axes: dict[str, Any] = {"images": free} if free else {}
             if 0 in free:
                 axes |= {name: {0: "batch"} for name in names}
@@ -201,19 +272,12 @@ def export_onnx(module: Any, path: Path, profile: Profile) -> None:
                 module, (example,), str(path), opset_version=OPSET, input_names=["images"], output_names=names,
                 dynamic_axes=axes, dynamo=False,
             )  # fmt: skip
-    except Exception as error:  # whatever the module's own code or the exporter raises
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        message = f"PyTorch cannot export {type(module).__name__} at {profile.opt}: {first}"
-        raise ModelError(message, remedy="export it to ONNX yourself") from error
     finally:
         module.train(was_training)
 
 
-def _is_module(model: Any) -> bool:
-    """Whether it is a PyTorch module, found out without importing PyTorch."""
-    return any(
-        f"{kind.__module__}.{kind.__qualname__}" == "torch.nn.modules.module.Module" for kind in type(model).__mro__
-    )
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def usable_device() -> Device:
@@ -224,13 +288,6 @@ def usable_device() -> Device:
         device.cupy()
         return "cuda"
     return "cpu"
-
-
-def _target(model: Any, output: str | Path | None, precision: str) -> Path:
-    if output is not None:
-        return Path(output)
-    stem = type(model).__name__.lower() if _is_module(model) else Path(model).stem
-    return Path(f"{stem}-{precision if precision != 'auto' else 'built'}.onnx")
 
 
 def _check_sizes(path: Path, profile: Profile) -> None:
@@ -283,3 +340,51 @@ def _run_once(name: str, path: Path, profile: Profile, options: EngineOptions) -
         pool.release(slot)
         pool.close()
         return built.precision, list(built.reasons)
+
+
+def _of_torchvision(name: str, weights: str | None) -> tuple[Any, dict[str, Any]]:
+    """A network of torchvision, and what its weights say about it."""
+    try:
+        from torchvision import models
+    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another PyTorch
+        raise CapabilityError(f"torchvision cannot be used: {error}", remedy="pip install torchvision") from error
+    if name not in models.list_models(models.segmentation):
+        known = ", ".join(models.list_models(models.segmentation))
+        remedy = f"export one of {known}; detectors and classifiers of torchvision are not supported"
+        raise UsageError(f"torchvision has no segmenter {name!r}", remedy=remedy)
+    chosen = models.get_model_weights(name).DEFAULT
+    steps, labels = chosen.transforms(), chosen.meta["categories"]
+    module = models.get_model(name, weights=chosen if weights is None else None, weights_backbone=None)
+    grey = {key: [round(255 * value, 6) for value in getattr(steps, key)] for key in ("mean", "std")}
+    return module, {"task": "semantic", "names": list(labels), "fit": "stretch", "interpolation": "antialias", **grey}
+
+
+def _of_program(place: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(place), name)()
+    except (ImportError, AttributeError, TypeError) as error:
+        remedy = "name a function without arguments, as PACKAGE.MODULE:FUNCTION, that can be imported from here"
+        raise UsageError(f"{place}:{name} gives no network: {error}", remedy=remedy) from error
+
+
+def _of_file(torch: Any, path: Path) -> Any:
+    if not path.is_file():
+        message = f"there is no file {path}"
+        raise UsageError(message, remedy="pass torchvision:NAME, PACKAGE.MODULE:FUNCTION or a TorchScript file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript is deprecated, but the files are there
+            return torch.jit.load(str(path), map_location="cpu").eval()
+    except RuntimeError:
+        read_card(path)  # says what the file is, and how it is exported
+        raise ModelError(f"{path} is not TorchScript", remedy="pass a file that torch.jit.save has written") from None
+
+
+def _one_output(module: Any, given: Any, found: Any) -> Any:
+    """A hook that leaves only the entry `out` of the outputs of a network."""
+    import torch
+
+    found = found.get("out") if isinstance(found, dict) else found
+    if not isinstance(found, torch.Tensor):
+        raise TypeError("it does not return one tensor")
+    return found

@@ -87,7 +87,10 @@ def checks() -> Iterator[Check]:
     yield _of_gpu(_try("cuda", _cuda), driver)
     yield _of_gpu(_try("nvdec", _nvdec), driver)
     yield _of_gpu(_try("nvenc", _nvenc), driver)
-    yield Check("device auto", "PASS", _device_auto())
+    from framefuse.runtime.choices import choose_device
+
+    chosen = choose_device(settings_from({}), lambda backend: None)[1]  # for a model that every engine can run
+    yield Check("device auto", "PASS", chosen.removeprefix("device "))
 
 
 def _plug_in(name: str) -> str:
@@ -230,13 +233,6 @@ def _cuda() -> str:
         f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free, CUDA runtime {device.version(runtime.runtimeGetVersion())}, "
         f"driver for {device.version(runtime.driverGetVersion())}, NVRTC {compiler}, CuPy {cp.__version__}"
     )
-
-
-def _device_auto() -> str:
-    """What auto chooses for a model that every engine can run."""
-    from framefuse.runtime.choices import choose_device
-
-    return choose_device(settings_from({}), lambda backend: None)[1].removeprefix("device ")
 
 
 def _nvenc() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,11 @@ from framefuse.world.world import World
 
 
 class CocoTruth:
-    """Writes a COCO instances file. Category ids are class ids + 1, as many tools
-    read 0 as no object. In addition to COCO's keys, annotations have `track_id`
-    and `visibility`, images `frame`, `seconds` and `complexity`. Objects in `Truth.ignored` have `iscrowd` 1, so that
-    evaluation counts them neither as missed nor as false detections. Segmentations are uncompressed RLE. In the scene
-    bodies, each person is followed by its parts, as categories whose `supercategory` is person.
+    """Writes a COCO instances file. Category ids are class ids + 1, as many tools read 0 as no object. In addition to
+    COCO's keys, annotations have `track_id` and `visibility`, images `frame`, `seconds` and `complexity`. Objects in
+    `Truth.ignored` have `iscrowd` 1, so that evaluation counts them neither as missed nor as false detections.
+    Segmentations are uncompressed RLE. In the scene bodies, each person is followed by its parts, as categories whose
+    `supercategory` is person.
 
     The file is complete after `close`; a frame that was not added has no image row. If the disk is full, `close` drops
     the last frames to make space for the end of the file, and raises the error.
@@ -46,39 +45,26 @@ class CocoTruth:
         """Add one frame."""
         height, width = snapshot.truth.instances.shape
         image_id = len(self._images) + 1
-        image = {
-            "id": image_id,
-            "file_name": f"{self._stem}_{snapshot.index}.png",
-            "width": width,
-            "height": height,
-            "frame": snapshot.index,
-            "seconds": float(snapshot.index / self._world.fps),
-            "complexity": round(snapshot.truth.complexity, 4),
-        }
+        image: dict[str, Any] = {"id": image_id, "file_name": f"{self._stem}_{snapshot.index}.png"}
+        image |= {"width": width, "height": height, "frame": snapshot.index}
+        seconds, complexity = float(snapshot.index / self._world.fps), round(snapshot.truth.complexity, 4)
         rows = []
         for row in rows_of(snapshot, parts=self._world.scene == "bodies"):
             start = ",\n" if self._count else "\n"
             self._count += 1
             rows.append(start + json.dumps({"id": self._count, "image_id": image_id, **row}, allow_nan=False))
         self._append("".join(rows))
-        self._images.append(json.dumps(image))
+        self._images.append(json.dumps({**image, "seconds": seconds, "complexity": complexity}))
 
     def _append(self, text: str) -> None:
-        """
-        Raises:
-            OSError: the disk is full.
-        """
+        """Raises OSError if the disk is full."""
         data = memoryview(text.encode())
         while data:
             data = data[self._file.write(data) :]
         self._ends.append(self._file.tell())
 
     def close(self) -> None:
-        """May be called twice.
-
-        Raises:
-            OSError: the last frames did not fit.
-        """
+        """May be called twice; OSError if the last frames did not fit."""
         if self._file.closed:
             return
         failure: OSError | None = None
@@ -97,65 +83,36 @@ class CocoTruth:
     def __enter__(self) -> CocoTruth:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
 def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
-    """COCO annotations of one frame, without `id` and `image_id`.
-
-    Args:
-        parts: whether each object is followed by its parts, which `Truth.class_mask` contains.
-    """
+    """COCO annotations of one frame, without `id` and `image_id`; with `parts`, each object is followed by its own."""
     truth = snapshot.truth
     for row, (x1, y1, x2, y2) in enumerate(truth.boxes.astype(int).tolist()):
         window = slice(y1, y2), slice(x1, x2)
         seen = truth.instances[window] == row + 1
-        track, ignored = int(truth.track_id[row]), int(truth.ignored[row])
-        yield {
-            "category_id": int(truth.class_id[row]) + 1,
-            **_outline(seen, (x1, y1), truth.instances.shape),
-            "iscrowd": ignored,
-            "track_id": track,
-            "visibility": round(float(truth.visibility[row]), 4),
-        }
+        facts = {"iscrowd": int(truth.ignored[row]), "track_id": int(truth.track_id[row])}
+        own, outline = int(truth.class_id[row]) + 1, _outline(seen, (x1, y1), truth.instances.shape)
+        yield {"category_id": own, **outline, **facts, "visibility": round(float(truth.visibility[row]), 4)}
         if parts:
             shown = np.where(seen, truth.class_mask[window], 0)
             for part in np.unique(shown[shown > 0]).tolist():
                 outline = _outline(shown == part, (x1, y1), truth.instances.shape)
-                yield {"category_id": part + 1, **outline, "iscrowd": ignored, "track_id": track}
+                yield {"category_id": part + 1, **outline, **facts}
 
 
 def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:
-    """bbox, area and segmentation of a mask that is not empty.
-
-    Args:
-        mask: covers a window of the image.
-        corner: x and y of the window.
-        shape: height and width of the image.
-    """
+    """bbox, area and segmentation of a mask that is not empty, of a window at `corner` (x, y) of an image."""
     columns, rows = np.nonzero(mask.T)
     columns, rows = columns + corner[0], rows + corner[1]
     left, top = int(columns[0]), int(rows.min())
-    return {
-        "bbox": [left, top, int(columns[-1]) + 1 - left, int(rows.max()) + 1 - top],
-        "area": len(rows),
-        "segmentation": {"size": list(shape), "counts": _run_lengths(columns * shape[0] + rows, shape[0] * shape[1])},
-    }
-
-
-def _run_lengths(pixels: NDArray[np.int64], count: int) -> list[int]:
-    """COCO's uncompressed run-length encoding: in column order, starting with a run of zeros.
-
-    Args:
-        pixels: ascending indices of the set pixels in column order.
-        count: number of all pixels.
-    """
+    # COCO's uncompressed run lengths: of the pixels in column order, from zeros on.
+    pixels = columns * shape[0] + rows
     breaks = np.flatnonzero(np.diff(pixels) > 1)
-    starts = pixels[np.concatenate([[0], breaks + 1])]
-    ends = pixels[np.concatenate([breaks, [-1]])] + 1
-    edges = np.stack([starts, ends], 1).ravel()
-    runs: list[int] = np.diff(edges, prepend=0, append=count).tolist()
-    return runs if runs[-1] else runs[:-1]
+    starts, ends = pixels[np.concatenate([[0], breaks + 1])], pixels[np.concatenate([breaks, [-1]])] + 1
+    runs = np.diff(np.stack([starts, ends], 1).ravel(), prepend=0, append=shape[0] * shape[1]).tolist()
+    mask_runs = {"size": list(shape), "counts": runs if runs[-1] else runs[:-1]}
+    box = [left, top, int(columns[-1]) + 1 - left, int(rows.max()) + 1 - top]
+    return {"bbox": box, "area": len(rows), "segmentation": mask_runs}

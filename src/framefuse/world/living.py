@@ -34,18 +34,14 @@ class Person:
 
     def __init__(self, chance: Chance, *, facing: bool = False) -> None:
         run = chance.happens(0.25) and not facing
-        self.stout = chance.style(0.8, 1.45)
-        self.leg = chance.style(0.44, 0.52)
-        self.shoulder = chance.style(0.095, 0.135)
-        self.head = chance.style(0.062, 0.082)
+        self.stout, self.leg = chance.style(0.8, 1.45), chance.style(0.44, 0.52)
+        self.shoulder, self.head = chance.style(0.095, 0.135), chance.style(0.062, 0.082)
         self.yaw = chance.sign() * (chance.uniform(0.9, 1.7) if facing else chance.uniform(0.0, 1.75))
         self.gait = chance.style(0.05, 0.25) if facing else chance.style(0.75, 1.0) if run else chance.style(0.15, 0.6)
         self.wave = chance.style(0.6, 2.4) if facing or chance.happens(0.2) else 0.0
         self.cadence = chance.style(0.5, 1.0) if facing else chance.style(0.9, 1.5) * (1.4 if run else 1)
         self.lean = chance.uniform(-0.04, 0.05) + 0.12 * run
-        self.dress = chance.integer(0, 4)
-        self.hair = chance.integer(0, 5)
-        self.sleeves = chance.happens(0.5)
+        self.dress, self.hair, self.sleeves = chance.integer(0, 4), chance.integer(0, 5), chance.happens(0.5)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, 0.06)
@@ -144,16 +140,11 @@ class Dog:
     """A four-legged animal, 1 long from nose to tail root; from dachshund to horse."""
 
     def __init__(self, chance: Chance) -> None:
-        self.leg = chance.style(0.22, 0.48)
-        self.stout = chance.style(0.085, 0.15)
-        self.neck = chance.style(0.1, 0.3)
-        self.snout = chance.style(0.1, 0.2)
-        self.ear = chance.integer(0, 3)
-        self.tail = chance.style(-0.5, 1.3)
-        self.yaw = chance.uniform(-0.85, 0.85)
-        self.cadence = chance.style(1.0, 2.0)
-        self.gait = chance.style(0.15, 0.7)
-        self.socks = chance.happens(0.4)
+        self.leg, self.stout = chance.style(0.22, 0.48), chance.style(0.085, 0.15)
+        self.neck, self.snout = chance.style(0.1, 0.3), chance.style(0.1, 0.2)
+        self.ear, self.tail = chance.integer(0, 3), chance.style(-0.5, 1.3)
+        self.yaw, self.cadence = chance.uniform(-0.85, 0.85), chance.style(1.0, 2.0)
+        self.gait, self.socks = chance.style(0.15, 0.7), chance.happens(0.4)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, 0.1)
@@ -204,15 +195,10 @@ class Bird:
     """1 long from beak to tail; flying or standing."""
 
     def __init__(self, chance: Chance) -> None:
-        self.body = chance.style(0.1, 0.19)
-        self.wing = chance.style(0.4, 0.75)
-        self.neck = chance.style(0.02, 0.2)
-        self.tail = chance.style(0.12, 0.3)
-        self.beak = chance.style(0.06, 0.16)
-        self.pitch = chance.uniform(-0.25, 0.35)
-        self.cadence = chance.style(1.5, 3.0)
-        self.stands = chance.happens(0.3)
-        self.forked = chance.happens(0.5)
+        self.body, self.wing = chance.style(0.1, 0.19), chance.style(0.4, 0.75)
+        self.neck, self.tail = chance.style(0.02, 0.2), chance.style(0.12, 0.3)
+        self.beak, self.pitch = chance.style(0.06, 0.16), chance.uniform(-0.25, 0.35)
+        self.cadence, self.stands, self.forked = chance.style(1.5, 3.0), chance.happens(0.3), chance.happens(0.5)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch()

@@ -58,21 +58,10 @@ class People(Scene):
         margin = 0.35 * size
         away = self.width + 2 * margin
         rightward = chance.happens(0.5)
-        return Track(
-            track_id=1 + number * CROWD + slot,
-            class_id=0,
-            figure=Person(chance, facing=True),
-            paint=Paint(self.split, chance),
-            begin=begin,
-            duration=duration,
-            start=-margin if rightward else self.width + margin,
-            span=away if rightward else -away,
-            size=size,
-            growth=0.0,
-            baseline=max(0.9, 0.04 + size * chance.uniform(0.93, 1.02)),
-            hover=0.0,
-            wobble=chance.uniform(0.6, 0.95),
-            bounce=0.0,
-            rhythm=chance.uniform(0.7, 1.6),
-            horizon=0.0,
-        )
+        figure, paint = Person(chance, facing=True), Paint(self.split, chance)
+        path = {"start": -margin if rightward else self.width + margin, "span": away if rightward else -away}
+        path["baseline"] = max(0.9, 0.04 + size * chance.uniform(0.93, 1.02))
+        path |= {"wobble": chance.uniform(0.6, 0.95), "rhythm": chance.uniform(0.7, 1.6)}
+        still = dict.fromkeys(("growth", "hover", "bounce", "horizon"), 0.0)
+        own = 1 + number * CROWD + slot
+        return Track(own, 0, figure, paint, begin, duration, size=size, **path, **still)

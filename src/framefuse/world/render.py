@@ -1,4 +1,8 @@
-"""Render tracks: backdrop, shadows and stamps in painter's order, then lighting, noise and compression."""
+"""Render tracks: backdrop, shadows and stamps in painter's order, then lighting, noise and compression.
+
+The backdrop is one wide image that wraps around; every frame shows a window of it. It uses the same textures as the
+objects, and contains distractor shapes in the colours of objects.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFilter
 
-from framefuse.world.backdrop import LAPS, MARGIN, paint_backdrop
-from framefuse.world.chance import Chance
+from framefuse.world.chance import BANK, Chance, Split, colour, texture
 from framefuse.world.people import DISPARITY, FAR, People
 from framefuse.world.sketch import Stamp
 from framefuse.world.spec import WorldSpec
 from framefuse.world.traffic import DECOY, SHUTTER, Track, Traffic
 from framefuse.world.truth import Snapshot, Truth
 
+LAPS = 3
+"""Width of the backdrop in frame widths."""
+MARGIN = 0.08
+"""Margin above and below the frame for the camera's movement, in frame heights."""
 NOISE_ROOM = 64
 """Pixels by which the noise image is larger than the frame; each frame uses another window of it."""
 SHADOW = 64
@@ -41,13 +48,14 @@ class Stage:
         )
         chance = Chance(world.split, f"stage/{world.scene}/{world.seed}")
         self.backdrop = paint_backdrop(world.split, chance, *self.size, self.scene.horizon / world.far, self.unit)
-        self.gain = [
-            chance.uniform(0.75, 1.15) * tint for tint in (chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07))
-        ]
+        tints = chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07)
+        self.gain = [chance.uniform(0.75, 1.15) * tint for tint in tints]
         self.drift = [(chance.style(0.0, 0.16), chance.uniform(0.02, 0.12), chance.unit()) for _ in range(2)]
         self.quality = chance.integer(60, 96)
         self.noise = _noise(chance, width + NOISE_ROOM, height + NOISE_ROOM, chance.uniform(0.5, 4.0))
-        self.shadow = _soft_disc(chance.uniform(0.2, 0.6))
+        axis = (np.arange(SHADOW) + 0.5) / SHADOW * 2 - 1
+        disc = np.clip(1.25 * (1 - np.hypot(axis[None, :], axis[:, None])), 0, 1)
+        self.shadow = Image.fromarray((disc * 255 * chance.uniform(0.2, 0.6)).astype(np.uint8))
         self.sun = chance.uniform(-0.35, 0.35)
 
 
@@ -66,12 +74,9 @@ def render(stage: Stage, index: int) -> Snapshot:
     world = stage.world
     seconds = float(index / world.fps)
     width, height = world.size
-    canvas = Image.new("RGB", (width, height))
-    masks = Masks(
-        np.zeros((height, width), np.uint16),
-        np.zeros((height, width), np.uint8),
-        np.zeros((height, width), np.float32) if stage.eyes == 2 else None,
-    )
+    canvas, shape = Image.new("RGB", (width, height)), (height, width)
+    disparity = np.zeros(shape, np.float32) if stage.eyes == 2 else None
+    masks = Masks(np.zeros(shape, np.uint16), np.zeros(shape, np.uint8), disparity)
     tracks = stage.scene.present(seconds)
     drawn: list[Drawn] = []
     for eye in range(stage.eyes):
@@ -97,27 +102,18 @@ def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
     rows = np.zeros(len(drawn) + 1, np.uint16)
     for number, item in enumerate(drawn, 1):
         found = masks.instances[item.window] == number
-        pixels = int(np.count_nonzero(found))
-        if pixels:
-            seen.append((item, pixels, _extent(found, item.window)))
+        if pixels := int(np.count_nonzero(found)):
+            x, y = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
+            top, left = item.window[0].start, item.window[1].start
+            box = left + int(x[0]), top + int(y[0]), left + int(x[-1]) + 1, top + int(y[-1]) + 1
+            seen.append((item, pixels, box))
             rows[number] = len(seen)
-    return Truth(
-        boxes=np.array([box for _, _, box in seen], np.float32).reshape(-1, 4),
-        class_id=np.array([item.track.class_id for item, _, _ in seen], np.int64),
-        track_id=np.array([item.track.track_id for item, _, _ in seen], np.int64),
-        visibility=np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32),
-        instances=masks.instances if len(seen) == len(drawn) else rows.take(masks.instances),
-        class_mask=masks.classes,
-        complexity=complexity,
-        disparity=masks.disparity,
-    )
-
-
-def _extent(found: NDArray[np.bool_], window: tuple[slice, slice]) -> tuple[int, int, int, int]:
-    """x1, y1, x2, y2 of the set pixels in a window of the image."""
-    columns, rows = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
-    top, left = window[0].start, window[1].start
-    return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
+    boxes = np.array([box for _, _, box in seen], np.float32).reshape(-1, 4)
+    class_id = np.array([item.track.class_id for item, _, _ in seen], np.int64)
+    track_id = np.array([item.track.track_id for item, _, _ in seen], np.int64)
+    visibility = np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32)
+    instances = masks.instances if len(seen) == len(drawn) else rows.take(masks.instances)
+    return Truth(boxes, class_id, track_id, visibility, instances, masks.classes, complexity, masks.disparity)
 
 
 class _View:
@@ -128,12 +124,10 @@ class _View:
         width, height = stage.size
         self.unit, self.shift = stage.unit, eye * width
         span = np.s_[:, self.shift : self.shift + width]
-        self.instances = masks.instances[span]
-        self.classes = masks.classes[span]
+        self.instances, self.classes = masks.instances[span], masks.classes[span]
         self.disparity = None if masks.disparity is None else masks.disparity[span]
-        far = 0
+        far = 0 if self.disparity is None else round(FAR * self.unit)
         if self.disparity is not None:
-            far = round(FAR * self.unit)
             self.disparity[...] = far
         turn_x, turn_y = stage.scene.camera(seconds)
         left = (round((turn_x + stage.scene.speed * seconds) * self.unit) + eye * far) % (LAPS * width)
@@ -149,15 +143,13 @@ class _View:
             place, last = track.place(self.seconds), track.place(self.seconds - period)
             shift = DISPARITY * track.size if self.disparity is not None else 0.0
             x, y = (place.x - turn[0] - self.eye * shift) * unit, (place.y - turn[1]) * unit
-            blur = (
-                SHUTTER / 2 * abs(place.x - last.x - turn[0] + before[0]) * unit,
-                SHUTTER / 2 * abs(place.y - last.y - turn[1] + before[1]) * unit,
-            )
+            moved = place.x - last.x - turn[0] + before[0], place.y - last.y - turn[1] + before[1]
+            blur = SHUTTER / 2 * abs(moved[0]) * unit, SHUTTER / 2 * abs(moved[1]) * unit
             size = place.size * unit
             if street:
                 self._shade(track, x, y + track.hover * unit, size)
             sketch = track.figure.sketch(track.phase(self.seconds))
-            stamp = track.paint.stamp(sketch, size, x, y, track.mirror, blur, self.stage.size, parts=not street)
+            stamp = track.paint.stamp(sketch, size, (x, y), track.mirror, blur, self.stage.size, not street)
             if stamp is None:
                 continue
             self.canvas.paste(stamp.image, (stamp.x, stamp.y), stamp.image)
@@ -197,11 +189,8 @@ def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> ND
     (swing, rate, start), (warm, warm_rate, warm_start) = stage.drift
     light = 1 + swing * math.sin(2 * math.pi * (rate * seconds + start))
     tint = 0.4 * warm * math.sin(2 * math.pi * (warm_rate * seconds + warm_start))
-    levels = np.arange(256)
-    curves = [
-        np.minimum(255, np.rint(levels * gain * light * share))
-        for gain, share in zip(stage.gain, (1 + tint, 1.0, 1 - tint), strict=True)
-    ]
+    levels, gains = np.arange(256), zip(stage.gain, (1 + tint, 1.0, 1 - tint), strict=True)
+    curves = [np.minimum(255, np.rint(levels * gain * light * share)) for gain, share in gains]
     lit = np.asarray(canvas.point(np.concatenate(curves).astype(int).tolist()))
     height, width = lit.shape[:2]
     chance = Chance(stage.world.split, f"noise/{stage.world.seed}/{index}")
@@ -223,8 +212,99 @@ def _noise(chance: Chance, width: int, height: int, strength: float) -> NDArray[
     return noise
 
 
-def _soft_disc(strength: float) -> Image.Image:
-    """The shape of a shadow, as an image of mode L."""
-    axis = (np.arange(SHADOW) + 0.5) / SHADOW * 2 - 1
-    reach = np.hypot(axis[None, :], axis[:, None])
-    return Image.fromarray((np.clip(1.25 * (1 - reach), 0, 1) * 255 * strength).astype(np.uint8))
+def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float, unit: float) -> Image.Image:
+    """RGB image of LAPS * width by (1 + 2 MARGIN) * height pixels, extended on the right by its first `width` columns.
+
+    The ground begins at `horizon`, in frame heights from the top. Textures and shapes are scaled to `unit` pixels: the
+    height, or less if the camera is far away.
+    """
+    lap, tall = LAPS * width, height + 2 * round(MARGIN * height)
+    image = Image.new("RGB", (lap, tall))
+    line = round((horizon + MARGIN) * height)
+    _cover(image, split, chance, (0, 0, lap, line), chance.uniform(0.6, 1.2) * unit)
+    if chance.happens(0.7):
+        sky = Image.new("RGB", (lap, line), colour(chance))
+        image.paste(Image.blend(image.crop((0, 0, lap, line)), sky, chance.uniform(0.3, 0.9)), (0, 0))
+    _skyline(image, split, chance, line, unit)
+    _cover(image, split, chance, (0, line, lap, tall), chance.uniform(0.5, 1.0) * unit)
+    _bands(image, chance, line, tall)
+    _shapes(image, split, chance, unit, round(LAPS * (height / unit) ** 2))
+    if chance.happens(0.5):
+        image = image.filter(ImageFilter.BoxBlur(chance.uniform(0.2, 1.2) * unit / 360))
+    full = Image.new("RGB", (lap + width, tall))
+    full.paste(image, (0, 0))
+    full.paste(image.crop((0, 0, width, tall)), (lap, 0))
+    return full
+
+
+def _cover(image: Image.Image, split: Split, chance: Chance, box: tuple[int, int, int, int], side: float) -> None:
+    """Fill a rectangle with repeats of one texture, `side` pixels each."""
+    left, top, right, bottom = box
+    step = max(8, round(side))
+    repeats = max(1, round((right - left) / step))
+    step = -(-(right - left) // repeats)
+    piece = texture(split, chance.integer(0, BANK)).patch(step, step, 1.0, 0.0, 0.0)
+    for x in range(left, right, step):
+        for y in range(top, bottom, step):
+            image.paste(piece.crop((0, 0, min(step, right - x), min(step, bottom - y))), (x, y))
+
+
+def _skyline(image: Image.Image, split: Split, chance: Chance, line: int, unit: float) -> None:
+    """Textured blocks along the horizon."""
+    x = 0
+    while x < image.width:
+        wide = min(round(chance.uniform(0.1, 0.6) * unit), image.width - x)
+        tall = round(chance.style(0.05, 0.85) * line)
+        if wide > 3 and tall > 3 and chance.happens(0.75):
+            piece = texture(split, chance.integer(0, BANK)).patch(wide, tall, chance.uniform(0.2, 1), chance.unit(), 0)
+            image.paste(piece, (x, line - tall))
+        x += max(4, wide + round(chance.uniform(-0.02, 0.1) * unit))
+
+
+def _bands(image: Image.Image, chance: Chance, line: int, tall: int) -> None:
+    """Kerbs and lane markings on the ground."""
+    pen = ImageDraw.Draw(image)
+    for _ in range(chance.integer(0, 4)):
+        y, thick = chance.uniform(line, tall), chance.uniform(0.005, 0.04) * (tall - line)
+        ink = colour(chance)
+        dash = chance.uniform(0.1, 0.5) * tall if chance.happens(0.5) else float(image.width)
+        x = 0.0
+        while x < image.width:
+            pen.rectangle((x, y, x + 0.6 * dash, y + thick), fill=ink)
+            x += dash
+
+
+def _shapes(image: Image.Image, split: Split, chance: Chance, unit: float, share: int) -> None:
+    """Distractors: bars, rings, half discs, crosses, triangles and blobs in textures and plain colours."""
+    for _ in range(share * chance.integer(5, 16)):
+        size = unit * 0.03 * (0.3 / 0.03) ** chance.unit()
+        wide = max(4, round(size * chance.uniform(0.4, 1.8)))
+        tall = max(4, round(size))
+        x, y = chance.integer(0, image.width - wide), chance.integer(0, max(1, image.height - tall))
+        mask = Image.new("L", (2 * wide, 2 * tall))
+        _shape(ImageDraw.Draw(mask), chance, 2 * wide - 1, 2 * tall - 1)
+        mask = mask.reduce(2)
+        if chance.happens(0.75):
+            ink = texture(split, chance.integer(0, BANK)).patch(wide, tall, chance.uniform(0.2, 1), chance.unit(), 0)
+        else:
+            ink = Image.new("RGB", (wide, tall), colour(chance))
+        image.paste(ink, (x, y), mask)
+
+
+def _shape(pen: ImageDraw.ImageDraw, chance: Chance, w: int, h: int) -> None:
+    kind = chance.integer(0, 6)
+    if kind == 0:
+        pen.polygon([(0, h * 0.2), (w, 0), (w * 0.9, h), (w * 0.1, h * 0.8)], fill=255)
+    elif kind == 1:
+        pen.ellipse((0, 0, w, h), fill=255)
+        pen.ellipse((w * 0.3, h * 0.3, w * 0.8, h * 0.8), fill=0)
+    elif kind == 2:
+        pen.pieslice((0, 0, w, 2 * h), 180, 360, fill=255)
+    elif kind == 3:
+        pen.rectangle((w * 0.4, 0, w * 0.6, h), fill=255)
+        pen.rectangle((0, h * 0.4, w, h * 0.6), fill=255)
+    elif kind == 4:
+        pen.polygon([(0, 0), (w, h * chance.unit()), (w * chance.unit(), h)], fill=255)
+    else:
+        spikes = [(chance.uniform(0.25, 0.5), 2 * math.pi * number / 9) for number in range(9)]
+        pen.polygon([(w * (0.5 + r * math.cos(a)), h * (0.5 + r * math.sin(a))) for r, a in spikes], fill=255)

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from framefuse.world.chance import Chance, Split
-from framefuse.world.textures import BANK, Colour, Texture, colour, texture
+from framefuse.world.chance import BANK, Chance, Colour, Split, Texture, colour, texture
 
 
 class Ink:
@@ -30,6 +29,7 @@ class Ink:
 
 TEXTURED_SECOND = (Ink.SECOND, Ink.SECOND_DARK)
 TEXTURED = (Ink.MAIN, Ink.MAIN_DARK, Ink.MAIN_LIGHT, *TEXTURED_SECOND)
+WHITE = 255, 255, 255
 PART_SHIFT = 4
 """A byte of the drawing contains the body part in its upper and the ink in its lower four bits."""
 
@@ -100,25 +100,17 @@ class Sketch:
     def limb(self, ink: int, start: Point, end: Point, wide: float, narrow: float, part: int = 0) -> None:
         """A rounded stroke of width 2 * wide at `start` and 2 * narrow at `end`."""
         angle = math.atan2(end[1] - start[1], end[0] - start[0])
-        points = []
-        for (x, y), radius, turn in ((start, wide, angle + math.pi / 2), (end, narrow, angle - math.pi / 2)):
-            for step in (0, 0.25, 0.5, 0.75, 1):
-                points.append(
-                    (x + radius * math.cos(turn + math.pi * step), y + radius * math.sin(turn + math.pi * step))
-                )
-        self.flat(ink, points, part)
+        ends = (*start, wide, angle + math.pi / 2), (*end, narrow, angle - math.pi / 2)
+        turned = [(x, y, r, turn + math.pi * step) for x, y, r, turn in ends for step in (0, 0.25, 0.5, 0.75, 1)]
+        self.flat(ink, [(x + r * math.cos(turn), y + r * math.sin(turn)) for x, y, r, turn in turned], part)
 
     def bone(self, ink: int, start: Solid, end: Solid, wide: float, narrow: float, part: int = 0) -> None:
         """A `limb` between two points of the figure."""
         self.limb(ink, self.see(start), self.see(end), wide, narrow, part)
 
     def extrude(self, profile: Sequence[Point], inks: Sequence[int], width: float, side_ink: int) -> None:
-        """Extrude a profile in the plane of forward and up sideways; only faces towards the viewer are drawn.
-
-        Args:
-            profile: (forward, up), anticlockwise.
-            inks: ink of the face that begins at each point of the profile.
-        """
+        """Extrude a profile of (forward, up), anticlockwise, sideways; only faces towards the viewer are drawn, each in
+        the ink of the point of the profile at which it begins."""
         half = width / 2
         for number, (a, b) in enumerate(zip(profile, [*profile[1:], profile[0]], strict=True)):
             normal = (b[1] - a[1], a[0] - b[0])
@@ -157,14 +149,12 @@ class Paint:
         palette: list[Colour] = [(0, 0, 0)] * 16
         dark = chance.uniform(0.5, 0.75)
         for ink, level in ((Ink.MAIN, 0.88), (Ink.MAIN_DARK, 0.88 * dark), (Ink.MAIN_LIGHT, 1.0), (Ink.SECOND, 0.92)):
-            palette[ink] = _grey(level)
-        palette[Ink.SECOND_DARK] = _grey(0.92 * dark)
+            palette[ink] = _scaled(WHITE, level)
+        palette[Ink.SECOND_DARK] = _scaled(WHITE, 0.92 * dark)
         palette[Ink.THIRD] = colour(chance)
         palette[Ink.THIRD_DARK] = _scaled(palette[Ink.THIRD], dark)
-        palette[Ink.DARK] = _scaled(colour(chance), 0.45)
-        palette[Ink.LIGHT] = _raised(colour(chance), 0.5)
-        palette[Ink.GLASS] = _scaled(colour(chance), 0.8)
-        palette[Ink.GLOW] = _raised(colour(chance), 0.3)
+        palette[Ink.DARK], palette[Ink.LIGHT] = _scaled(colour(chance), 0.45), _raised(colour(chance), 0.5)
+        palette[Ink.GLASS], palette[Ink.GLOW] = _scaled(colour(chance), 0.8), _raised(colour(chance), 0.3)
         palette[Ink.SKIN] = colour(chance)
         palette[Ink.SKIN_DARK] = _scaled(palette[Ink.SKIN], 0.8)
         palette[Ink.EDGE] = _scaled(colour(chance), chance.uniform(0.15, 0.5))
@@ -172,29 +162,15 @@ class Paint:
         self._palette = bytes(value for _ in range(16) for rgb in palette for value in rgb)
 
     def stamp(
-        self,
-        sketch: Sketch,
-        size: float,
-        x: float,
-        y: float,
-        mirror: bool,
-        blur: Point,
-        view: tuple[int, int],
-        *,
-        parts: bool = False,
+        self, sketch: Sketch, size: float, at: Point, mirror: bool, blur: Point, view: tuple[int, int], parts: bool
     ) -> Stamp | None:
-        """Render a sketch; None if it is outside the view.
+        """Render a sketch, whose units are `size` pixels, with its origin at a pixel; None if it is outside the view.
 
-        Args:
-            size: pixels per unit of the sketch.
-            x, y: pixel position of its origin.
-            mirror: swap left and right.
-            blur: half the distance that it moves during the exposure, in pixels.
-            view: width and height in pixels.
+        `mirror` swaps left and right; `blur` is half the distance that it moves during the exposure, in pixels.
         """
         fine = 2 if size >= 48 else 4 if size >= 20 else 6
         places = chain.from_iterable(chain.from_iterable(outline for _, outline in sketch.polygons))
-        points = np.fromiter(places, np.float64).reshape(-1, 2) * ((-size if mirror else size), -size) + (x, y)
+        points = np.fromiter(places, np.float64).reshape(-1, 2) * ((-size if mirror else size), -size) + at
         pad = 1 + math.ceil(max(blur))
         left, top = (int(value) - pad for value in np.floor(points.min(0)))
         right, bottom = (int(value) + pad + 1 for value in np.floor(points.max(0)))
@@ -222,7 +198,7 @@ class Paint:
         image = patch(self._main)
         if any(ink & 0x0F in TEXTURED_SECOND for ink, _ in sketch.polygons):
             image.paste(patch(self._second), (0, 0), second)
-        image.paste((255, 255, 255), (0, 0), plain)
+        image.paste(WHITE, (0, 0), plain)
         image = ImageChops.multiply(image, shade)
         image.putalpha(alpha)
         if max(blur) > LEAST_BLUR:
@@ -266,10 +242,6 @@ def _parts(drawing: NDArray[np.uint8], fine: int, covered: NDArray[np.bool_]) ->
     blocks = numbers.reshape(len(found), fine, -1, fine)
     found[rows, columns] = blocks[rows, :, columns].max(axis=(1, 2))
     return found
-
-
-def _grey(level: float) -> Colour:
-    return (round(255 * level),) * 3
 
 
 def _scaled(rgb: Colour, factor: float) -> Colour:

@@ -14,8 +14,7 @@ from typing import ClassVar, Protocol
 from framefuse.world.chance import Chance, Split
 from framefuse.world.living import Bird, Dog, Person
 from framefuse.world.sketch import Paint, Sketch
-from framefuse.world.things import Ball, Box, Cone, Decoy, Sign
-from framefuse.world.vehicles import Bicycle, Bus, Car
+from framefuse.world.things import Ball, Bicycle, Box, Bus, Car, Cone, Decoy, Sign
 
 NAMES = ("person", "car", "bus", "bicycle", "sign", "dog", "bird", "ball", "box", "cone")
 MOVING = (0, 1, 2, 3, 5, 6, 7)

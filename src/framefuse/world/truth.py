@@ -38,10 +38,8 @@ class Truth:
     def ignored(self) -> NDArray[np.bool_]:
         """(n,) too hidden (visibility < 0.25) or too small (a side below 4 pixels) for evaluation."""
         sides = self.boxes[:, 2:] - self.boxes[:, :2]
-        result: NDArray[np.bool_] = (self.visibility < IGNORED_BELOW) | (
-            sides.min(axis=1, initial=np.inf) < SMALLEST_SIDE
-        )
-        return result
+        small: NDArray[np.bool_] = sides.min(axis=1, initial=np.inf) < SMALLEST_SIDE
+        return small | (self.visibility < IGNORED_BELOW)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,131 @@
 
     open_data("annotations.json") -> Dataset        validate("yolov8n.onnx", data) -> Scores
 
-data.py and coco.py read data; dataset.py holds them and matches class names; counters.py counts; compare.py presents
-the results.
+data.py and coco.py read data; dataset.py holds them and matches class names; counters.py counts; scores.py has
+the results, and presents them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from framefuse.config import Settings, settings_from
+from framefuse.engines import Engine
+from framefuse.errors import SourceError, UsageError
+from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, TrackCounter
 from framefuse.lab.evaluation.data import open_data
-from framefuse.lab.evaluation.dataset import Dataset, Labels
-from framefuse.lab.evaluation.scores import Scores
-from framefuse.lab.evaluation.validate import validate
+from framefuse.lab.evaluation.dataset import BoxClasses, Dataset, Labels
+from framefuse.lab.evaluation.scores import BoxScores, PixelScores, Scores, TrackScores
+from framefuse.models.card import Card
+from framefuse.pipeline import Pipeline
+from framefuse.prediction import Result
 
 __all__ = ["Dataset", "Labels", "Scores", "open_data", "validate"]
+
+DEFAULTS: dict[str, Any] = {"conf": 0.001, "iou": 0.7, "max_det": 300}
+"""Keeps nearly all detections, because average precision needs every confidence."""
+TRACK_DEFAULTS: dict[str, Any] = {"conf": Settings.model_fields["conf"].default}
+"""With `track`: scored are the boxes that a run shows."""
+
+
+def validate(
+    model: str | Path,
+    data: Dataset | str | Path | Sequence[str | Path],
+    *,
+    images: str | Path | None = None,
+    limit: int | None = None,
+    engine: str | Engine = "auto",
+    settings: Settings | None = None,
+    on_frame: Callable[[int, int], None] = lambda done, frames: None,
+    **options: Any,
+) -> Scores:
+    """Run a model over data and score its results.
+
+        scores = validate("scout-n", "synthetic://street?split=test&frames=300", precision="fp32")
+
+    Classes of model and data are matched by name. Classes that only one of them has are left out and listed in
+    `Scores.notes`.
+
+    Args:
+        model: path of an ONNX file, or the name of a shipped model.
+        data, images: as for `open_data`.
+        limit: maximum number of frames, evenly spread; with `track` the first ones.
+        engine: name of an engine, or an open engine.
+        settings: all options as one object; default: `Settings` with DEFAULTS, with `track` also TRACK_DEFAULTS.
+        on_frame: called after each frame with the numbers of frames done and in all.
+        options: fields of `Settings`.
+
+    Raises:
+        UsageError: model and data share no class, or the data have no masks for a segmenter, no identities for tracks.
+        SourceError: an image cannot be read, or its size differs from that in the data.
+        CapabilityError: the extra `val` is not installed.
+    """
+    opened = open_data(data, images)
+    defaults = DEFAULTS | (TRACK_DEFAULTS if options.get("track") else {})
+    chosen = settings_from(options if settings else {**defaults, **options}, base=settings)
+    spread = opened.spread(limit)
+    keys = opened.keys[: len(spread)] if chosen.track else spread
+    with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
+        card = pipeline.card
+        counter = PixelCounter(card, opened) if card.task == "semantic" else _Objects(card, opened, chosen)
+        done = set()
+        for result in pipeline:
+            key = opened.key_of(result.frame)
+            labels = opened.labels(key)
+            _check_size(result, labels)
+            counter.add(result, labels)
+            done.add(key)
+            on_frame(len(done), len(keys))
+        report = pipeline.report
+    if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
+        why = f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}"
+        raise SourceError(why, remedy="repair them, or remove them from the data")
+    scores: Any = counter.scores()
+    kinds = {BoxScores: "boxes", PixelScores: "pixels", TrackScores: "tracks"}
+    ran = report.model
+    notes = [*opened.notes, *counter.notes]
+    if ran and chosen.precision not in ("auto", ran.precision):
+        notes.append(f"{chosen.precision} was requested; engine {ran.engine} multiplies in {ran.precision}")
+    if chosen.track:
+        notes.append(f"tracked by {chosen.track}; scored are its boxes with confidence above {chosen.conf:g}")
+    if calibration := card.calibration:
+        notes.append(f"{card.path.stem} is calibrated with {calibration}")
+    facts: dict[str, Any] = {name: getattr(ran, name, "") for name in ("engine", "precision", "input")}
+    facts |= {"frames": len(done), "names": counter.names, "tracker": chosen.track, kinds[type(scores)]: scores}
+    cpu_ms = {stage.name: stage.cpu_ms for stage in report.stages}.get("inference")
+    size = card.path.stat().st_size / 1e6
+    return Scores(card.path.stem, opened.uri, card.task, file_mb=size, cpu_ms=cpu_ms, notes=notes, **facts)
+
+
+class _Objects:
+    """Boxes or tracks, of the classes that model and data share."""
+
+    def __init__(self, card: Card, data: Dataset, settings: Settings) -> None:
+        self._classes = BoxClasses(data, card, settings.classes)
+        self.names, self.notes = self._classes.names, self._classes.notes
+        self._tracked, names = bool(settings.track), self.names
+        self._counter: Any = TrackCounter(names) if self._tracked else BoxCounter(names, max_det=settings.max_det)
+        self.scores: Callable[[], BoxScores | TrackScores] = self._counter.scores
+
+    def add(self, result: Result, labels: Labels) -> None:
+        known, found = self._classes.labels(labels), self._classes.shared(result.detections)
+        if not self._tracked:
+            self._counter.add(known, found)
+            return
+        if labels.track_id is None:
+            why = f"{result.frame.source_id} has boxes without identities, so no track is right or wrong"
+            raise UsageError(why, remedy="use synthetic://street or a MOTChallenge folder, or leave --track out")
+        self._counter.add(result.frame.source_id, known, found)
+
+
+def _check_size(result: Result, labels: Labels) -> None:
+    width, height = shown = result.frame.width, result.frame.height
+    if shown == labels.size:
+        return
+    remedy = "use annotations of this very image, at this size"
+    if shown == labels.size[::-1]:
+        remedy = "its EXIF tag rotates it, but the annotations are not rotated: save it upright"
+    where, wanted = f"{result.frame.source_id}, frame {result.frame.index}", "x".join(map(str, labels.size))
+    raise SourceError(f"{where}, is {width}x{height}, but the data give {wanted}", remedy=remedy)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Key, Labels, plain
 from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
 from framefuse.sources.images import open_images
-from framefuse.sources.source import Frames, PullSource
+from framefuse.sources.source import PullSource
 
 Record = dict[str, Any]
 NAMED = 3
@@ -74,18 +73,12 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
         mask = partial(_class_mask, rows, values, image)
         return Labels(boxes, class_id, crowd, area, (image["width"], image["height"]), mask, image.get("complexity"))
 
-    return Dataset(
-        uri=str(path),
-        names=names,
-        keys=list(by_key),
-        open=partial(_open_video, folder) if video else lambda keys: open_images([*map(Path, keys)], SourceOptions()),
-        key_of=attrgetter("index" if video else "source_id"),
-        labels=labels,
-        mixed=not video and len(by_key) > 1,
-        files=[path, folder] if video else [path, *map(Path, by_key)],
-        notes=notes,
-        **(_masks(categories, values) if outlined else {}),
-    )
+    opened = partial(_open_video, folder) if video else lambda keys: open_images([*map(Path, keys)], SourceOptions())
+    more = _masks(categories, values) if outlined else {}
+    more |= {"mixed": not video and len(by_key) > 1, "notes": notes}
+    more |= {"files": [path, folder] if video else [path, *map(Path, by_key)]}
+    key_of = attrgetter("index" if video else "source_id")
+    return Dataset(str(path), names, list(by_key), opened, key_of, labels, **more)
 
 
 def _read(path: Path) -> Mapping[str, list[Any]]:
@@ -233,11 +226,8 @@ def _open_video(video: Path, keys: Sequence[Key]) -> Source:
     """The video, reduced to the requested frames."""
     inner, wanted = open_source(video), set(keys)
     info = SourceInfo(**{**vars(inner.info), "frames": len(keys)})
-
-    def frames(closed: threading.Event) -> Frames:
-        yield from (frame for frame in inner if frame.index in wanted)
-
-    return PullSource(info, frames, release=inner.close, interrupt=inner.close)
+    frames = (frame for frame in inner if frame.index in wanted)
+    return PullSource(info, lambda closed: frames, inner.close, inner.close)
 
 
 def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[str, Any]:
@@ -261,11 +251,7 @@ def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[
 
 
 def _class_mask(rows: Sequence[Record], values: Mapping[int, int], image: Record) -> NDArray[np.uint8]:
-    """Outlines painted from the largest to the smallest, so that inner objects stay visible.
-
-    Args:
-        values: category id -> value in the mask; 0 is the background.
-    """
+    """Outlines in the `values` of their categories, the largest first, so that inner objects stay visible."""
     height, width = int(image["height"]), int(image["width"])
     mask = np.zeros((height, width), np.uint8)
     if not rows or len(values) > MOST_MASKED:

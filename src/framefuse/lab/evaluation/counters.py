@@ -24,11 +24,7 @@ OTHER = 255
 
 
 class BoxCounter:
-    """Counts boxes frame by frame.
-
-    Args:
-        names: the classes that are compared.
-        max_det: maximum number of detections per frame, most confident first.
+    """Counts boxes of the classes `names` frame by frame, in each frame at most the `max_det` most confident.
 
     Raises:
         CapabilityError: the extra `val` is not installed.
@@ -84,19 +80,13 @@ class BoxCounter:
                 by_complexity[name] = Split(len(part), count, sure, *_both(values))
         classes = [(name, objects[n], precision[:, :, n : n + 1]) for n, name in enumerate(self._names)]
         map50_95, map50 = _both(precision)
-        return BoxScores(
-            map50_95=map50_95 or 0.0,
-            map50=map50 or 0.0,
-            map75=_mean(precision[5, :, :, 0]) or 0.0,
-            objects=len(single),
-            precision=right / predicted if predicted else 0.0,
-            recall=right / true_objects if true_objects else 0.0,
-            by_size={size: _mean(precision[..., at]) for at, size in enumerate(SIZES) if at},
-            by_class={name: ClassScore(count, *_both(own)) for name, count, own in classes},
-            by_complexity=by_complexity,
-            confusion=self._confusion.tolist(),
-            curves={name: own[0, :, 0, 0].round(6).tolist() for name, count, own in classes if count},
-        )
+        maps = map50_95 or 0.0, map50 or 0.0, _mean(precision[5, :, :, 0]) or 0.0
+        rates = right / max(predicted, 1), right / max(true_objects, 1)
+        by_size = {size: _mean(precision[..., at]) for at, size in enumerate(SIZES) if at}
+        by_class = {name: ClassScore(count, *_both(own)) for name, count, own in classes}
+        curves = {name: own[0, :, 0, 0].round(6).tolist() for name, count, own in classes if count}
+        table = self._confusion.tolist()
+        return BoxScores(*maps, len(single), *rates, by_size, by_class, by_complexity, table, curves)
 
     def _precision(self, truth: Any, found: Any, images: list[int]) -> NDArray[np.float64]:
         """(10 IoU thresholds, 101 recalls, classes, 4 sizes); -1 where there is no object."""
@@ -106,8 +96,7 @@ class BoxCounter:
         count.evaluate()
         count.accumulate()
         shape = len(count.params.iouThrs), len(count.params.recThrs), len(self._names), len(SIZES)
-        precision: NDArray[np.float64] = np.asarray(count.eval["precision"], np.float64).reshape(shape)
-        return precision
+        return np.asarray(count.eval["precision"], np.float64).reshape(shape)
 
 
 def confusion(labels: Labels, found: Detections, classes: int) -> NDArray[np.int64]:
@@ -161,11 +150,8 @@ def _xywh(xyxy: NDArray[Any]) -> Any:
 
 
 class TrackCounter:
-    """Counts tracks frame by frame. Each class of each sequence is scored by itself, and all are summed, as over the
-    sequences of a benchmark.
-
-    Args:
-        names: the classes that are compared.
+    """Counts tracks of the classes `names` frame by frame. Each class of each sequence is scored by itself, and all are
+    summed, as over the sequences of a benchmark.
 
     Raises:
         CapabilityError: the extra `val` is not installed.
@@ -181,12 +167,9 @@ class TrackCounter:
         """Of each frame, by sequence and class: ids of objects (n,) and of tracks (m,), and their overlaps (n, m)."""
 
     def add(self, sequence: str, labels: Labels, found: Detections) -> None:
-        """Count one frame. Boxes that match an object which does not count (`Labels.crowd`) are left out, as
-        MOTChallenge does.
+        """Count one frame of a sequence; classes of `found` index `names`, and boxes without a track do not count.
 
-        Args:
-            sequence: what the frame is one of.
-            found: classes index `names`; boxes without a track do not count.
+        Boxes that match an object which does not count (`Labels.crowd`) are left out, as MOTChallenge does.
         """
         assert labels.track_id is not None
         tracks = np.full(len(found), -1, np.int64) if found.tracker_id is None else found.tracker_id
@@ -212,17 +195,11 @@ class TrackCounter:
             objects = sum(parts[key]["num_gt_dets"] for key in own)
             by_class[name] = objects, float(np.mean(self._summed(own, 0)["HOTA"])) if objects else None
         curves = {name: [round(float(value), 6) for value in hota[name]] for name in ("HOTA", "DetA", "AssA")}
-        return TrackScores(
-            **{name.lower(): float(np.mean(hota[name])) for name in curves},
-            mota=float(clear["MOTA"]),
-            idf1=float(identity["IDF1"]),
-            id_switches=int(clear["IDSW"]),
-            fragments=int(clear["Frag"]),
-            objects=sum(data["num_gt_dets"] for data in parts.values()),
-            identities=sum(data["num_gt_ids"] for data in parts.values()),
-            by_class=by_class,
-            curves=curves,
-        )
+        found: dict[str, Any] = {name.lower(): float(np.mean(hota[name])) for name in curves}
+        found |= {"mota": float(clear["MOTA"]), "idf1": float(identity["IDF1"])}
+        found |= {"id_switches": int(clear["IDSW"]), "fragments": int(clear["Frag"])}
+        objects, identities = (sum(one[f"num_gt_{key}"] for one in parts.values()) for key in ("dets", "ids"))
+        return TrackScores(**found, objects=objects, identities=identities, by_class=by_class, curves=curves)
 
     def _summed(self, results: dict[tuple[str, int], list[Any]], number: int) -> Any:
         return self._metrics[number].combine_sequences({str(key): one[number] for key, one in results.items()})
@@ -240,11 +217,7 @@ class TrackCounter:
 
 
 class PixelCounter:
-    """Counts the pixels of the classes that a segmenter and the data share, frame by frame.
-
-    Raises:
-        UsageError: the data have no masks or share no class with the model.
-    """
+    """Counts pixels of the classes that a segmenter and the data share; UsageError if there are no masks or no such."""
 
     def __init__(self, card: Card, data: Dataset) -> None:
         if not data.mask_names:
@@ -279,9 +252,5 @@ class PixelCounter:
         union = true + predicted - right
         shares: list[Any] = [int(a) / int(b) if b else None for a, b in zip(right, union, strict=True)]
         known = [share for share, count in zip(shares, true, strict=True) if count]
-        return PixelScores(
-            miou=sum(known) / len(known) if known else 0.0,
-            accuracy=float(right.sum() / max(int(true.sum()), 1)),
-            by_class=dict(zip(self.names, shares, strict=True)),
-            confusion=self._table.tolist(),
-        )
+        miou, accuracy = sum(known) / max(len(known), 1), float(right.sum() / max(int(true.sum()), 1))
+        return PixelScores(miou, accuracy, dict(zip(self.names, shares, strict=True)), self._table.tolist())

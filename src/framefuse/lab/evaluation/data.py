@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from configparser import ConfigParser
 from configparser import Error as IniError
 from contextlib import closing
+from dataclasses import replace
 from fractions import Fraction
 from operator import attrgetter
 from pathlib import Path
@@ -88,11 +89,7 @@ def _annotations(path: Path) -> Path:
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
-    """Several data sets as one; the key of an image is (number of the part, key in that part).
-
-    Raises:
-        UsageError: they have different classes.
-    """
+    """Several data sets, of the same classes, as one; the key of an image is (number of the part, key in that part)."""
     first = parts[0]
     for part in parts[1:]:
         if part.names != first.names or part.mask_names != first.mask_names:
@@ -113,29 +110,20 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                         info.parts[frame.source_id] = source.info
                         yield frame
 
-        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=any(part.mixed for part in parts))
+        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=mixed)
         return PullSource(info, frames)
 
     def key_of(frame: FrameInfo) -> Key:
         number = part_of[frame.source_id]
         return number, parts[number].key_of(frame)
 
-    uri = ", ".join(part.uri for part in parts)
-    groups = {name for part in parts for name in part.mask_groups}
-    return Dataset(
-        uri=uri,
-        names=first.names,
-        keys=[(number, key) for number, part in enumerate(parts) for key in part.keys],
-        open=open_all,
-        key_of=key_of,
-        labels=lambda key: parts[key[0]].labels(key[1]),
-        mask_names=first.mask_names,
-        mask_groups={name: {n for part in parts for n in part.mask_groups.get(name, ())} for name in groups},
-        mixed=any(part.mixed for part in parts),
-        no_masks=first.no_masks,
-        files=[file for part in parts for file in part.files],
-        notes=[note for part in parts for note in part.notes],
-    )
+    uri, mixed = ", ".join(part.uri for part in parts), any(part.mixed for part in parts)
+    names = {name for part in parts for name in part.mask_groups}
+    groups = {name: {n for part in parts for n in part.mask_groups.get(name, ())} for name in names}
+    keys = [(number, key) for number, part in enumerate(parts) for key in part.keys]
+    files, notes = ([item for part in parts for item in getattr(part, field)] for field in ("files", "notes"))
+    one = replace(first, uri=uri, keys=keys, open=open_all, key_of=key_of, mixed=mixed, files=files, notes=notes)
+    return replace(one, labels=lambda key: parts[key[0]].labels(key[1]), mask_groups=groups)
 
 
 def sequences_in(folder: Path) -> list[Path]:
@@ -175,13 +163,9 @@ def open_sequence(folder: Path) -> Dataset:
         """The images as the frames of a video."""
         inner = open_images([images[int(key)] for key in keys], SourceOptions())
         info = SourceInfo(name, "file", *size, rate, len(keys))
-
-        def frames(closed: threading.Event) -> Frames:
-            for frame in inner:
-                number = position[frame.source_id]
-                yield frame.replace_unchecked(index=number, source_id=name, pts=number, time_base=1 / rate)
-
-        return PullSource(info, frames, release=inner.close, interrupt=inner.close)
+        numbered = ((position[frame.source_id], frame) for frame in inner)
+        frames = (one.replace_unchecked(index=k, source_id=name, pts=k, time_base=1 / rate) for k, one in numbered)
+        return PullSource(info, lambda closed: frames, inner.close, inner.close)
 
     def labels(key: Key) -> Labels:
         own = rows[rows[:, 0] == int(key) + 1]
@@ -213,16 +197,11 @@ def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.floa
         wanted = "frame, id, left, top, width, height, 1 if it counts, class, visibility"
         raise DecodeError(f"{path} cannot be used: {error}", remedy=f"its rows are {wanted}") from error
     counted = np.isin(rows[:, 7], COUNTED) & (rows[:, 6] != 0)
-    kept: NDArray[np.float64] = rows[(counted | np.isin(rows[:, 7], uncounted)) & (rows[:, 4:6] > 0).all(axis=1)]
-    return kept
+    return np.asarray(rows[(counted | np.isin(rows[:, 7], uncounted)) & (rows[:, 4:6] > 0).all(axis=1)])
 
 
 def open_world(uri: str) -> Dataset:
-    """The world of an address `synthetic://scene?seed=...&frames=...`; ignored objects count as crowd regions.
-
-    Raises:
-        UsageError: the address has an unknown scene or key, or a wrong value.
-    """
+    """The world of an address, see `World.parse`; ignored objects count as crowd regions."""
     world = World.parse(uri)
     shift = 0 if world.scene == "bodies" else 1
     truths: dict[Key, Truth] = {}
@@ -250,13 +229,7 @@ def open_world(uri: str) -> Dataset:
         facts = (lambda: truth.class_mask), truth.complexity, truth.track_id
         return Labels(boxes, truth.class_id, truth.ignored, area, world.size, *facts)
 
-    return Dataset(
-        uri=uri,
-        names=world.object_names,
-        keys=range(world.frames),
-        open=opened,
-        key_of=attrgetter("index"),
-        labels=labels,
-        mask_groups={"person": range(1, len(world.names))} if world.scene == "bodies" else {},
-        mask_names={0: "background"} | {number + shift: name for number, name in world.names.items()},
-    )
+    groups = {"person": range(1, len(world.names))} if world.scene == "bodies" else {}
+    names = {0: "background"} | {number + shift: name for number, name in world.names.items()}
+    frames, key_of = range(world.frames), attrgetter("index")
+    return Dataset(uri, world.object_names, frames, opened, key_of, labels, mask_names=names, mask_groups=groups)

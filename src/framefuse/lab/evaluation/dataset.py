@@ -74,11 +74,7 @@ class Dataset:
         return len(self.keys)
 
     def spread(self, limit: int | None) -> Sequence[Key]:
-        """At most `limit` keys, evenly spread, so that every part of a video is represented.
-
-        Raises:
-            UsageError: the limit is not a positive integer.
-        """
+        """At most `limit` keys, evenly spread over a video; UsageError if the limit is not a positive integer."""
         if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
             raise UsageError(f"limit is {limit!r}", remedy="limit takes a whole number from 1")
         if limit is None or limit >= len(self.keys):
@@ -96,10 +92,7 @@ def plain(name: str) -> str:
 
 
 class BoxClasses:
-    """Maps labels and detections to the shared classes.
-
-    Args:
-        classes: numbers of the model's classes to compare; default: all.
+    """Maps labels and detections to the shared classes, of the model's class numbers `classes` if these are given.
 
     Raises:
         UsageError: model and data share no class.
@@ -127,16 +120,10 @@ class BoxClasses:
 def match_names(
     model: Mapping[int, str], data: Mapping[int, str], card: Card
 ) -> tuple[list[str], dict[int, int], dict[int, int], list[str]]:
-    """The classes that model and data share, matched by name.
+    """Names that both share, in the order of the data; class number -> index of the name, of the model and of the data;
+    notes. UsageError if they share none.
 
     Case is ignored, and blank, - and _ are equal; class numbers with the same name are one class.
-
-    Returns:
-        shared names in the order of the data; model class number -> index of the shared name; the same for the data;
-        notes.
-
-    Raises:
-        UsageError: model and data share no class.
     """
     known = {plain(name) for name in model.values()}
     shared: dict[str, str] = {}
@@ -145,11 +132,9 @@ def match_names(
             shared.setdefault(plain(name), name)
     position = {name: number for number, name in enumerate(shared)}
     if set(shared) <= {NOTHING}:
-        raise UsageError(
-            f"{card.path.name} and the data have no class in common{' except the background' if shared else ''}: "
-            f"the model has {_some(model)}, the data {_some(data)}",
-            remedy=f"correct names in the card {card.path.with_suffix('.yaml')}, or use other data",
-        )
+        why = f"{card.path.name} and the data have no class in common{' except the background' if shared else ''}"
+        remedy = f"correct names in the card {card.path.with_suffix('.yaml')}, or use other data"
+        raise UsageError(f"{why}: the model has {_some(model)}, the data {_some(data)}", remedy=remedy)
     notes = []
     model_to, data_to = (
         {number: position[plain(name)] for number, name in names.items() if plain(name) in position}

@@ -2,14 +2,12 @@
 
     build_model("yolov8n.onnx", precision="int8", calib="video.mp4") -> BuildReport, and yolov8n-int8.onnx
 
-frames.py reads the frames, models/fp16.py and models/int8.py rewrite the graph, judge.py measures accuracy and speed
-and reports them.
+models/fp16.py and models/int8.py rewrite the graph; judge.py reads the frames, measures accuracy and speed, and reports
+them.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +18,11 @@ import numpy as np
 
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief
+from framefuse.engines.cache import write_atomically
 from framefuse.errors import ModelError, QualityError, SinkError, UsageError
 from framefuse.lab.evaluation import Dataset, open_data
-from framefuse.lab.lowering.frames import Footage, noise, read_data, read_footage, read_frames
-from framefuse.lab.lowering.judge import Accuracy, BuildReport, Judge, LayerReport, Seen, look_at, measure_speed
+from framefuse.lab.lowering import judge as judging
+from framefuse.lab.lowering.judge import Accuracy, BuildReport, Footage, Judge, LayerReport, Seen
 from framefuse.models import find_model
 from framefuse.models.card import CALIBRATION_KEY, Card, read_card
 from framefuse.models.fp16 import network_tensors, plan_fp16, to_fp16
@@ -80,10 +79,9 @@ def build_model(
         SinkError: the output cannot be written.
         CapabilityError: the extra `build` is not installed.
     """
-    if precision not in get_args(Precision):
-        raise UsageError(f"precision {precision!r} is not one of fp16, int8")
-    if calibration not in get_args(Calibration):
-        raise UsageError(f"calibration {calibration!r} is not one of {', '.join(get_args(Calibration))}")
+    for what, value, known in (("precision", precision, Precision), ("calibration", calibration, Calibration)):
+        if value not in get_args(known):
+            raise UsageError(f"{what} {value!r} is not one of {', '.join(get_args(known))}")
     if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
         raise UsageError(f"frames is {frames!r}", remedy="use a whole number from 1; 64 suffice for most models")
     if precision == "int8" and frames < FEWEST:
@@ -112,24 +110,17 @@ def build_model(
         say("measuring speed")
         size = footage.inputs[0].shape[2:] if footage else (card.preprocess.height, card.preprocess.width)
         models = {"fp32": (path, "fp32"), "auto": (path, "auto"), "lowered": (work.path, "auto")}
-        speed = measure_speed(models, card, (size[0], size[1]))
-        _deliver(work.path, target)
-    return BuildReport(
-        source=path,
-        output=target,
-        precision=precision,
-        inputs=f"{card.input_name} {card.input_dtype}",
-        outputs=", ".join(f"{name} float32" for name in card.outputs),
-        calibration=work.calibration,
-        layers=layers,
-        islands=islands,
-        bytes_before=path.stat().st_size,
-        bytes_after=target.stat().st_size,
-        accuracy=accuracy,
-        speed_ms=speed,
-        seen=work.seen,
-        warnings=warnings,
-    )
+        speed = judging.measure_speed(models, card, (size[0], size[1]))
+        try:
+            for place, made in ((target, work.path), (target.with_suffix(".yaml"), work.path.with_suffix(".yaml"))):
+                if made.exists():
+                    write_atomically(place, made.read_bytes())
+        except OSError as error:
+            raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
+    types = f"{card.input_name} {card.input_dtype}", ", ".join(f"{name} float32" for name in card.outputs)
+    facts: dict[str, Any] = {"calibration": work.calibration, "layers": layers, "islands": islands, "seen": work.seen}
+    facts |= {"bytes_before": path.stat().st_size, "bytes_after": target.stat().st_size}
+    return BuildReport(path, target, precision, *types, accuracy=accuracy, speed_ms=speed, warnings=warnings, **facts)
 
 
 class _Work:
@@ -138,8 +129,7 @@ class _Work:
     def __init__(
         self, source: Path, card: Card, prepared: Any, footage: Footage | None, path: Path, say: Callable[[str], None]
     ) -> None:
-        self.path = path
-        self.calibration = ""
+        self.path, self.calibration = path, ""
         self.seen: Seen | None = None
         self._source, self._card, self._model, self._footage, self._say = source, card, prepared, footage, say
         if (card_file := source.with_suffix(".yaml")).exists():
@@ -153,7 +143,7 @@ class _Work:
         onnx.save(lowered, self.path)
 
     def fp16(self, judge: Any) -> tuple[Accuracy | None, list[LayerReport], dict[str, int]]:
-        frames = self._footage.inputs if self._footage else list(noise(self._card))
+        frames = self._footage.inputs if self._footage else list(judging.noise(self._card))
         self.calibration = "overflow checked on " + (self._footage.note if self._footage else "noise: no frames given")
         self._say(self.calibration)
         tensors = network_tensors(self._model)
@@ -175,7 +165,7 @@ class _Work:
         assert self._footage is not None, "int8 needs frames"
         inputs, name = self._footage.inputs, self._card.input_name
         candidates, fixed = plan_int8(self._model)
-        self.seen = look_at(self._footage, self._card)
+        self.seen = judging.look_at(self._footage, self._card)
         skipped = self._footage.note.partition("; ")[2]
         self.calibration = f"{calibration} ranges over {self.seen}" + (f"; {skipped}" if skipped else "")
         self._say(f"calibrating: {self.calibration}")
@@ -247,13 +237,13 @@ def _frames(
         why = "the same source calibrates, and judges by itself" if labelled is None else "labelled data judge already"
         raise UsageError(f"judge is {brief(judge)}, but {why}", remedy="leave --judge out, or name another source")
     if calib is not None and not (labelled and str(calib) == labelled.uri):
-        other = labelled if judge is None else read_frames(judge, count)
+        other = labelled if judge is None else judging.read_frames(judge, count)
         say("reading calibration frames")
-        footage = read_footage(calib, card, count, judges=other is None)
+        footage = judging.read_footage(calib, card, count, judges=other is None)
         return footage, footage.data if other is None else other
     if labelled is not None:
         say("reading calibration frames: a part of the data, which is left out of the scores")
-        footage = read_data(labelled, card, count)
+        footage = judging.read_data(labelled, card, count)
         return footage, footage.data
     if precision == "int8":
         remedy = "--calib SOURCE: a video, images or a camera that shows what the model will see"
@@ -270,22 +260,6 @@ def _too_much(accuracy: Accuracy, layers: Sequence[LayerReport], what: str, warn
         f"{MAX_LOSS:g} are allowed" + (f"; most sensitive: {names}" if names else ""),
         remedy=f"{'; '.join(warnings) or 'calibrate with more or more typical frames'}; --allow-loss writes it anyway",
     )
-
-
-def _deliver(made: Path, target: Path) -> None:
-    """Copy model and card into place; readers see each file either complete or not at all."""
-    sources = {target.with_suffix(".yaml"): made.with_suffix(".yaml"), target: made}
-    partials = {place: place.with_name(f".{place.name}.{os.getpid()}") for place in sources if sources[place].exists()}
-    try:
-        for place, partial in partials.items():
-            shutil.copyfile(sources[place], partial)
-        for place, partial in partials.items():
-            partial.replace(place)
-    except OSError as error:
-        raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
-    finally:
-        for partial in partials.values():
-            partial.unlink(missing_ok=True)
 
 
 __all__ = ["Accuracy", "BuildReport", "LayerReport", "Seen", "build_model"]

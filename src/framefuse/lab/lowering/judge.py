@@ -1,27 +1,37 @@
-"""The accuracy and speed of a lowered model, measured through the real pipeline and engine, and its report."""
+"""The frames that a model is lowered and judged on; the accuracy and speed of the result, and its report.
+
+Frames come from any source, through the model's own preprocessing. No model is scored on frames that it was calibrated
+on: every second frame of a source calibrates and the others measure accuracy, unless those of another source do.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import process_time
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from framefuse.engines import EngineOptions, RequestPool, open_engine
 from framefuse.errors import UsageError
 from framefuse.lab.evaluation import Dataset, Labels, validate
 from framefuse.lab.evaluation.dataset import Key
-from framefuse.lab.lowering.frames import Footage, variety
 from framefuse.lab.parity.chain import Chain, Selection, reference_stage
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
+from framefuse.runtime.calibration import ATTEMPTS, Picker
+from framefuse.sources import Source, SourceOptions, open_spread
+from framefuse.sources.source import PullSource
 
+OPTIONS = SourceOptions(reconnect=ATTEMPTS)
 MOST_FRAMES = 300
 """Of labelled data."""
 CONFIDENCE = 0.25
@@ -32,6 +42,92 @@ TARGET_SPEEDUP = 1.5
 TARGET_SIZE = 3.1
 ONE_SCENE, FEW_BOXES, FEW_CLASSES = 0.5, 50, 2
 """A calibration is narrow if its frames have less variety, fewer boxes, or fewer classes of a model that knows more."""
+
+
+class Footage(NamedTuple):
+    """Frames of a source: model inputs to calibrate with, and the keys of other frames to measure accuracy on."""
+
+    uri: str
+    inputs: Sequence[NDArray[Any]]
+    """(batch, 3, h, w) each."""
+    data: Dataset | None
+    """The frames to measure accuracy on; it has labels only if it comes from `read_data`."""
+    note: str
+    """How many frames were taken and how many were skipped."""
+
+
+def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) -> Footage:
+    """About `count` distinct, evenly spread frames to calibrate with; if they judge too, as many between them to
+    measure accuracy on, which are read again later, as no camera can.
+
+    Raises:
+        UsageError: too few frames, or all are blank or alike; a live source with `judges`.
+        SourceError: the source cannot be read.
+    """
+    data = read_frames(source, count, first=1, step=2) if judges else None
+    reader = read_frames(source, count, step=2).open(()) if judges else open_spread(source, count, OPTIONS)
+    picker = Picker(card)
+    inputs = picker.collect(reader, count)
+    return Footage(reader.info.uri, inputs, data, picker.note(len(inputs)))
+
+
+def read_data(data: Dataset, card: Card, count: int) -> Footage:
+    """The same from data with known ground truth; calibration images are excluded from those that measure accuracy."""
+    chosen = list(data.spread(min(count, max(1, len(data) // 2))))
+    picker = Picker(card)
+    inputs = picker.collect(data.open(chosen), len(chosen))
+    used = set(chosen)
+    rest = replace(data, keys=[key for key in data.keys if key not in used])
+    return Footage(data.uri, inputs, rest, picker.note(len(inputs)))
+
+
+def read_frames(source: Any, count: int, *, first: int = 0, step: int = 1) -> Dataset:
+    """`count` evenly spread frames of a source: of `step * count` every `step`-th, from `first` on.
+
+    They have no labels, and no keys until they are read: whatever keys are asked for, all frames come.
+
+    Raises:
+        UsageError: the source is live, so it cannot be read twice.
+    """
+
+    def opened(keys: Sequence[Key]) -> Source:
+        inner = open_spread(source, step * count, OPTIONS)
+        frames = (frame for frame in islice(inner, first, None, step))
+        return PullSource(inner.info, lambda closed: frames, inner.close, inner.close)
+
+    info = (probe := opened(())).info
+    probe.close()
+    if info.live:
+        message = f"{info.uri} is live, so it cannot show both models the same frames"
+        raise UsageError(message, remedy="record a clip and use that, or pass labelled images (--data)")
+    return Dataset(info.uri, {}, (), opened, lambda frame: (frame.source_id, frame.index, frame.pts), {}.__getitem__)
+
+
+def variety(inputs: Sequence[NDArray[Any]]) -> float:
+    """How much frames differ from one another, relative to how much the parts of a frame do.
+
+    `median(|g - median of g over frames|) / median(|g - median of g over places|)`, with g the mean grey levels on a
+    16 x 16 grid without the padding. It is near 0 for a still camera, whatever passes by, and above 1 for unrelated
+    images. The inputs are (batch, 3, h, w) each; the first of each batch counts.
+    """
+    looks = []
+    for values in inputs:
+        grey = values[0].mean(0, dtype=np.float32)
+        rows, columns = (np.linspace(0, side, 16, endpoint=False).astype(int) for side in grey.shape)
+        looks.append(np.add.reduceat(np.add.reduceat(grey, rows), columns, axis=1).ravel() * (256 / grey.size))
+    grid = np.stack(looks)
+    grid = grid[:, np.ptp(grid, axis=0) > 0]
+    within = np.median(np.abs(grid - np.median(grid, axis=1, keepdims=True))) if grid.size else 0
+    return float(np.median(np.abs(grid - np.median(grid, axis=0))) / within) if within else 0.0
+
+
+def noise(card: Card) -> Iterator[NDArray[Any]]:
+    """Two inputs of uniform noise, for checks that only depend on the magnitude of values."""
+    spec, random = card.preprocess, np.random.default_rng(0)
+    shape = (card.batch, 3, spec.height, spec.width)
+    mean, std = (np.array(values, np.float32)[:, None, None] for values in (spec.mean, spec.std))
+    for _ in range(2):
+        yield ((random.uniform(0, 255, shape) - mean) / std).astype(card.input_dtype)
 
 
 @dataclass(frozen=True)
@@ -203,30 +299,20 @@ class Judge:
 
 
 def pseudo_truth(model: Path, data: Dataset) -> Dataset:
-    """The data with the results of the FP32 model as ground truth: boxes, or the class of each pixel.
-
-    Raises:
-        UsageError: the model finds nothing.
-    """
+    """The data with what the FP32 model finds (UsageError: nothing) as truth, boxes or the class of each pixel."""
     found: dict[Key, Labels] = {}
     with Pipeline(data.open(data.keys), model, precision="fp32", conf=CONFIDENCE) as pipeline:
         for result in pipeline:
             boxes = result.detections.xyxy.astype(np.float64)
             masks = result.masks
-            found[data.key_of(result.frame)] = Labels(
-                xyxy=boxes,
-                class_id=result.detections.class_id,
-                crowd=np.zeros(len(boxes), np.bool_),
-                area=(boxes[:, 2:] - boxes[:, :2]).prod(axis=1),
-                size=(result.frame.width, result.frame.height),
-                class_mask=None if masks is None else partial(np.asarray, masks.class_id.copy()),
-            )
+            crowd, area = np.zeros(len(boxes), np.bool_), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+            size = result.frame.width, result.frame.height
+            mask = None if masks is None else partial(np.asarray, masks.class_id.copy())
+            found[data.key_of(result.frame)] = Labels(boxes, result.detections.class_id, crowd, area, size, mask)
         names, task = pipeline.card.names, pipeline.card.task
     if task == "detect" and not any(len(labels.class_id) for labels in found.values()):
-        raise UsageError(
-            f"the FP32 model finds nothing on {len(found)} frames of {data.uri}, so its accuracy cannot be measured",
-            remedy="pass frames that show what it detects, or labelled images (--data)",
-        )
+        why = f"the FP32 model finds nothing on {len(found)} frames of {data.uri}, so its accuracy cannot be measured"
+        raise UsageError(why, remedy="pass frames that show what it detects, or labelled images (--data)")
     mask_names = names if task == "semantic" else {}
     return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)
 
@@ -251,14 +337,8 @@ def look_at(footage: Footage, card: Card) -> Seen:
 
 
 def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tuple[int, int]) -> dict[str, float]:
-    """Processor time per frame in milliseconds on one core in OpenVINO: the minimum of interleaved runs.
-
-    Processor time and minimum are both robust against load from other processes.
-
-    Args:
-        models: name -> file and precision.
-        size: height and width of the model input.
-    """
+    """Processor time per frame in milliseconds on one core in OpenVINO: the minimum of interleaved runs, as both are
+    robust against load from other processes. `models` are name -> file and precision, `size` is height and width."""
     best = dict.fromkeys(models, float("inf"))
     pools: dict[str, RequestPool] = {}
     with ExitStack() as opened:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -38,8 +38,7 @@ class Selection:
     max_det: int
 
 
-@dataclass(frozen=True)
-class Raw:
+class Raw(NamedTuple):
     """Raw outputs of an engine for one image."""
 
     outputs: tuple[NDArray[Any], ...]
@@ -113,11 +112,7 @@ class Stage:
         return found
 
     def run(self, image: Image) -> Raw:
-        """Raw outputs of one image.
-
-        Raises:
-            EngineError: the engine has no free slot.
-        """
+        """Raw outputs of one image; EngineError if the engine has no free slot."""
         height, width = image.shape[1:]
         slot = self._slot(height, width)
         write_input(slot, image)
@@ -154,11 +149,7 @@ class Stage:
 
 
 def reference_stage(card: Card) -> Stage:
-    """ONNX Runtime on the CPU.
-
-    Raises:
-        CapabilityError: it is not installed.
-    """
+    """ONNX Runtime on the CPU; CapabilityError if it is not installed."""
     if find_spec("onnxruntime") is None:
         raise CapabilityError("onnxruntime, the reference, is not installed", remedy="pip install 'framefuse[ort]'")
     return Stage(open_engine("onnxruntime", card.path, EngineOptions(device="cpu")), card)

@@ -152,11 +152,7 @@ class BoxDifference:
         return Check(stage, str(self), str(self.limits), self.verdict, note)
 
     def add(self, reference: Detections, other: Detections, pixel: float = 1.0) -> None:
-        """Count one frame.
-
-        Args:
-            pixel: size of a pixel of the model input in frame pixels.
-        """
+        """Count one frame; `pixel` is the size of a pixel of the model input in frame pixels."""
         limits = self.limits
         shared = overlaps(reference.xyxy + EDGE, other.xyxy + EDGE)[0]
         small = (reference.xyxy[:, 2:] - reference.xyxy[:, :2]).min(axis=1, initial=np.inf) < SMALL * pixel
@@ -197,7 +193,11 @@ class BoxDifference:
     def _excused(self, row: int, boxes: Detections) -> bool:
         """Whether rounding explains a box that only one list has; counts the reason."""
         unsure = bool(boxes.confidence[row] < self.conf + self.limits.score)
-        tied = not unsure and _close(row, boxes, self.nms_iou)
+        # Tied: a stronger box of its class overlaps it by nearly the suppression threshold or more.
+        stronger = (boxes.confidence >= boxes.confidence[row]) & (boxes.class_id == boxes.class_id[row])
+        stronger[row] = False
+        shared = overlaps(boxes.xyxy[row : row + 1], boxes.xyxy[stronger])[0]
+        tied = not unsure and bool((shared >= self.nms_iou - SUPPRESSION).any())
         self.unsure, self.tied = self.unsure + unsure, self.tied + tied
         return unsure or tied
 
@@ -231,13 +231,6 @@ class Check:
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=("not compared", "exact", "within", "outside").index, default="not compared")
-
-
-def _close(row: int, boxes: Detections, iou: float) -> bool:
-    """Whether a stronger box of the same class overlaps this one by nearly the suppression threshold or more."""
-    stronger = (boxes.confidence >= boxes.confidence[row]) & (boxes.class_id == boxes.class_id[row])
-    stronger[row] = False
-    return bool((overlaps(boxes.xyxy[row : row + 1], boxes.xyxy[stronger])[0] >= iou - SUPPRESSION).any())
 
 
 def _short(value: float) -> str:

@@ -6,9 +6,8 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,7 @@ WHOLE = Limits(0.80, 0.15)
 """Colour conversion differs between the decoders, and 8 bits from float: boxes move with the pixels."""
 
 
-@dataclass(frozen=True)
-class PeerFrame:
+class PeerFrame(NamedTuple):
     """The intermediate results of ultralytics for one frame."""
 
     image: NDArray[np.uint8]
@@ -41,8 +39,7 @@ class PeerFrame:
     boxes: Detections
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     name: str
     frames: list[PeerFrame]
 
@@ -83,11 +80,9 @@ def run_peer(python: Path, model: Path, video: Path, seconds: Sequence[float], o
 
 def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
     """Raw outputs of our engine on the peer's inputs; None for an input whose size differs from ours."""
-
-    def same(frame: PeerFrame) -> bool:
-        return frame.input.shape[:0:-1] == chain.spec.place(*frame.image.shape[1::-1]).size
-
-    return [stage.run(frame.input) if same(frame) else None for frame in peer.frames]
+    sizes = [chain.spec.place(*frame.image.shape[1::-1]).size for frame in peer.frames]
+    pairs = zip(peer.frames, sizes, strict=True)
+    return [stage.run(frame.input) if frame.input.shape[:0:-1] == size else None for frame, size in pairs]
 
 
 def compare(
@@ -96,9 +91,7 @@ def compare(
 ) -> list[Check]:  # fmt: skip
     """Our stages against the peer's, each on the output of the peer's previous stage.
 
-    Args:
-        found: our boxes for the same frames, from the whole pipeline.
-        raws: from `run_ours`.
+    Our boxes `found` for the same frames are those of the whole pipeline; `raws` are from `run_ours`.
     """
     colour, resize = PixelDifference(), PixelDifference()
     widest = Limits(min(WHOLE.iou, limits.iou), max(WHOLE.score, limits.score))

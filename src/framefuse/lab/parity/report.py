@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.text import in_html, in_markdown
-from framefuse.lab.evaluation.compare import markdown_table
+from framefuse.lab.evaluation.scores import markdown_table
 from framefuse.lab.parity.chain import Selection
 from framefuse.lab.parity.compare import Check, Verdict, worst
 from framefuse.prediction import Detections

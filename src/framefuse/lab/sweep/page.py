@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from framefuse.common.text import counted, in_html
-from framefuse.lab.sweep.grid import Choice
-from framefuse.lab.sweep.record import Recording, data_of
+from framefuse.lab.sweep.record import Choice, Recording, data_of
 from framefuse.lab.sweep.replay import Tracks, tracks_of, unmatched
 from framefuse.prediction import cut
 from framefuse.report.html import _list, _section, _table, page
@@ -97,13 +96,8 @@ def _crop(recording: Recording, tracks: Tracks, row: int, choice: Choice) -> byt
 def render(
     heading: Sequence[str], lines: Lines, chosen: str, differences: Sequence[Difference], notes: Sequence[str]
 ) -> str:
-    """The page, without scripts or requests.
-
-    Args:
-        heading: title, what was swept, and how the rows are sorted.
-        lines: header and rows.
-        chosen: YAML of the chosen setting, if there is one.
-    """
+    """The page, without scripts or requests: title, what was swept and how the rows are sorted; header and rows; YAML
+    of the chosen setting, if there is one; thumbnails; notes."""
     title, swept, order = map(in_html, heading)
     head, *rows = [[in_html(cell) for cell in row] for row in lines]
     sections = [

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +26,7 @@ from framefuse.config import Settings
 from framefuse.errors import UsageError
 from framefuse.lab.evaluation.counters import TrackCounter
 from framefuse.lab.evaluation.dataset import BoxClasses, Labels
-from framefuse.lab.sweep.grid import Choice
-from framefuse.lab.sweep.record import TRUTH, Recording, data_of
+from framefuse.lab.sweep.record import TRUTH, Choice, Recording, data_of
 from framefuse.models.card import Card
 from framefuse.prediction import Detections, FrameInfo, large_enough
 from framefuse.runtime.choices import class_number
@@ -90,11 +88,7 @@ def replay(
 
 
 def places_of(choices: Sequence[Choice], card: Card) -> dict[Any, Places]:
-    """The zones and lines of each file that a choice names.
-
-    Raises:
-        ConfigError, UsageError: a file cannot be used, or is given without a tracker.
-    """
+    """The zones and lines of each file of a choice; ConfigError, UsageError: a wrong one, or no tracker."""
     for choice in choices:
         if choice.settings.zones and not choice.settings.track:
             why = f"zones is {choice.settings.zones}, but nothing is tracked"
@@ -128,12 +122,10 @@ def _group(
             known[conf] = {"boxes": sum(map(int, map(np.count_nonzero, shown)))}
             if settings.track:
                 found = [Tracks.of(*one, conf) for one in sources]
-                known[conf] |= {
-                    "tracks": sum(len(one.starts) for one in found),
-                    "false_starts": sum(one.false_starts(short) for one in found),
-                    "fragments": sum(one.fragments() for one in found),
-                    **_scores(recordings, found, settings, card),
-                }
+                known[conf]["tracks"] = sum(len(one.starts) for one in found)
+                known[conf]["false_starts"] = sum(one.false_starts(short) for one in found)
+                known[conf]["fragments"] = sum(one.fragments() for one in found)
+                known[conf] |= _scores(recordings, found, settings, card)
         names = ("entered", "crossed") if zones else ()
         did = {name: sum(int(d[k][d[0] >= conf].sum()) for d in visited[zones]) for k, name in enumerate(names, 1)}
         numbers.append(known[conf] | did)
@@ -155,9 +147,8 @@ def _scores(recordings: Sequence[Recording], found: Sequence[Tracks], settings: 
         boxes = one.table.found[one.rows[order]]
         boxes.tracker_id = one.ids[order]
         ends = np.searchsorted(one.table.frame[one.rows[order]], frames)
-        for (start, end), (first, last), frame in zip(
-            pairwise(ends), pairwise(np.searchsorted(truth[:, 0], frames)), one.table.frames, strict=True
-        ):
+        places = pairwise(ends), pairwise(np.searchsorted(truth[:, 0], frames)), one.table.frames
+        for (start, end), (first, last), frame in zip(*places, strict=True):
             part = truth[first:last]
             class_id, crowd, number = part[:, 1].astype(np.int64), part[:, 2] > 0, part[:, 3].astype(np.int64)
             size = frame.width, frame.height
@@ -223,8 +214,7 @@ def track(table: Table, rows: Ints, settings: Settings) -> Ints:
     return ids
 
 
-@dataclass(frozen=True)
-class Tracks:
+class Tracks(NamedTuple):
     """Tracks, as far as their boxes are shown."""
 
     table: Table
@@ -303,11 +293,7 @@ def spans(low: Ints, high: Ints) -> tuple[Ints, Ints]:
 def visits(tracks: Tracks, places: Places, buffer: float) -> tuple[Array, Array, Array]:
     """What each appearance of a track, which ends when it has not been seen for `buffer` seconds, has done.
 
-    Args:
-        tracks: with all their boxes, also those that are not shown.
-
-    Returns:
-        (n,) the highest confidence of its boxes, zones entered and lines crossed.
+    Returns (n,) the highest confidence of its boxes, also of those that are not shown, zones entered and lines crossed.
     """
     table, rows = tracks.table, tracks.rows
     frame = table.frame[rows]
@@ -344,8 +330,7 @@ def _entries(zone: Zone, points: Array, diagonals: Array, of: Array) -> Array:
     margin = np.where(first, 0, np.minimum(events.MARGIN * diagonals, events.SMALL * zone.span))
     clear = np.flatnonzero(first | (np.abs(depth) > margin))
     inside = depth[clear] > margin[clear]
-    entered: Array = clear[inside & (first[clear] | ~np.roll(inside, 1))]
-    return entered
+    return np.asarray(clear[inside & (first[clear] | ~np.roll(inside, 1))])
 
 
 def _crossings(line: Line, points: Array, diagonals: Array, of: Array) -> Array:
@@ -355,5 +340,4 @@ def _crossings(line: Line, points: Array, diagonals: Array, of: Array) -> Array:
     old, new = clear[:-1], clear[1:]
     turned = ((side[old] > 0) != (side[new] > 0)) & (of[old] == of[new])
     crossed = [line.crossed(tuple(points[a]), tuple(points[b])) for a, b in zip(old[turned], new[turned], strict=True)]
-    done: Array = new[turned][np.array(crossed, np.bool_)]
-    return done
+    return np.asarray(new[turned][np.array(crossed, np.bool_)])

@@ -146,7 +146,7 @@ class Events:
     ) -> Iterator[FrameResult]:
         """The results with their events. `reader_of` and `stopped` are those of `stages.write`."""
         from framefuse.sinks.canvas import FrameConverter
-        from framefuse.sinks.events import thumbnail
+        from framefuse.sinks.records import thumbnail
 
         converter, previous, why = FrameConverter(), dict[int, str](), "stopped"
         try:

@@ -25,7 +25,7 @@ from framefuse.kernels.drawing import call as drawing
 from framefuse.kernels.masks.call import composite
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS
 from framefuse.prediction import Detections, Masks, Result
-from framefuse.sinks._base import tracks_of
+from framefuse.sinks.base import UNTINTED, tracks_of
 
 Plane = NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -33,8 +33,6 @@ Colour = tuple[int, int, int]
 
 TINT = 115
 """Opacity of masks, 0..255."""
-UNTINTED = "background"
-"""The class that masks do not tint."""
 
 KEPT_CLEAR = 64
 """Number of labels, of the most confident detections, that others must not cover if there is space beside them."""

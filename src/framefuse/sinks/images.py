@@ -14,11 +14,10 @@ from PIL import Image
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result, cut
 from framefuse.sinks import SinkContext
-from framefuse.sinks._base import FolderSink
-from framefuse.sinks._lines import sink_errors, write_whole
+from framefuse.sinks.base import FolderSink
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator, Trails
-from framefuse.sinks.run_folder import shorten
+from framefuse.sinks.run_folder import shorten, sink_errors, written_whole
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
@@ -65,10 +64,11 @@ class StillsSink(FolderSink):
 
     def _save(self, name: str, image: NDArray[np.uint8]) -> None:
         """Write (height, width, 3) RGB as PNG or JPEG, by the suffix. The file gets its name once it is complete."""
-        path, file = self._context.output(name), io.BytesIO()
+        path, data = self._context.output(name), io.BytesIO()
         kind = "PNG" if path.suffix == ".png" else "JPEG"
-        Image.fromarray(image).save(file, kind, quality=self._quality, subsampling=0, compress_level=1)
-        write_whole(path, file.getvalue())
+        Image.fromarray(image).save(data, kind, quality=self._quality, subsampling=0, compress_level=1)
+        with written_whole(path) as file:
+            file.write(data.getvalue())
 
 
 class ImagesSink(StillsSink):

@@ -22,8 +22,8 @@ from framefuse.common.version import __version__
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
-from framefuse.sinks._base import RecordSink, tracks_of
-from framefuse.sinks._lines import encode, finished, sink_errors
+from framefuse.sinks.base import RecordSink, tracks_of
+from framefuse.sinks.run_folder import encode, sink_errors, written_whole
 
 SCHEMA = 1
 """Version of the columns; incremented when one changes its meaning or is removed."""
@@ -134,7 +134,7 @@ def complete(stream: Path) -> int:
         if first is None or ABOUT not in (first.schema.metadata or {}):
             return 0
         with (
-            finished(stream, stream.with_name(stream.name.removesuffix(STREAM) + "parquet")) as out,
+            written_whole(stream.with_name(stream.name.removesuffix(STREAM) + "parquet"), stream) as out,
             arrow.parquet.ParquetWriter(out, first.schema, compression="zstd") as writer,
         ):
             group: list[Any] = []

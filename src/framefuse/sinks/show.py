@@ -9,7 +9,7 @@ from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink
+from framefuse.sinks.base import BaseSink
 
 REMEDY = "pip install opencv-python (not -headless) and run with a display, or do not use show"
 LARGEST = (1280, 720)

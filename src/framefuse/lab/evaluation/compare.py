@@ -16,8 +16,7 @@ from framefuse.common.text import in_markdown
 from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, Scores, TrackScores
-from framefuse.sinks._lines import encode, open_output, write_error
-from framefuse.sinks.run_folder import output_path
+from framefuse.sinks.run_folder import encode, open_output, output_path, write_error
 
 FILES = "scores.json", "val.md"
 LEGEND = 12

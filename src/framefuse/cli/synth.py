@@ -79,8 +79,8 @@ def write_clip(
     """
     from framefuse.sinks.canvas import planes_of
     from framefuse.sinks.mp4 import Encoding, Mp4File
+    from framefuse.sources.images import to_video
     from framefuse.sources.source import SYNTHETIC_TITLE
-    from framefuse.sources.synthetic import to_video
     from framefuse.world.coco import CocoTruth
 
     stem = f"{world.scene}-{world.split}-{world.seed}"

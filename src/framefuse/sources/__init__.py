@@ -44,7 +44,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     elif not isinstance(options, SourceOptions):
         raise UsageError(f"options is {brief(options)}", remedy="pass framefuse.SourceOptions(...)")
     if is_camera(source):
-        from framefuse.sources.camera import open_camera
+        from framefuse.sources.live import open_camera
 
         return open_camera(str(source), options)
     if isinstance(source, (str, Path)):
@@ -86,7 +86,7 @@ def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:
     if scheme in SCHEMES:
         return cast("Source", importlib.import_module(SCHEMES[scheme]).open_live(uri, options))
     if scheme == "synthetic":
-        from framefuse.sources.synthetic import open_synthetic
+        from framefuse.sources.images import open_synthetic
 
         return open_synthetic(uri, options)
     from importlib.metadata import entry_points

@@ -1,4 +1,4 @@
-"""FFmpeg through PyAV: a file as a container, its packets to decoded frames to `Frame`; and the decoder interface.
+"""FFmpeg through PyAV: a file as a container, its packets to decoded frames to `Frame`.
 
 A `Frame` has the planes of a decoded frame in place, and what their samples mean.
 """
@@ -13,7 +13,7 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -73,32 +73,11 @@ CONVERSIONS = {"yuyv422": "yuv422p", "uyvy422": "yuv422p", "yvyu422": "yuv422p",
 """Formats outside PIXEL_FORMATS with a lossless equivalent in it, besides big-endian ones; all others become rgb24."""
 
 
-class Decoder(Protocol):
-    """Decodes the packets of one stream.
+class HostDecoder:
+    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec (`on_change`: from, to), which PyAV does not.
 
     A decoded frame has pts, time_base, width, height and is_corrupt, as PyAV's frames have.
     """
-
-    codec: str
-    """FFmpeg's name of the codec that it decodes now."""
-
-    def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
-        """Decoded frames that are ready after this packet; an empty packet flushes the decoder.
-
-        Raises:
-            EOFError: there are no more.
-            av.FFmpegError: the packet is damaged.
-        """
-
-    def restart(self) -> None:
-        """The next packet does not follow the last one."""
-
-    def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:
-        """A decoded frame as a `Frame`; `facts` are the keyword arguments of `wrap`."""
-
-
-class HostDecoder:
-    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec (`on_change`: from, to), which PyAV does not."""
 
     def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str, str], None]) -> None:
         self.codec: str = stream.codec_context.name
@@ -108,6 +87,12 @@ class HostDecoder:
         self._configure()
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
+        """Decoded frames that are ready after this packet; an empty packet flushes the decoder.
+
+        Raises:
+            EOFError: there are no more.
+            av.FFmpegError: the packet is damaged.
+        """
         if self._follows and packet.size and (codec := changed_codec(self._stream, self.codec)):
             return self._change(packet, codec)
         decoded: Iterable[Any] = self._context.decode(packet if packet.size else None)
@@ -135,7 +120,7 @@ class HostDecoder:
             context.flags |= av.codec.context.Flags.low_delay
 
     def restart(self) -> None:
-        """PyAV flushes the decoder when it seeks."""
+        """The next packet does not follow the last one: PyAV flushes the decoder when it seeks."""
 
     def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:
         return wrap(decoded, info, **facts)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import av
 
@@ -20,7 +20,6 @@ from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.sources.ffmpeg import (
     NOT_VIDEO,
-    Decoder,
     HostDecoder,
     changed_codec,
     check_size,
@@ -30,6 +29,9 @@ from framefuse.sources.ffmpeg import (
     open_container,
 )
 from framefuse.sources.source import SYNTHETIC_TITLE, Frames, PullSource, SourceInfo, SourceOptions, note
+
+if TYPE_CHECKING:
+    from framefuse.sources.nvdec import NvDecoder
 
 READ_ERRORS_IN_A_ROW = 16
 """Consecutive failed reads after which the rest of the file is given up."""
@@ -62,7 +64,8 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
             from framefuse.sources.nvdec import choose_decoder
 
             first_frame = partial(_first_frame, path, video.info, options.max_pixels)
-            video.decoder, why = choose_decoder(video.stream, options, video.info, first_frame, video.decoder)
+            decoder, why = choose_decoder(video.stream, options, video.info, first_frame)
+            video.decoder = decoder or video.decoder
             note(video.info, why)
     except BaseException:
         container.close()
@@ -93,7 +96,7 @@ class _Video:
     time_base: Fraction
     origin: int
     """First pts of the stream, from which `start` and `end` count."""
-    decoder: Decoder = field(init=False)
+    decoder: HostDecoder | NvDecoder = field(init=False)
     decoded: int = 0
     hidden: int = 0
     """Packets that an edit list excludes from the presentation."""

@@ -1,4 +1,4 @@
-"""Images: files, decoded by Pillow, and NumPy and PIL images in memory."""
+"""Images: files, decoded by Pillow, NumPy and PIL images in memory, and those of the synthetic world."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import av
 import numpy as np
 
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
-from framefuse.sources.ffmpeg import check_size
+from framefuse.sources.ffmpeg import LIMITED, check_size, wrap
 from framefuse.sources.source import IMAGE_FORMATS, Frames, PullSource, SourceInfo, SourceOptions, is_image, note
 
 if TYPE_CHECKING:
@@ -230,3 +231,35 @@ def _array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
     if isinstance(image, np.ndarray):
         return Frame.from_array(image, index=index, source_id=SOURCE_ID)
     return _wrap(image, info, f"{SOURCE_ID} {index}", index=index, source_id=SOURCE_ID)
+
+
+def open_synthetic(uri: str, options: SourceOptions) -> PullSource:
+    """Open a synthetic world. `start` and `vid_stride` cost nothing, as no frame depends on an earlier one.
+
+    Raises:
+        UsageError: the address has an unknown scene or key, or a wrong value.
+    """
+    from framefuse.world import World
+
+    world = World.parse(uri)
+    start, end = options.span
+    first = math.ceil(start * world.fps)
+    last = world.frames if end is None else min(world.frames, math.ceil(end * world.fps))
+    numbers = range(first, last, options.vid_stride)
+    info = SourceInfo(uri, "synthetic", *world.size, world.fps, len(numbers), synthetic=True)
+    info.notes.append(f"synthetic world, version {world.version}")
+
+    def frames(closed: threading.Event) -> Frames:
+        for number in numbers:
+            av_frame, index = to_video(world[number].image), number - first
+            yield wrap(av_frame, info, index=index, source_id=uri, pts=number, time_base=1 / world.fps)
+
+    return PullSource(info, frames)
+
+
+def to_video(image: Any) -> av.VideoFrame:
+    """(h, w, 3) uint8 RGB -> yuv420p, converted to and tagged as BT.709 limited range."""
+    av_frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+    av_frame = av_frame.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
+    av_frame.colorspace, av_frame.color_range = 1, LIMITED  # BT.709 (ITU-T H.273, MatrixCoefficients)
+    return av_frame

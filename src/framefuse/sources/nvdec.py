@@ -33,7 +33,6 @@ from framefuse.cuda.device import LESS_MEMORY
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.sources.annexb import NAL_TYPES, AnnexB
-from framefuse.sources.ffmpeg import Decoder
 from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 CODECS = {name: name.upper() for name in ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4")} | {"mpeg2video": "MPEG2"}
@@ -52,17 +51,16 @@ _querying = threading.Lock()
 
 
 def choose_decoder(
-    stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame], host: Decoder
-) -> tuple[Decoder, str]:
-    """NVDEC if it can decode this stream, else FFmpeg on the host; and the reason.
+    stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame]
+) -> tuple[NvDecoder | None, str]:
+    """NVDEC if it can decode this stream, else None: FFmpeg on the host; and the reason.
 
     Args:
         first_frame: decodes the first frame on the host; it tells what the header does not (colours, rotation).
-        host: FFmpeg's decoder for the stream.
     """
 
-    def on_host(reason: str | None) -> tuple[Decoder, str]:
-        return host, f"decoded by FFmpeg on the host: {reason}"
+    def on_host(reason: str | None) -> tuple[None, str]:
+        return None, f"decoded by FFmpeg on the host: {reason}"
 
     try:
         module = load_nvdec()
@@ -195,7 +193,7 @@ class _Copy:
 
 
 class NvDecoder:
-    """NVDEC for one stream.
+    """NVDEC for one stream, with the methods of `HostDecoder`.
 
     Args:
         sample: the first frame, decoded on the host: all frames have its colours and rotation.

@@ -29,13 +29,13 @@ from framefuse.common.files import Files
 from framefuse.common.redact import brief, redact_source
 from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
-from framefuse.errors import EngineError, FramefuseError, SinkError, SourceError, UsageError
+from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
 from framefuse.report.facts import ErrorFacts, few
 from framefuse.report.report import Report
 from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import writes
-from framefuse.sinks.run_folder import make_run_folder, output_path
+from framefuse.sinks.run_folder import make_run_folder, output_path, written_whole
 from framefuse.sources.paths import videos_in
 from framefuse.sources.source import endless
 
@@ -213,12 +213,8 @@ class Fleet:
         finally:
             report = self.report = self._report(started)
             if self.folder is not None:
-                path = self.folder / RESULT
-                try:
-                    path.write_text(report.to_json(), encoding="utf-8")
-                except OSError as error:
-                    reason = f"cannot write {path}: {error.strerror}"
-                    raise SinkError(reason, remedy="choose another --project") from error
+                with written_whole(self.folder / RESULT) as file:
+                    file.write(report.to_json().encode())
         on_count(report.frames)
         if not report.frames:
             if report.errors:

@@ -19,7 +19,7 @@ from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.run_folder import shorten, sink_errors, written_whole
 
-JPEG_SUFFIXES = {".jpg", ".jpeg"}
+JPEG_SUFFIXES, QUALITY = {".jpg", ".jpeg"}, 92
 
 
 class RgbAnnotator:
@@ -53,20 +53,19 @@ def draw(result: Result, frame: Frame | None = None, *, views: bool = False) -> 
 
 
 class StillsSink(FolderSink):
-    """Writes images; `quality` is that of JPEG, 1..95."""
+    """Writes images."""
 
     needs_frame = True
 
-    def __init__(self, *, quality: int = 92) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._quality = quality
         self._converter = FrameConverter()
 
     def _save(self, name: str, image: NDArray[np.uint8]) -> None:
         """Write (height, width, 3) RGB as PNG or JPEG, by the suffix. The file gets its name once it is complete."""
         path, data = self._context.output(name), io.BytesIO()
         kind = "PNG" if path.suffix == ".png" else "JPEG"
-        Image.fromarray(image).save(data, kind, quality=self._quality, subsampling=0, compress_level=1)
+        Image.fromarray(image).save(data, kind, quality=QUALITY, subsampling=0, compress_level=1)
         with written_whole(path) as file:
             file.write(data.getvalue())
 
@@ -77,14 +76,13 @@ class ImagesSink(StillsSink):
     Frames that do not come from image files are named <stem>_<frame>.png.
 
     Args:
-        quality: of JPEG, 1..95.
         trail, views: see `RgbAnnotator`.
     """
 
     name = "images"
 
-    def __init__(self, *, quality: int = 92, trail: float = 0.0, views: bool = False) -> None:
-        super().__init__(quality=quality)
+    def __init__(self, *, trail: float = 0.0, views: bool = False) -> None:
+        super().__init__()
         self._annotator = RgbAnnotator(trail, views=views)
 
     def open(self, context: SinkContext) -> None:
@@ -107,14 +105,13 @@ class FramesSink(StillsSink):
 
     Args:
         hits: only frames with detections.
-        quality: of the JPEG, 1..95.
     """
 
     name = "frames"
     folder = "images"
 
-    def __init__(self, *, hits: bool = False, quality: int = 92) -> None:
-        super().__init__(quality=quality)
+    def __init__(self, *, hits: bool = False) -> None:
+        super().__init__()
         self._hits = hits
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -127,9 +124,6 @@ class CropsSink(StillsSink):
     """Writes crops/<class>/<stem>_<frame>_<number>.jpg, where the number counts the objects of a frame from 0.
 
     A crop covers every pixel that the box touches. Tools that train classifiers read such folders.
-
-    Args:
-        quality: of the JPEG, 1..95.
     """
 
     name = "crops"

@@ -6,7 +6,7 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import av
 import numpy as np
@@ -170,31 +170,18 @@ class VideoSink(BaseSink):
 
     Args:
         encoder: FFmpeg's name; there is no fallback (`choose_encoder` checks in advance).
-        crf, preset, gpu: see `encoder_options`.
-        threads: of the encoder; 0: its default.
-        audio: copy the audio of a source that is a file.
         trail: seconds of its path that are drawn of each track.
         views: outline the views of each frame.
+        options: see `encoder_options`.
     """
 
     name = "video"
     needs_frame = True
 
-    def __init__(
-        self,
-        *,
-        encoder: str = SOFTWARE,
-        crf: int = 23,
-        preset: str = "ultrafast",
-        threads: int = 0,
-        audio: bool = True,
-        gpu: int | None = None,
-        trail: float = 0.0,
-        views: bool = False,
-    ) -> None:
+    def __init__(self, *, encoder: str = SOFTWARE, trail: float = 0.0, views: bool = False, **options: Any) -> None:
         super().__init__()
-        self._encoder, self._audio, self._trail, self._views = encoder, audio, trail, views
-        self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
+        self._encoder, self._trail, self._views = encoder, trail, views
+        self._options = partial(encoder_options, encoder, **options)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
         self._largest = VideoFormat(0, 0, Meaning("bt601", False))
@@ -252,7 +239,7 @@ class VideoSink(BaseSink):
         codec = self._encoder, *self._options(rate=rate), self._times.time_base, rate
         file = Mp4File(path, Encoding(*codec, width, height, *format.meaning, aspect), part=self._context.ends)
         self.paths.append(path)
-        if self._audio and source.path is not None and source.kind == "file":
+        if source.path is not None and source.kind == "file":
             start = Fraction(0) if frame.pts is None else frame.pts * frame.time_base
             file.add_audio(source.path, start=start, offset=self._times.offset, notes=self.notes)
         return file
@@ -327,7 +314,7 @@ def nvenc_refuses(gpu: int) -> str | None:
 
 
 def encoder_options(
-    encoder: str, *, crf: int, preset: str, rate: Fraction, threads: int = 0, gpu: int | None = None
+    encoder: str, *, rate: Fraction, crf: int = 23, preset: str = "ultrafast", threads: int = 0, gpu: int | None = None
 ) -> tuple[dict[str, str], int]:
     """The encoder's own options, and its threads.
 
@@ -350,11 +337,7 @@ def encoder_options(
 
 
 def _limit_delay(preset: str, rate: Fraction) -> tuple[dict[str, str], int]:
-    """Options of x264, and its threads, with which it holds back at most the frames of ENCODER_SECONDS.
-
-    What is still in the encoder when the process is killed is lost. By default x264 holds back up to 60 frames and one
-    for each thread.
-    """
+    """Options of x264, and its threads, to hold back at most ENCODER_SECONDS of frames, which a kill loses, not 60."""
     if preset not in PRESETS:
         return {}, 0
     frames = int(rate * Fraction(ENCODER_SECONDS))

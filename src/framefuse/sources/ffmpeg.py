@@ -253,33 +253,21 @@ def wrap(
     shapes = meaning.format.plane_shapes(av_frame.width, av_frame.height)
     pairs = zip(av_frame.planes, shapes, strict=False)
     planes = tuple(_plane(plane, shape, meaning.format.dtype, info) for plane, shape in pairs)
-    return Frame(
-        planes,
-        meaning.format,
-        index=index,
-        matrix="rgb" if packed else meaning.matrix,
-        full_range=packed or meaning.full_range,
-        rotation=_rotation(av_frame, info, first=index == 0),
-        sample_aspect_ratio=sample_aspect_ratio,
-        owner=av_frame,
-        **facts,
-    )
+    facts |= {"matrix": "rgb" if packed else meaning.matrix, "full_range": packed or meaning.full_range}
+    facts |= {"rotation": _rotation(av_frame, info, first=index == 0), "sample_aspect_ratio": sample_aspect_ratio}
+    return Frame(planes, meaning.format, index, owner=av_frame, **facts)
 
 
 def check_size(width: int, height: int, source_id: str, max_pixels: int | None = None) -> None:
     """SourceError: a side is zero or larger than MAX_SIDE, or there are more pixels than the option `max_pixels`."""
+    what, remedy = f"{source_id}: the frame size {width}x{height}", "check that the file is not damaged"
     if min(width, height) < 1:
         raise SourceError(f"{source_id}: the frame size is {width}x{height}", remedy="check that the file is complete")
     if max(width, height) > MAX_SIDE:
-        raise SourceError(
-            f"{source_id}: the frame size {width}x{height} exceeds {MAX_SIDE} pixels per side",
-            remedy="check that the file is not damaged, or scale it down first",
-        )
+        raise SourceError(f"{what} exceeds {MAX_SIDE} pixels per side", remedy=f"{remedy}, or scale it down first")
     if max_pixels is not None and width * height > max_pixels:
-        raise SourceError(
-            f"{source_id}: the frame size {width}x{height} ({width * height} pixels) exceeds max_pixels ({max_pixels})",
-            remedy="check that the file is not damaged, scale it down first, or raise the option max_pixels",
-        )
+        problem = f"{what} ({width * height} pixels) exceeds max_pixels ({max_pixels})"
+        raise SourceError(problem, remedy=f"{remedy}, scale it down first, or raise the option max_pixels")
 
 
 @lru_cache(maxsize=64)

@@ -44,7 +44,10 @@ POLL = 0.002
 """Seconds between two reads of a camera that has no new frame."""
 
 
-def open_live(uri: str, options: SourceOptions, *, random: Random | None = None) -> PullSource:
+def open_live(
+    uri: str,
+    options: SourceOptions,
+) -> PullSource:
     """Open a stream.
 
     RTSP runs over TCP; `?transport=udp` at the end of an rtsp address selects UDP (the key is not sent to the server).
@@ -70,7 +73,7 @@ def open_live(uri: str, options: SourceOptions, *, random: Random | None = None)
         StreamError: on iteration: the stream was given up.
     """
     address = Address.parse(uri, options.tls_verify)
-    live = _Live(address, options, random or Random())
+    live = _Live(address, options)
     if address.verified is False:
         note(live.info, "the certificate of the server is not verified")
     if address.scheme in ("http", "https"):
@@ -81,10 +84,10 @@ def open_live(uri: str, options: SourceOptions, *, random: Random | None = None)
 class _Live:
     """The stream across all its connections."""
 
-    def __init__(self, address: Address, options: SourceOptions, random: Random) -> None:
+    def __init__(self, address: Address, options: SourceOptions) -> None:
         self.info = SourceInfo(str(address), "live")
         self._address, self._options = address, options
-        self._backoff = Backoff(options.reconnect, options.reconnect_max_delay, random)
+        self._backoff = Backoff(options.reconnect, options.reconnect_max_delay, Random())
         self._connection: Connection | None = None
         self._delivered = False
         self._losses = self._unreadable = 0

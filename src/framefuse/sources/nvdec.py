@@ -219,7 +219,8 @@ class NvDecoder:
         self._template: Frame | None = None
         """A validated frame of this geometry, from which the others are made."""
         self._closed = threading.Event()
-        self._planes: dict[tuple[int, int, int, int, int], tuple[Any, Any]] = {}
+        self._planes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        """Luma and chroma of a surface, by its addresses and geometry."""
         self.restart()
 
     def restart(self) -> None:
@@ -284,20 +285,14 @@ class NvDecoder:
     def _open(self) -> None:
         # Memory that was free when NVDEC was chosen may now be in use, by the model for instance.
         if self._device not in _started and (free := free_memory()) < MEMORY_NEEDED:
-            raise GpuMemoryError(
-                f"not enough GPU memory to start NVDEC: {free / 1e6:.0f} MB free, {MEMORY_NEEDED / 1e6:.0f} MB needed",
-                remedy=LESS_MEMORY,
-            )
+            lacking = f"{free / 1e6:.0f} MB free, {MEMORY_NEEDED / 1e6:.0f} MB needed"
+            raise GpuMemoryError(f"not enough GPU memory to start NVDEC: {lacking}", remedy=LESS_MEMORY)
         latency = self._module.DisplayDecodeLatencyType
         try:
-            self._decoder = self._module.CreateDecoder(
-                gpuid=self._device,
-                codec=getattr(self._module.cudaVideoCodec, CODECS[self.codec]),
-                cudacontext=0,
-                cudastream=self._stream.ptr,
-                usedevicememory=True,
-                latency=latency.LOW if self._low_latency else latency.NATIVE,
-            )
+            codec = getattr(self._module.cudaVideoCodec, CODECS[self.codec])
+            how = {"codec": codec, "latency": latency.LOW if self._low_latency else latency.NATIVE}
+            where = {"gpuid": self._device, "cudacontext": 0, "cudastream": self._stream.ptr, "usedevicememory": True}
+            self._decoder = self._module.CreateDecoder(**where, **how)
         except Exception as error:  # PyNvVCException, and plain RuntimeError
             raise EngineError(f"cannot start NVDEC: {(str(error).splitlines() or [''])[0][:200]}") from error
         _started.add(self._device)
@@ -314,7 +309,10 @@ class NvDecoder:
             planes, ready, owner = copy.planes, copy.ready, copy.memory
         else:
             self._leases.append(lease)
-            planes, ready, owner = self._surface_planes(decoded), decoded.ready, decoded.owner
+            key = decoded.luma, decoded.chroma, *geometry
+            if key not in self._planes:
+                self._planes[key] = self._arrays(decoded.luma, decoded.chroma, decoded)
+            planes, ready, owner = self._planes[key], decoded.ready, decoded.owner
         if self._template is None or geometry != self._geometry:
             self._geometry = geometry
             self._template = Frame(planes, self._format, **self._colour)
@@ -345,13 +343,6 @@ class NvDecoder:
             driver.copy(start + luma, surface.chroma, size - luma, self._stream)
         driver.record(copy.ready, self._stream)
         return copy
-
-    def _surface_planes(self, surface: Surface) -> tuple[Any, Any]:
-        """Luma and chroma of a surface, cached by address."""
-        key = surface.luma, surface.chroma, surface.pitch, surface.width, surface.height
-        if key not in self._planes:
-            self._planes[key] = self._arrays(surface.luma, surface.chroma, surface)
-        return self._planes[key]
 
     def _arrays(self, luma: int, chroma: int, surface: Surface) -> tuple[Any, Any]:
         """CuPy arrays over planes with the geometry of a surface at these addresses."""

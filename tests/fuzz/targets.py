@@ -26,9 +26,8 @@ from framefuse.models.card import read_card
 from framefuse.report.report import Report, build_report
 from framefuse.sinks import labels
 from framefuse.sinks.repair import repair_folder
-from framefuse.sources import SourceOptions, open_source
+from framefuse.sources import SourceOptions, open_source, videos_in
 from framefuse.sources.address import Address
-from framefuse.sources.paths import videos_in
 from framefuse.world import World
 from measured import measurements
 

@@ -77,7 +77,7 @@ def write_clip(
     Raises:
         SinkError: a file already exists, or cannot be written.
     """
-    from framefuse.sinks.canvas import planes_of
+    from framefuse.sinks.images import planes_of
     from framefuse.sinks.mp4 import Encoding, Mp4File
     from framefuse.sources.images import to_video
     from framefuse.sources.source import SYNTHETIC_TITLE

@@ -36,7 +36,7 @@ from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import writes
 from framefuse.sinks.run_folder import make_run_folder, output_path, written_whole
-from framefuse.sources.paths import videos_in
+from framefuse.sources import videos_in
 from framefuse.sources.source import endless
 
 DECODERS = 16

@@ -61,8 +61,7 @@ def _work(connection: Connection) -> int:
     from framefuse.errors import FramefuseError, SourceError
     from framefuse.pipeline import Pipeline
     from framefuse.report.facts import ErrorFacts
-    from framefuse.sources import open_source
-    from framefuse.sources.paths import SharedList
+    from framefuse.sources import SharedList
 
     pipeline, frames, begin, sent = None, 0, 0.0, 0.0
     try:
@@ -70,7 +69,7 @@ def _work(connection: Connection) -> int:
         first = next(inputs, None)
         if first is None:
             return 0
-        shared = SharedList(itertools.chain([first], inputs), open_source, job["readers"])
+        shared = SharedList(itertools.chain([first], inputs), job["readers"])
         pipeline = Pipeline(shared, job["model"], **job["settings"])
         for _ in pipeline:
             frames += 1

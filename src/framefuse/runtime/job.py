@@ -22,7 +22,7 @@ from framefuse.errors import UsageError
 from framefuse.models.card import Card
 from framefuse.runtime.requested_sinks import writes
 from framefuse.sinks.run_folder import Manifest
-from framefuse.sources.paths import PathList, SharedList, find, is_image_path
+from framefuse.sources import PathList, SharedList, find, is_image_path
 from framefuse.sources.source import is_camera
 
 ELSEWHERE = {

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import Matrix
-from framefuse.sinks.canvas import planes_of
+from framefuse.sinks.images import planes_of
 from framefuse.sinks.run_folder import check_unmoved, make_durable, open_output, part_of, write_error
 from framefuse.sources.ffmpeg import TAGS, demuxed
 

@@ -25,7 +25,7 @@ from framefuse.kernels.drawing import call as drawing
 from framefuse.kernels.masks.call import composite
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS
 from framefuse.prediction import Detections, Masks, Result
-from framefuse.sinks.base import UNTINTED, tracks_of
+from framefuse.sinks import UNTINTED, tracks_of
 
 Plane = NDArray[np.uint8]
 Colour = tuple[int, int, int]

@@ -23,8 +23,7 @@ from PIL import Image
 
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result, cut
-from framefuse.sinks import SinkContext
-from framefuse.sinks.base import FolderSink
+from framefuse.sinks import FolderSink, SinkContext
 from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.run_folder import shorten, sink_errors, written_whole
 from framefuse.sources.ffmpeg import SWS_MATRIX

@@ -24,8 +24,7 @@ import numpy as np
 from framefuse.errors import SinkError
 from framefuse.frame import Frame
 from framefuse.prediction import Masks, Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks.base import UNTINTED, BaseSink, RecordSink, rows_of, tracks_of
+from framefuse.sinks import UNTINTED, BaseSink, RecordSink, SinkContext, rows_of, tracks_of
 from framefuse.sinks.run_folder import RecordFile, encode, is_json, make_durable, part_of, sink_errors, written_whole
 
 Record = Mapping[str, Any]

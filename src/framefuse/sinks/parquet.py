@@ -22,7 +22,7 @@ from framefuse.common.version import __version__
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
-from framefuse.sinks.base import RecordSink, tracks_of
+from framefuse.sinks import RecordSink, tracks_of
 from framefuse.sinks.run_folder import encode, sink_errors, written_whole
 
 SCHEMA = 1

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from framefuse.frame import Frame
 from framefuse.prediction import Best, Change, Crossing, Event, Result, Visit
-from framefuse.sinks import SinkContext
-from framefuse.sinks.base import FolderSink, RecordSink, rows_of
+from framefuse.sinks import FolderSink, RecordSink, SinkContext, rows_of
 from framefuse.sinks.run_folder import RecordFile, encode, make_folder_durable, open_folder, written_whole
 
 SCHEMA = 2

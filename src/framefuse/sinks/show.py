@@ -8,8 +8,7 @@ import sys
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks.base import BaseSink
+from framefuse.sinks import BaseSink, SinkContext
 
 REMEDY = "pip install opencv-python (not -headless) and run with a display, or do not use show"
 LARGEST = (1280, 720)

@@ -18,8 +18,7 @@ from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks.base import BaseSink
+from framefuse.sinks import BaseSink, SinkContext
 from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.images import FrameConverter, Meaning, Plane, planes_of, upright
 from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File

@@ -6,7 +6,6 @@ Only live sources have threads, one per connection, because FFmpeg's network rea
 from __future__ import annotations
 
 import glob
-import importlib
 import itertools
 import os
 import re
@@ -109,7 +108,9 @@ def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:
             raise UsageError(f"{brief(uri)} names no file", remedy="write file:///folder/name")
         return _open_text(Path(path), options)
     if scheme in SCHEMES:
-        return cast("Source", importlib.import_module(SCHEMES[scheme]).open_live(uri, options))
+        from framefuse.sources.live import open_live
+
+        return open_live(uri, options)
     if scheme == "synthetic":
         from framefuse.sources.images import open_synthetic
 

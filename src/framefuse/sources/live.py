@@ -101,15 +101,14 @@ class _Live:
         return self._connection
 
     def _codec_changed(self, before: str, after: str) -> None:
-        self._note(f"the codec changes from {before} to {after}")
-        self._warn(f"the codec changes from {before} to {after}")
+        self._tell(f"the codec changes from {before} to {after}")
 
     def _silent(self) -> None:
         """Warn about a silent server, unless this is a retry after a loss that was already reported."""
         if not self._backoff.failures:
             what = "frame" if self._delivered or (self._connection and self._connection.facts) else "answer"
             timeout = f"{self._options.timeout:g} s (option timeout)"
-            self._warn(f"no {what} for {PATIENCE:g} s; the connection counts as lost after {timeout}")
+            self._tell(f"no {what} for {PATIENCE:g} s; the connection counts as lost after {timeout}", noted=False)
 
     def probe(self) -> None:
         """Connect now to find out whether the stream is finite."""
@@ -175,9 +174,8 @@ class _Live:
         """Record that the first frame of a connection has arrived."""
         self._learn(facts)
         if self._delivered or self._backoff.failures:
-            attempts, video = self._backoff.failures, f"{av_frame.width}x{av_frame.height} {facts.codec}"
-            self._note(f"reconnected (attempt {attempts}): {video}")
-            self._warn(f"reconnected: {video}")
+            video = f"{av_frame.width}x{av_frame.height} {facts.codec}"
+            self._tell(f"reconnected (attempt {self._backoff.failures}): {video}")
         if self._delivered:
             timeline.reconnected()
         self._delivered = True
@@ -194,7 +192,8 @@ class _Live:
         self._check_retryable(ended)
         if not self._backoff.failures:
             self._losses += self._delivered
-            self._note(f"loss {self._losses}: {ended.reason}" if self._delivered else f"no frame yet: {ended.reason}")
+            what = f"loss {self._losses}" if self._delivered else "no frame yet"
+            self._tell(f"{what}: {ended.reason}", warn=False)
         delay = None if self.info.kind == "file" else self._backoff.failed()
         if delay is None:
             tried = self._backoff.failures
@@ -207,7 +206,7 @@ class _Live:
             most = self._options.reconnect
             limit = "without limit" if most < 0 else f"up to {counted(most, 'time')}"
             what = "lost" if self._delivered else "no frame yet"
-            self._warn(f"{what}: {ended.reason}; retrying {limit} (option reconnect)")
+            self._tell(f"{what}: {ended.reason}; retrying {limit} (option reconnect)", noted=False)
         return not closed.wait(delay)
 
     def _check_retryable(self, ended: Ended) -> None:
@@ -241,16 +240,14 @@ class _Live:
             if facts.fps:
                 info.frames = max(0, round(seconds * facts.fps / options.vid_stride))
 
-    def _warn(self, text: str) -> None:
-        """Log a warning."""
-        if self._losses <= LOSSES_NOTED:
+    def _tell(self, text: str, *, warn: bool = True, noted: bool = True) -> None:
+        """Add a note for the report, and log a warning."""
+        few = self._losses <= LOSSES_NOTED
+        if few and warn:
             _logger.warning("%s: %s", self._address, text)
-
-    def _note(self, text: str) -> None:
-        """Add a note for the report."""
-        if self._losses <= LOSSES_NOTED:
+        if few and noted:
             self.info.notes.append(text)
-        else:
+        elif noted:
             note(self.info, "further losses are not noted")
 
 

@@ -19,14 +19,9 @@ from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 
-SCHEMES = dict.fromkeys(
-    ("rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt"), "framefuse.sources.live"
-)
-"""Scheme of an address -> module with `open_live(uri, options)`, imported on use.
-
-Entry points of the group `framefuse.sources` add schemes: the name is the scheme, the value a function of the same
-signature.
-"""
+SCHEMES = frozenset({"rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt"})
+"""Schemes of addresses that `live.open_live(uri, options)` reads. Entry points of the group `framefuse.sources` add
+others: the name is the scheme, the value a function of the same signature."""
 
 IMAGE_FORMATS: dict[str, tuple[str, ...]] = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),

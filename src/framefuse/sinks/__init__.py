@@ -24,16 +24,7 @@ from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
-from framefuse.sinks.run_folder import (
-    Manifest,
-    RecordFile,
-    UniqueNames,
-    check_unmoved,
-    make_folder_durable,
-    open_folder,
-    output_path,
-    shorten,
-)
+from framefuse.sinks.run_folder import Manifest, RecordFile, UniqueNames, close_folder, new_folder, output_path, shorten
 from framefuse.sources import SourceInfo
 
 SINKS: dict[str, str] = {
@@ -218,13 +209,12 @@ class FolderSink(BaseSink):
         """A folder inside the run's, created at its first use."""
         path = self._context.folder / name
         if path not in self._folders:
-            self._folders[path] = open_folder(path)
+            self._folders[path] = new_folder(path)
         return path
 
     def close(self) -> None:
         for folder, opened in self._folders.items():
-            check_unmoved(folder, opened)
-            make_folder_durable(folder)
+            close_folder(folder, opened)
 
 
 class RecordSink(BaseSink):

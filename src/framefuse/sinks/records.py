@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from framefuse.frame import Frame
 from framefuse.prediction import Best, Change, Crossing, Event, Result, Visit
 from framefuse.sinks import FolderSink, RecordSink, SinkContext, rows_of
-from framefuse.sinks.run_folder import RecordFile, encode, make_folder_durable, open_folder, written_whole
+from framefuse.sinks.run_folder import RecordFile, close_folder, encode, new_folder, written_whole
 
 SCHEMA = 2
 """Version of a JSON line; incremented when a field changes its meaning or is removed."""
@@ -224,7 +224,7 @@ class EventsSink(RecordSink):
         try:
             self._put(self._rest(key) if key is not None else [])
             if len(self.paths) > 1:
-                make_folder_durable(self.paths[1])
+                close_folder(self.paths[1], self._opened)
         finally:
             super().close()
 
@@ -234,7 +234,7 @@ class EventsSink(RecordSink):
                 name = f"{FOLDER}/{self._context.stem}_{event.track_id}.jpg"
                 if event.thumbnail:
                     if len(self.paths) == 1:
-                        open_folder(self._context.folder / FOLDER)
+                        self._opened = new_folder(self._context.folder / FOLDER)
                         self.paths.append(self._context.folder / FOLDER)
                     with written_whole(self._context.output(name)) as file:
                         file.write(event.thumbnail)

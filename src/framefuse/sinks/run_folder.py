@@ -207,8 +207,8 @@ def written_whole(path: Path, stream: Path | None = None) -> Iterator[BinaryIO]:
         raise failed from error
 
 
-def open_folder(folder: Path) -> os.stat_result:
-    """Create a folder inside the run's, for `check_unmoved`. SinkError: it cannot be created, or is a link."""
+def new_folder(folder: Path) -> os.stat_result:
+    """Create a folder inside the run's, for `close_folder`. SinkError: it cannot be created, or is a link."""
     with sink_errors(folder):
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
@@ -233,8 +233,10 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder_durable(folder: Path) -> None:
-    """The same for all files in a folder, at the end of a run, when the disk has most of them already, or SinkError."""
+def close_folder(folder: Path, opened: os.stat_result) -> None:
+    """`make_durable` for all files in a folder of `new_folder`, at the end of a run, when the disk has most of them
+    already. SinkError: it was replaced, or cannot be written."""
+    check_unmoved(folder, opened)
     with sink_errors(folder):
         for path in folder.iterdir():
             if path.is_file() and not path.is_symlink():

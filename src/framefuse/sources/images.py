@@ -209,19 +209,18 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
             info.mixed = len(sizes) > 1
     else:
         note(info, "images of an iterator: one copy per frame")
-    return PullSource(info, lambda closed: _array_frames(images, info, options, closed))
 
+    def frames(closed: threading.Event) -> Frames:
+        for index, image in enumerate(images):
+            if closed.is_set():
+                return
+            if index % options.vid_stride == 0:
+                frame = _array_frame(image, index, info)
+                if not isinstance(images, Sized):
+                    frame = replace(frame, planes=tuple(plane.copy() for plane in frame.planes), owner=None)
+                yield frame
 
-def _array_frames(images: Iterable[Any], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:
-    persistent = isinstance(images, Sized)
-    for index, image in enumerate(images):
-        if closed.is_set():
-            return
-        if index % options.vid_stride == 0:
-            frame = _array_frame(image, index, info)
-            if not persistent:
-                frame = replace(frame, planes=tuple(plane.copy() for plane in frame.planes), owner=None)
-            yield frame
+    return PullSource(info, frames)
 
 
 def _array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
@@ -259,7 +258,7 @@ def open_synthetic(uri: str, options: SourceOptions) -> PullSource:
 
 def to_video(image: Any) -> av.VideoFrame:
     """(h, w, 3) uint8 RGB -> yuv420p, converted to and tagged as BT.709 limited range."""
-    av_frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-    av_frame = av_frame.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
+    rgb = av.VideoFrame.from_ndarray(image, format="rgb24")
+    av_frame = rgb.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
     av_frame.colorspace, av_frame.color_range = 1, LIMITED  # BT.709 (ITU-T H.273, MatrixCoefficients)
     return av_frame

@@ -36,8 +36,7 @@ from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import writes
 from framefuse.sinks.run_folder import make_run_folder, output_path, written_whole
-from framefuse.sources import videos_in
-from framefuse.sources.source import endless
+from framefuse.sources import endless, videos_in
 
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.config import Settings
-from framefuse.sources import SharedList, Source, SourceOptions, open_source, videos_in
-from framefuse.sources.source import SCHEMES, is_camera
+from framefuse.sources import SharedList, Source, SourceOptions, is_camera, open_source, videos_in
+from framefuse.sources.source import SCHEMES
 
 READERS = 8
 """Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""

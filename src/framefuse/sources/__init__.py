@@ -20,29 +20,19 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
+import numpy as np
+
 from framefuse.common.names import nearby
 from framefuse.common.redact import brief, redact, redact_source
 from framefuse.common.text import counted
 from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
-from framefuse.sources.source import (
-    IMAGE_FORMATS,
-    SCHEMES,
-    Frames,
-    PullSource,
-    Source,
-    SourceInfo,
-    SourceOptions,
-    endless,
-    is_camera,
-    is_image,
-    note,
-)
+from framefuse.sources.source import FORMATS, SCHEMES, Frames, PullSource, Source, SourceInfo, SourceOptions, is_image
 
 KEY_FRAMES = 250
 """Frames between key frames, at most, in common videos: to reach frames further apart, seeking decodes less."""
 Opener = tuple[str, Callable[[], Source]]
 """Name of a source, and the function that opens it."""
-IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 VIDEO_SUFFIXES = frozenset(
     {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".m2v", ".vob", ".wmv"}
     | {".asf", ".flv", ".f4v", ".ogv", ".3gp", ".3g2", ".mxf", ".y4m", ".ivf", ".h264", ".264", ".h265", ".265"}
@@ -178,6 +168,18 @@ def open_spread(source: Any, count: int, options: SourceOptions | None = None) -
 def _positions(total: int, count: int) -> Sequence[int]:
     """`count` of the numbers 0..total-1, evenly spread."""
     return [(2 * number + 1) * total // (2 * count) for number in range(count)]
+
+
+def is_camera(source: Any) -> bool:
+    """Whether this names a camera: 0, "0" or "/dev/video0". A file named 0 is "./0"."""
+    if isinstance(source, (int, np.integer)):
+        return not isinstance(source, bool) and abs(int(source)) < 10**9
+    return isinstance(source, str) and re.fullmatch(r"(/dev/video)?[0-9]{1,9}", source) is not None
+
+
+def endless(source: Any) -> bool:
+    """Whether this names a camera or the address of a stream, which never ends."""
+    return is_camera(source) or (isinstance(source, str) and source.partition("://")[0].lower() in SCHEMES)
 
 
 class PathList(list[str]):
@@ -387,7 +389,7 @@ class _Chain:
             finally:
                 source.close()
                 for text in source.info.notes:
-                    note(self._info, f"{source.info.uri}: {text}")
+                    self._info.note(f"{source.info.uri}: {text}")
                 for cause, count in source.info.drops.items():
                     self._info.drops[cause] = self._info.drops.get(cause, 0) + count
             if not closed.is_set():
@@ -413,7 +415,7 @@ class _Chain:
         message = error.message if isinstance(error, FramefuseError) else redact(f"{type(error).__name__}: {error}")
         self.failures.append(message)
         self._info.drops["unreadable"] = self._info.drops.get("unreadable", 0) + 1
-        note(self._info, f"{name} skipped: {message}")
+        self._info.note(f"{name} skipped: {message}")
         return message
 
     def nothing(self) -> SourceError:

@@ -24,18 +24,11 @@ from numpy.typing import NDArray
 
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat, Rotation
-from framefuse.sources.source import SourceInfo, SourceOptions, note
+from framefuse.sources.source import SourceInfo, SourceOptions
 
 TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 """Keyword arguments of `av.open` for files whose tags are not UTF-8, which PyAV 19 reads without."""
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
-PACKET = 188
-"""Bytes of a transport packet (ISO/IEC 13818-1, 2.4.3)."""
-SYNC = 0x47
-PROGRAM_TABLE = 0
-"""PID of the program association table, from which a reader can start."""
-SEARCHED = 1 << 20
-"""Bytes in which a table is searched for. Broadcasts repeat it at least every half second."""
 FILTERS = {name: f"{name}_mp4toannexb" for name in ("h264", "hevc", "vvc")} | {
     "mpeg2video": "mpeg2_metadata",
     "mpeg4": "mpeg4_unpack_bframes",
@@ -201,19 +194,6 @@ def demuxed(container: Any, *streams: Any) -> Iterator[Any]:
         yield from container.demux(*streams)
 
 
-def next_program_table(path: Path, position: int) -> int | None:
-    """Position of the first program association table after the transport packet at `position`."""
-    with path.open("rb") as file:
-        file.seek(position)
-        data = file.read(SEARCHED)
-    for at in range(0, len(data) - 2, PACKET):
-        if data[at] != SYNC:
-            return None
-        if (data[at + 1] & 0x1F) << 8 | data[at + 2] == PROGRAM_TABLE and at:
-            return position + at
-    return None
-
-
 class Meaning(NamedTuple):
     """What the samples of a frame mean, and what the user should know about it."""
 
@@ -240,7 +220,7 @@ def wrap(
     colour = av_frame.colorspace, av_frame.color_range, av_frame.color_trc
     meaning = _meaning(av_frame.format.name, *colour, av_frame.interlaced_frame, sample_aspect_ratio)
     for text in meaning.notes:
-        note(info, text)
+        info.note(text)
     packed = meaning.format.layout == "packed"
     if meaning.convert:
         # As in the kernels, an unspecified matrix means BT.601.
@@ -318,7 +298,7 @@ def _plane(plane: Any, shape: tuple[int, ...], dtype: np.dtype[Any], info: Sourc
     samples = (dtype.itemsize,) if len(shape) == 2 else (shape[2] * dtype.itemsize, dtype.itemsize)
     if pitch > 0:
         return np.ndarray(shape, dtype, plane, 0, (pitch, *samples))
-    note(info, "rows are stored bottom-up: one copy per frame")
+    info.note("rows are stored bottom-up: one copy per frame")
     return np.ndarray(shape, dtype, plane, -pitch * (shape[0] - 1), (pitch, *samples)).copy()
 
 
@@ -333,12 +313,12 @@ def _rotation(av_frame: av.VideoFrame, info: SourceInfo, first: bool) -> Rotatio
         # It maps (1, 0) to (a, b) and (0, 1) to (c, d), with y downwards.
         a, b, _, c, d = struct.unpack_from("=5i", side_data)
         if a * d - b * c < 0:
-            note(info, _MIRRORED)
+            info.note(_MIRRORED)
     degrees = -av_frame.rotation
     if not degrees or _MIRRORED in info.notes:
         return 0
     quarter = round(degrees / 90) % 4
     if degrees % 90 not in (0, 1, 89):
-        note(info, f"the display matrix rotates by {degrees} degrees: {90 * quarter} used")
+        info.note(f"the display matrix rotates by {degrees} degrees: {90 * quarter} used")
     rotations: tuple[Rotation, ...] = (0, 90, 180, 270)
     return rotations[quarter]

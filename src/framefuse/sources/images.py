@@ -19,7 +19,7 @@ import numpy as np
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
 from framefuse.sources.ffmpeg import LIMITED, check_size, wrap
-from framefuse.sources.source import IMAGE_FORMATS, Frames, PullSource, SourceInfo, SourceOptions, is_image, note
+from framefuse.sources.source import FORMATS, Frames, PullSource, SourceInfo, SourceOptions, is_image
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -79,9 +79,9 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
             failures.append(error)
             info.drops["unreadable"] = len(failures)
             if len(failures) <= NAMED_FAILURES:
-                note(info, f"skipped {error.message}")
+                info.note(f"skipped {error.message}")
     if len(failures) > NAMED_FAILURES:
-        note(info, f"images skipped in all: {len(failures)}")
+        info.note(f"images skipped in all: {len(failures)}")
     if len(failures) < len(paths) or index:
         return
     if len(failures) == 1:
@@ -96,7 +96,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
     try:
         Image.init()  # without it, a format that this Pillow lacks is a KeyError
-        formats = [name for name in IMAGE_FORMATS if name in Image.OPEN]
+        formats = [name for name in FORMATS if name in Image.OPEN]
         # Pillow's warning of a large size is left out: `max_pixels` decides.
         with _filters, warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
             identified = Image.open(path, formats=formats)
@@ -112,7 +112,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         reason, remedy = str(error) or type(error).__name__, "check in an image viewer that it is complete"
         if isinstance(error, UnidentifiedImageError):  # its message only repeats the path
             reason = "not an image of a supported format, or damaged"
-            remedy += f", and save it as one of {', '.join(IMAGE_FORMATS)}"
+            remedy += f", and save it as one of {', '.join(FORMATS)}"
         raise DecodeError(f"{path}: {reason}", remedy=remedy) from error
 
 
@@ -124,7 +124,7 @@ def _sequence(image: Image.Image, info: SourceInfo) -> Iterator[int | None]:
     """Seek to each frame of a file and yield its pts; None for still images and pages."""
     if not _is_sequence(image):
         if getattr(image, "is_animated", False):
-            note(info, f"{image.format} images: only the first image of a file is read (no previews, no gain maps)")
+            info.note(f"{image.format} images: only the first image of a file is read (no previews, no gain maps)")
         yield None
         return
     clock = 0.0
@@ -146,7 +146,7 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
     if orientation in MIRRORED:
         from PIL import ImageOps
 
-        note(info, "mirrored by EXIF: flipped in a copy")
+        info.note("mirrored by EXIF: flipped in a copy")
         image = ImageOps.exif_transpose(image)
     rotation = ROTATIONS.get(orientation, 0)
     facts = {"index": index, "pts": pts, "time_base": MILLISECOND, "rotation": rotation}
@@ -164,7 +164,7 @@ def _wrap(image: Image.Image, info: SourceInfo, name: str, **facts: Any) -> Fram
         return Frame((pixels.astype(np.uint16),), PIXEL_FORMATS["gray16"], matrix="rgb", full_range=True, **facts)
     transparent = image.has_transparency_data
     if transparent:
-        note(info, "transparency is ignored")
+        info.note("transparency is ignored")
     if mode in ("L", "RGB", "RGBA"):
         target = mode
     elif mode in ("1", "LA", "La"):
@@ -173,7 +173,7 @@ def _wrap(image: Image.Image, info: SourceInfo, name: str, **facts: Any) -> Fram
         target = "RGBA"
     else:
         target = "RGB"
-        note(info, f"{mode} images are converted to RGB")
+        info.note(f"{mode} images are converted to RGB")
     pixels = np.array(image if target == mode else image.convert(target))
     format = PIXEL_FORMATS[{"L": "gray", "RGB": "rgb24", "RGBA": "rgba"}[target]]
     return Frame((pixels,), format, matrix="rgb", full_range=True, **facts)
@@ -196,7 +196,7 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
     """
     info = SourceInfo(SOURCE_ID, "array")
     if options.start is not None or options.end is not None:
-        note(info, "start and end are ignored: arrays have no timestamps")
+        info.note("start and end are ignored: arrays have no timestamps")
     images: Iterable[Any] = [source] if is_image(source) and getattr(source, "ndim", 3) < 4 else source
     if isinstance(images, Sized):
         if len(images) == 0:
@@ -208,7 +208,7 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
             sizes = {it.shape[:2] if isinstance(it, np.ndarray) else getattr(it, "size", None) for it in images}
             info.mixed = len(sizes) > 1
     else:
-        note(info, "images of an iterator: one copy per frame")
+        info.note("images of an iterator: one copy per frame")
 
     def frames(closed: threading.Event) -> Frames:
         for index, image in enumerate(images):

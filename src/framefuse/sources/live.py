@@ -21,7 +21,7 @@ from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, 
 from framefuse.sources.address import Address
 from framefuse.sources.connection import PATIENCE, Connection, Ended, Facts
 from framefuse.sources.ffmpeg import exact, wrap
-from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions, note
+from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def open_live(
     address = Address.parse(uri, options.tls_verify)
     live = _Live(address, options)
     if address.verified is False:
-        note(live.info, "the certificate of the server is not verified")
+        live.info.note("the certificate of the server is not verified")
     if address.scheme in ("http", "https"):
         live.probe()
     return PullSource(live.info, live.frames, live.interrupt, live.interrupt)
@@ -134,7 +134,7 @@ class _Live:
             if seconds < start:
                 continue
             if av_frame.is_corrupt:
-                note(self.info, "damaged frames are delivered as concealed by the decoder")
+                self.info.note("damaged frames are delivered as concealed by the decoder")
             if index % stride == 0:
                 facts: dict[str, Any] = {"pts": pts, "time_base": TIME_BASE, "connection": self._losses}
                 facts["arrival"] = arrival if self.info.live else None
@@ -233,7 +233,7 @@ class _Live:
         info, options = self.info, self._options
         info.width, info.height, info.fps = facts.width or None, facts.height or None, facts.fps
         if facts.format == "hls" and self._address.verified:
-            note(info, "FFmpeg verifies the certificate of the playlist only, not those of its parts")
+            info.note("FFmpeg verifies the certificate of the playlist only, not those of its parts")
         if facts.seconds and self._address.scheme in ("http", "https") and not self._delivered:
             info.kind = "file"
             seconds = min(options.end or facts.seconds, facts.seconds) - (options.start or 0.0)
@@ -248,7 +248,7 @@ class _Live:
         if few and noted:
             self.info.notes.append(text)
         elif noted:
-            note(self.info, "further losses are not noted")
+            self.info.note("further losses are not noted")
 
 
 @dataclass
@@ -366,7 +366,7 @@ def open_device(name: str, kind: str, options: SourceOptions) -> PullSource:
     context = stream.codec_context
     info = SourceInfo(name, "camera", context.width, context.height, exact(stream.average_rate))
     if options.start is not None or options.end is not None:
-        note(info, "start and end are ignored: a camera is live")
+        info.note("start and end are ignored: a camera is live")
 
     def frames(closed: threading.Event) -> Frames:
         for index, av_frame in enumerate(_decoded_frames(container, stream, info, options.timeout, closed)):

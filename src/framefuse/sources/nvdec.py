@@ -33,7 +33,7 @@ from framefuse.cuda.device import LESS_MEMORY
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.sources.annexb import NAL_TYPES, AnnexB
-from framefuse.sources.source import SourceInfo, SourceOptions, note
+from framefuse.sources.source import SourceInfo, SourceOptions
 
 CODECS = {name: name.upper() for name in ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4")} | {"mpeg2video": "MPEG2"}
 """FFmpeg's name of a codec -> PyNvVideoCodec's."""
@@ -80,7 +80,7 @@ def choose_decoder(
     except av.FFmpegError as error:
         return on_host(error.strerror)
     twice = f"twice on the GPU, as readers hold up to {options.held} frames at a time"
-    note(info, f"each frame is copied {twice if options.held > 1 else 'once on the GPU, by PyNvVideoCodec'}")
+    info.note(f"each frame is copied {twice if options.held > 1 else 'once on the GPU, by PyNvVideoCodec'}")
     return decoder, f"decoded by NVDEC ({name})"
 
 

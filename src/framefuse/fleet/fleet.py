@@ -205,7 +205,7 @@ class Fleet:
         except BaseException:
             waiting.clear()
             for worker in self._workers:
-                worker.interrupt()
+                worker._process.send_signal(signal.SIGINT)  # to complete its outputs and exit
             for worker in self._workers:
                 worker.stop()
             raise
@@ -256,16 +256,11 @@ class _Worker:
         reading, writing = os.pipe()  # not stdout, on which libraries print
         self._messages = os.fdopen(reading, encoding="utf-8")
         try:
-            self._process = subprocess.Popen(
-                # -P: do not import modules, such as an av.py, from the working directory
-                [sys.executable, "-P", "-m", "framefuse.fleet.worker", str(writing)],
-                stdin=subprocess.PIPE,
-                stdout=2,
-                pass_fds=(writing,),
-                env=environment,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches it only once, through `interrupt`
-            )
+            # -P: do not import modules, such as an av.py, from the working directory
+            command = [sys.executable, "-P", "-m", "framefuse.fleet.worker", str(writing)]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": 2, "pass_fds": (writing,), "text": True}
+            # A session of its own: Ctrl-C reaches it only once, through the fleet
+            self._process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         finally:
             os.close(writing)
         self._send(job)
@@ -276,11 +271,6 @@ class _Worker:
         """Whether it still runs after waiting up to `seconds` for its end."""
         self._thread.join(seconds)
         return self._thread.is_alive()
-
-    def interrupt(self) -> None:
-        """Ask it to complete its outputs and exit."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
 
     def stop(self) -> None:
         """Wait for it to exit; kill it after 30 s."""

@@ -237,17 +237,9 @@ def _boxes(table: Any, about: Mapping[str, Any]) -> BoxTable:
     boxed = columns["class_id"] >= 0
     counts = np.bincount(np.cumsum(new) - 1, boxed, len(frames)).astype(np.int64)
     ids = columns["tracker_id"][boxed]
-    return BoxTable(
-        frames,
-        np.concatenate([[0], np.cumsum(counts)]),
-        Detections(
-            np.stack([columns[side][boxed] for side in ("x1", "y1", "x2", "y2")], axis=1),
-            columns["confidence"][boxed],
-            columns["class_id"][boxed].astype(np.int64),
-            {int(number): name for number, name in about["names"].items()},
-            tracker_id=ids if (ids >= 0).any() else None,
-            view=view[boxed] if tags else None,
-        ),
-        tags,
-        about,
-    )
+    boxes = np.stack([columns[side][boxed] for side in ("x1", "y1", "x2", "y2")], axis=1)
+    names = {int(number): name for number, name in about["names"].items()}
+    found = Detections(boxes, columns["confidence"][boxed], columns["class_id"][boxed].astype(np.int64), names)
+    found.tracker_id = ids if (ids >= 0).any() else None
+    found.view = view[boxed] if tags else None
+    return BoxTable(frames, np.concatenate([[0], np.cumsum(counts)]), found, tags, about)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -92,13 +92,11 @@ class CsvSink(RecordSink):
         found, info = result.detections, result.frame
         time, source = (info.index, info.seconds, info.pts, info.time_base), safe_text(info.source_id)
         self._append(
-            [
-                (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track)
-                for box, score, class_id, track in rows_of(found)
-            ]
+            (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track)
+            for box, score, class_id, track in rows_of(found)
         )
 
-    def _append(self, rows: list[tuple[object, ...]]) -> None:
+    def _append(self, rows: Iterable[tuple[object, ...]]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
         self._file.append(encode(text.getvalue()))

@@ -67,12 +67,12 @@ CONVERSIONS = {"yuyv422": "yuv422p", "uyvy422": "yuv422p", "yvyu422": "yuv422p",
 
 
 class HostDecoder:
-    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec (`on_change`: from, to), which PyAV does not.
+    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec (and tells `on_change`), which PyAV does not.
 
     A decoded frame has pts, time_base, width, height and is_corrupt, as PyAV's frames have.
     """
 
-    def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str, str], None]) -> None:
+    def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str], None]) -> None:
         self.codec: str = stream.codec_context.name
         self._stream, self._context, self._options = stream, stream.codec_context, options
         self._follows = stream.container.format.name in ("mpegts", "hls")
@@ -95,7 +95,7 @@ class HostDecoder:
         """The last frames of the old codec, and the first of the new one; FFmpeg's parser joins these in one packet."""
         old, new = _split(packet, codec)
         frames: list[Any] = []
-        self._on_change(self.codec, codec)
+        self._on_change(f"the codec changes from {self.codec} to {codec}")
         before, self.codec, self._context = self._context, codec, av.CodecContext.create(codec, "r")
         self._configure()
         for context, part in ((before, old), (before, None), (self._context, new)):

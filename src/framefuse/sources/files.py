@@ -299,12 +299,12 @@ class _Video:
         if before == after:
             self.info.note(f"the PID of the video changes from {self.stream.id} to {stream.id}")
         else:
-            _note_codec(self.info, before, after)
+            self.info.note(f"the codec changes from {before} to {after}")
         return True
 
     def _host_decoder(self) -> HostDecoder:
         # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
-        return HostDecoder(self.stream, self.options, partial(_note_codec, self.info))
+        return HostDecoder(self.stream, self.options, self.info.note)
 
     def _damaged(self, error: av.FFmpegError) -> None:
         self.info.drops["corrupt"] = self.info.drops.get("corrupt", 0) + 1
@@ -349,10 +349,6 @@ class _Video:
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:
             read = float(self.end * self.time_base)
             self.info.note(f"the header states {float(seconds):.2f} s, the video ends after {read:.2f} s")
-
-
-def _note_codec(info: SourceInfo, before: str, after: str) -> None:
-    info.note(f"the codec changes from {before} to {after}")
 
 
 def next_program_table(path: Path, position: int) -> int | None:

@@ -97,11 +97,8 @@ class _Live:
             connection.abandon()
 
     def _connect(self) -> Connection:
-        self._connection = Connection(self._address, self._options, self.info.drops, self._silent, self._codec_changed)
+        self._connection = Connection(self._address, self._options, self.info.drops, self._silent, self._tell)
         return self._connection
-
-    def _codec_changed(self, before: str, after: str) -> None:
-        self._tell(f"the codec changes from {before} to {after}")
 
     def _silent(self) -> None:
         """Warn about a silent server, unless this is a retry after a loss that was already reported."""

@@ -236,10 +236,12 @@ class NvDecoder:
         data = None if self._annexb is None else self._annexb(packet)
         if data is not None and not data:  # only padding; an empty packet would mean the end
             return
-        if self._sequence_changes(packet) and self._decoder is not None:
-            # Flush first: a new decoder loses the frames that the old one holds back.
-            yield from self._decode(self._module.PacketData())
-            self._decoder = None
+        if self._annexb is not None and packet.is_keyframe:
+            before, self._sps = self._sps, self._annexb.sps or self._sps
+            if before and before != self._sps and self._decoder is not None:  # such as another frame size
+                # Flush first: a new decoder loses the frames that the old one holds back.
+                yield from self._decode(self._module.PacketData())
+                self._decoder = None
         fed = self._module.PacketData()
         fed.bsl_data = packet.buffer_ptr if data is None else ctypes.addressof(ctypes.c_char.from_buffer(data))
         fed.bsl = packet.size if data is None else len(data)
@@ -247,13 +249,6 @@ class NvDecoder:
         if self._low_latency:
             fed.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
         yield from self._decode(fed)
-
-    def _sequence_changes(self, packet: Any) -> bool:
-        """Whether a packet starts a sequence for which the decoder is not set up, such as one of another frame size."""
-        if self._annexb is None or not packet.is_keyframe:
-            return False
-        before, self._sps = self._sps, self._annexb.sps or self._sps
-        return bool(before) and before != self._sps
 
     def _decode(self, data: Any) -> Iterator[Surface]:
         if self._thread != threading.get_ident():  # CUDA's current device belongs to the thread

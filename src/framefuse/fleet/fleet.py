@@ -92,10 +92,9 @@ class FleetReport:
     def failure(self) -> FramefuseError:
         """The error of the first worker that ended early, with its original type."""
         device, facts = next((worker.device, worker.error) for worker in self.workers if worker.error)
-        kind = getattr(errors, facts.kind, EngineError)
+        kind: type[FramefuseError] = getattr(errors, facts.kind, EngineError)
         others = f"; {len(self.errors)} of {len(self.workers)} workers ended early" if len(self.workers) > 1 else ""
-        failure: FramefuseError = kind(f"{device}: {facts.message}{others}", remedy=facts.remedy)
-        return failure
+        return kind(f"{device}: {facts.message}{others}", remedy=facts.remedy)
 
     def table(self) -> str:
         """Plain text: one line in total, and one per worker."""

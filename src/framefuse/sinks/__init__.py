@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -136,8 +136,7 @@ def open_sink(name: str, **options: Any) -> Sink:
         targets.update({point.name: point.value for point in entry_points(group="framefuse.sinks")})
     if name not in targets:
         raise UsageError(f"no sink is called {name!r}", remedy=f"choose one of {', '.join(sorted(targets))}")
-    sink: Sink = pkgutil.resolve_name(targets[name])(**options)
-    return sink
+    return cast("Sink", pkgutil.resolve_name(targets[name])(**options))
 
 
 class BaseSink:

@@ -82,8 +82,7 @@ class ParquetSink(RecordSink):
             {name: getattr(self._arrow, kind)() for name, kind in COLUMNS.items()},
             metadata={ABOUT: encode(json.dumps({**about, **context.run}, ensure_ascii=False))},
         )
-        header: bytes = self._schema.serialize().to_pybytes()
-        return header
+        return bytes(self._schema.serialize())
 
     def write(self, result: Result, frame: Frame | None) -> None:
         info, found = result.frame, result.detections

@@ -133,15 +133,9 @@ class Timeline:
         self.last, self._index = pts, frame.index
         return [*repeats, pts]
 
-    @property
-    def source_seconds(self) -> Fraction:
-        """pts of the last frame in seconds of the source's own time."""
-        return (self.last or 0) * self.time_base - self.offset
-
-    @property
-    def source_end(self) -> Fraction:
-        """End of the last frame in seconds of the source's own time."""
-        return self.source_seconds + self.ticks * self.time_base
+    def source_seconds(self, *, end: bool = False) -> Fraction:
+        """pts of the last frame, or its end, in seconds of the source's own time."""
+        return ((self.last or 0) + end * self.ticks) * self.time_base - self.offset
 
     def notes(self, name: str) -> list[str]:
         shifted = self.offset and not self.jumps and not self.shortened
@@ -204,7 +198,7 @@ class VideoSink(BaseSink):
             self._file = self._start(frame, format if len(self.paths) + 1 < FILES else self._largest)
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
-            self._file.encode(repeat, self._times.source_seconds, alone=True)
+            self._file.encode(repeat, self._times.source_seconds(), alone=True)
         target, views = self._file.planes(), result.views if self._views else ()
         drawn = result.detections, result.masks, self._trails.after(result), views
         if self._format is None or format == self._format:
@@ -215,7 +209,7 @@ class VideoSink(BaseSink):
             fill(planes_of(own), planes, frame.rotation)
             annotator_of(format).draw(planes_of(own), *drawn)
             self._converter.fit(own, meaning, target, self._format.meaning)
-        self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
+        self._file.encode(pts, self._times.source_seconds(), alone=bool(repeats))
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
         number, path, source = len(self.paths) + 1, self._first, self._context.source
@@ -248,7 +242,7 @@ class VideoSink(BaseSink):
             return
         file, self._file = self._file, None
         self.notes += self._times.notes(file.path.name)
-        if problem := file.close(self._times.source_end):
+        if problem := file.close(self._times.source_seconds(end=True)):
             self.notes.append(problem)
 
 

@@ -194,7 +194,7 @@ class LabelsSink(RecordSink):
         context, source = self._context, self._context.source
         about = {"labels": self.name, "stem": context.stem, "names": context.names, "still": source.kind == "images"}
         video = source.path.name if source.path else f"{context.stem}.mp4"
-        return _line({**about, "video": video, "model": context.run.get("model")})
+        return encode(json.dumps({**about, "video": video, "model": context.run.get("model")}) + "\n")
 
     def write(self, result: Result, frame: Frame | None) -> None:
         info, boxes = result.frame, list(rows_of(result.detections))
@@ -202,7 +202,7 @@ class LabelsSink(RecordSink):
         line: Record = {"frame": info.index, "seconds": info.seconds, "width": info.width, "height": info.height}
         if self._context.source.kind == "images":
             line = {**line, "name": self._context.relative(info.source_id)}
-        self._file.append(_line({**line, "boxes": boxes}))
+        self._file.append(encode(json.dumps({**line, "boxes": boxes}) + "\n"))
 
     def _complete(self, stream: Path) -> None:
         if complete(stream) and not self._tracked and self._context.source.kind != "images":
@@ -236,10 +236,6 @@ def complete(stream: Path) -> int:
             for text in (_cvat if name == "cvat" else _label_studio)(about, frames, any(tracked)):
                 out.write(text.encode())
         return len(tracked)
-
-
-def _line(content: Record) -> bytes:
-    return json.dumps(content).encode() + b"\n"
 
 
 def _lines(path: Path, start: int = 0) -> Iterator[Record]:

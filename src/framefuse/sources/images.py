@@ -33,6 +33,8 @@ ORIENTATION_TAG = 0x0112
 ROTATIONS: dict[int, Rotation] = {3: 180, 6: 90, 8: 270}
 """EXIF orientations that are pure rotations, in degrees clockwise."""
 MIRRORED = frozenset({2, 4, 5, 7})
+MODES = {"1": "L", "L": "L", "LA": "L", "La": "L", "RGBA": "RGBA"}
+"""Pillow's modes that are not read as RGB."""
 _filters = threading.Lock()
 """Held while the filters of warnings are changed, which all threads share."""
 NAMED_FAILURES = 10
@@ -165,14 +167,8 @@ def _wrap(image: Image.Image, info: SourceInfo, name: str, **facts: Any) -> Fram
     transparent = image.has_transparency_data
     if transparent:
         info.note("transparency is ignored")
-    if mode in ("L", "RGB", "RGBA"):
-        target = mode
-    elif mode in ("1", "LA", "La"):
-        target = "L"
-    elif mode == "P" and transparent:
-        target = "RGBA"
-    else:
-        target = "RGB"
+    target = "RGBA" if mode == "P" and transparent else MODES.get(mode, "RGB")
+    if target == "RGB" and mode != "RGB":
         info.note(f"{mode} images are converted to RGB")
     pixels = np.array(image if target == mode else image.convert(target))
     format = PIXEL_FORMATS[{"L": "gray", "RGB": "rgb24", "RGBA": "rgba"}[target]]

@@ -185,9 +185,6 @@ class BoxTable:
         found.view = None  # it indexes the views of a Result, whose regions the file does not have
         return Result(self.frames[number], found)
 
-    def __iter__(self) -> Iterator[Result]:
-        return map(self.__getitem__, range(len(self)))
-
 
 def read_boxes(path: str | Path) -> BoxTable:
     """Read a file of the sink, or its unfinished <stem>.arrows.part.

@@ -19,7 +19,6 @@ import av
 import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.stream import Disposition
-from av.video.reformatter import Colorspace
 from numpy.typing import NDArray
 
 from framefuse.errors import DecodeError, SourceError
@@ -55,10 +54,7 @@ MATRICES: dict[int, tuple[Matrix, str]] = {
     10: ("bt2020", "colour matrix BT.2020 constant luminance is read as bt2020"),
 }
 """Colour matrix, and what the user should know about it."""
-SWS_MATRIX = dict.fromkeys(("bt709", "rgb"), Colorspace.ITU709) | {
-    "bt601": Colorspace.ITU601,
-    "bt2020": Colorspace.BT2020,
-}
+SWS_MATRIX = {"bt601": "ITU601", "bt709": "ITU709", "rgb": "ITU709", "bt2020": "BT2020"}
 """Colour matrix -> that of swscale; RGB is converted to and from BT.709."""
 LIMITED, FULL = 1, 2
 HDR_TRANSFER = {16: "PQ", 18: "HLG"}

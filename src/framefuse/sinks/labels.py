@@ -39,6 +39,7 @@ TAIL = 64 << 20
 """Bytes in which the last row of a file begins; a row is a few hundred bytes, a mask up to a few megabytes."""
 BEGINNING = b'{"categories": ['
 ANNOTATIONS, IMAGES, IMAGES_PART = b'],\n"annotations": [', b'],\n"images": [', ".images.part"
+"""Where the parts of a COCO file begin, and what its second file is called."""
 FIRST = 1
 """Category id of class 0, as in COCO itself: CVAT takes the id 0 for an object without a label and refuses the file."""
 RESERVE = 8192
@@ -46,10 +47,9 @@ RESERVE = 8192
 
 
 class CocoSink(BaseSink):
-    """Writes <stem>.json with COCO annotations, each with a `score`, and the `track_id`
-    of a tracked object. Category ids are the model's class ids plus FIRST.
-    From a semantic segmenter, each class in a frame (except background) is one annotation with a run-length
-    `segmentation`; of a box it is empty, since labelling tools require the key.
+    """Writes <stem>.json with COCO annotations, each with a `score`, and the `track_id` of a tracked object. Category
+    ids are the model's class ids plus FIRST. From a semantic segmenter, each class in a frame (except background) is
+    one annotation with a run-length `segmentation`; of a box it is empty, since labelling tools require the key.
 
     Memory does not grow with the number of frames: annotations are written immediately, and image rows to a second file
     that `close` appends. Until then the two are named <stem>.json.part and <stem>.images.part, from which `framefuse

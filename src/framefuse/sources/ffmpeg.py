@@ -236,13 +236,14 @@ def wrap(
 
 def check_size(width: int, height: int, source_id: str, max_pixels: int | None = None) -> None:
     """SourceError: a side is zero or larger than MAX_SIDE, or there are more pixels than the option `max_pixels`."""
-    what, remedy = f"{source_id}: the frame size {width}x{height}", "check that the file is not damaged"
+    size, remedy = f"{width}x{height}", "check that the file is not damaged"
     if min(width, height) < 1:
-        raise SourceError(f"{source_id}: the frame size is {width}x{height}", remedy="check that the file is complete")
+        raise SourceError(f"{source_id}: the frame size is {size}", remedy="check that the file is complete")
     if max(width, height) > MAX_SIDE:
-        raise SourceError(f"{what} exceeds {MAX_SIDE} pixels per side", remedy=f"{remedy}, or scale it down first")
+        problem = f"{source_id}: the frame size {size} exceeds {MAX_SIDE} pixels per side"
+        raise SourceError(problem, remedy=f"{remedy}, or scale it down first")
     if max_pixels is not None and width * height > max_pixels:
-        problem = f"{what} ({width * height} pixels) exceeds max_pixels ({max_pixels})"
+        problem = f"{source_id}: the frame size {size} ({width * height} pixels) exceeds max_pixels ({max_pixels})"
         raise SourceError(problem, remedy=f"{remedy}, scale it down first, or raise the option max_pixels")
 
 

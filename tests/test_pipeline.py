@@ -32,7 +32,7 @@ from framefuse.errors import (
     UsageError,
 )
 from framefuse.frame import Frame
-from framefuse.sinks.callback import CallbackSink
+from framefuse.sinks import CallbackSink
 from framefuse.sources import SourceInfo
 from training.squares_clip import squares_clip
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from framefuse.prediction import Result as Result
     from framefuse.report.report import Report as Report
     from framefuse.runtime.model import Model as Model
-    from framefuse.sinks.callback import CallbackSink as CallbackSink
+    from framefuse.sinks import CallbackSink as CallbackSink
     from framefuse.sinks.images import draw as draw
     from framefuse.sources import SourceOptions as SourceOptions
     from framefuse.sources import open_source as open_source
@@ -41,7 +41,7 @@ _NAMES = {
     "prediction": "Detections Event Result",
     "report.report": "Report",
     "runtime.model": "Model",
-    "sinks.callback": "CallbackSink",
+    "sinks": "CallbackSink",
     "sinks.images": "draw",
     "sources": "SourceOptions open_source",
 }

@@ -46,9 +46,9 @@ from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, sized, track, warm_up, watched, write
 from framefuse.runtime.tracking import Tracks, events_for
 from framefuse.runtime.views import Choose, viewer_for
+from framefuse.sinks import SinkSet
 from framefuse.sinks.run_folder import MANIFEST, FolderLock, make_run_folder
 from framefuse.sinks.show import load_opencv
-from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import SourceInfo
 
 DEFAULT_MODEL = "squares"

@@ -18,8 +18,7 @@ from framefuse.cli.app import main
 from framefuse.errors import CapabilityError, SinkError, SourceError, UsageError
 from framefuse.fleet.fleet import parse_devices
 from framefuse.runtime import choices
-from framefuse.sources import SourceOptions, open_source
-from framefuse.sources.paths import SharedList
+from framefuse.sources import SharedList, SourceOptions
 from media import damage_packet, video
 
 
@@ -263,16 +262,16 @@ def test_processes_of_one_gpu_share_its_decoders(tmp_path: Path, monkeypatch: py
 
 def test_readers_take_the_next_item_when_they_are_free(tmp_path: Path) -> None:
     files = [video(tmp_path / f"{number}.mp4", frames=frames) for number, frames in enumerate((30, 2, 2, 2))]
-    long, short = SharedList(iter(files), open_source, readers=2).open(SourceOptions())
+    long, short = SharedList(iter(files), readers=2).open(SourceOptions())
     assert len(list(short)) == 6  # 1, 2 and 3, while 0 waits
     assert len(list(long)) == 30
-    alone, *others = SharedList(iter(files[:1]), open_source, readers=8).open(SourceOptions())
+    alone, *others = SharedList(iter(files[:1]), readers=8).open(SourceOptions())
     assert [len(list(reader)) for reader in (alone, *others)] == [30, *[0] * 7]
     assert {reader.info.kind for reader in others} == {"unread"} and alone.info.kind == "file"
     taken = iter(files)
-    readers = SharedList(taken, open_source, readers=3).open(SourceOptions())
+    readers = SharedList(taken, readers=3).open(SourceOptions())
     assert list(taken) == files[1:]  # only the first has opened its own, the others do so in their threads
     for reader in readers:
         reader.close()
     with pytest.raises(SourceError, match="it is empty"):
-        SharedList(iter(()), open_source, readers=2).open(SourceOptions())
+        SharedList(iter(()), readers=2).open(SourceOptions())

@@ -24,11 +24,10 @@ from framefuse.lab.evaluation.coco import open_coco
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.report.report import Report, build_report
-from framefuse.sinks import coco
+from framefuse.sinks import labels
 from framefuse.sinks.repair import repair_folder
-from framefuse.sources import SourceOptions, open_source
+from framefuse.sources import SourceOptions, open_source, videos_in
 from framefuse.sources.address import Address
-from framefuse.sources.paths import videos_in
 from framefuse.world import World
 from measured import measurements
 
@@ -161,7 +160,7 @@ def unfinished() -> tuple[bytes, bytes]:
     """The two files of COCO results that a killed run leaves: annotations and images."""
     kinds = ("categories", "annotations", "images")
     categories, annotations, images = (b",\n".join(json.dumps(row).encode() for row in TRUTH[kind]) for kind in kinds)
-    return coco.BEGINNING + categories + coco.ANNOTATIONS + annotations, b" " * coco.RESERVE + images
+    return labels.BEGINNING + categories + labels.ANNOTATIONS + annotations, b" " * labels.RESERVE + images
 
 
 def use_address(content: bytes, folder: Path) -> None:

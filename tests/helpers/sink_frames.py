@@ -12,7 +12,7 @@ import numpy as np
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import Sink, SinkContext
-from framefuse.sinks.canvas import planes_of
+from framefuse.sinks.images import planes_of
 from framefuse.sources import SourceInfo
 from reading import decoded
 

@@ -12,8 +12,8 @@ from av.video.reformatter import ColorRange
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Matrix, PixelFormat, View
 from framefuse.prediction import Detections
-from framefuse.sinks.canvas import planes_of
 from framefuse.sinks.draw import TILES_KEPT, Annotator, class_colour, components, encode_colour, text_colour
+from framefuse.sinks.images import planes_of
 from framefuse.sources.ffmpeg import SWS_MATRIX
 
 EIGHT_BITS = sorted(name for name, pixels in PIXEL_FORMATS.items() if pixels.bits == 8)

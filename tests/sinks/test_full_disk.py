@@ -19,10 +19,9 @@ from framefuse.errors import SinkError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.report.report import build_report
-from framefuse.sinks import open_sink
+from framefuse.sinks import SinkSet, open_sink
 from framefuse.sinks.mp4 import remux
 from framefuse.sinks.records import HEADER
-from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import SourceInfo
 from measured import measurements
 from reading import decoded

@@ -21,9 +21,8 @@ from framefuse.cli.app import main
 from framefuse.errors import SinkError
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.report.report import Report, build_report
-from framefuse.sinks import SinkContext, open_sink
+from framefuse.sinks import SinkContext, SinkSet, open_sink
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
-from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import SourceInfo, open_source
 from measured import measurements
 from reading import decoded

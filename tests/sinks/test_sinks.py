@@ -13,9 +13,8 @@ import pytest
 from framefuse.errors import SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import FrameInfo, Result
-from framefuse.sinks import SINKS, Sink, open_sink
+from framefuse.sinks import SINKS, Sink, SinkSet, open_sink, stem_of
 from framefuse.sinks.run_folder import UniqueNames, make_run_folder
-from framefuse.sinks.sink_set import SinkSet, stem_of
 from framefuse.sources import SourceInfo
 from sink_frames import MS, NAMES, ONE, context, frame, result, run
 

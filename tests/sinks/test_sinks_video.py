@@ -20,8 +20,8 @@ import sink_frames
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.sinks import open_sink
-from framefuse.sinks.canvas import planes_of
 from framefuse.sinks.draw import class_colour, encode_colour
+from framefuse.sinks.images import planes_of
 from framefuse.sinks.video import choose_encoder, encoder_options, nvenc_refuses
 from reading import decoded
 from sink_frames import (

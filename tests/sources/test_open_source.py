@@ -15,8 +15,7 @@ import pytest
 import media
 from framefuse.errors import SourceError, UsageError
 from framefuse.frame import Frame
-from framefuse.sources import SourceInfo, SourceOptions, open_source
-from framefuse.sources.paths import videos_in
+from framefuse.sources import SourceInfo, SourceOptions, open_source, videos_in
 from reading import read
 
 

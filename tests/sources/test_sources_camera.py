@@ -12,7 +12,7 @@ import pytest
 
 from framefuse.errors import SourceError, StreamError
 from framefuse.sources import SourceInfo, SourceOptions, open_source
-from framefuse.sources.camera import _decoded_frames, open_device
+from framefuse.sources.live import _decoded_frames, open_device
 
 
 class TestCamera:

@@ -15,7 +15,7 @@ import pytest
 
 from framefuse.sources import SourceOptions, open_source
 from framefuse.sources.connection import Undecodable, Watch
-from framefuse.sources.ffmpeg import next_program_table
+from framefuse.sources.files import next_program_table
 from framefuse.sources.live import open_live
 from media import clip, scramble, video
 from servers import LARGE, SMALL, Server, UdpSender, mpegts

@@ -15,8 +15,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 import media
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources import SourceOptions, open_source
-from framefuse.sources.paths import sorted_naturally
+from framefuse.sources import SourceOptions, open_source, sorted_naturally
 from reading import read
 
 

@@ -24,7 +24,7 @@ from framefuse.prediction import Change, Detections, Event, FrameInfo
 from framefuse.runtime.program import FrameResult
 from framefuse.runtime.tracking import Events, Tracks
 from framefuse.sinks import open_sink
-from framefuse.sinks.events import EventsSink, thumbnail
+from framefuse.sinks.records import EventsSink, thumbnail
 from framefuse.sinks.repair import repair_folder
 from framefuse.sources import SourceInfo
 from framefuse.tracking.events import Watch

@@ -34,7 +34,7 @@ RATE = 0.003
 HASTE = -10.0
 """The same, in tolerances, while more is inferred than allowed."""
 CREDIT = 3.0
-"""How far the price falls below the first one where little is lost: a calm scene pays for little of a crowd after it."""
+"""How far the price falls below the first one where little is lost, so that a calm scene pays little for a crowd."""
 CHEAPEST, DEAREST = 0.3, 300.0
 """Bounds of the price: how many looks a frame's objects, all lost, are worth."""
 LEARNING, FLOOR = 0.05, 0.01

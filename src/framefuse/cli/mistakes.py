@@ -59,7 +59,7 @@ def reconsider(error: FramefuseError, words: Sequence[str]) -> tuple[str, str | 
 
 def is_media(word: str) -> bool:
     """Whether this is the name of an image or a video."""
-    from framefuse.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+    from framefuse.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
     return Path(word).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
 

@@ -69,7 +69,7 @@ def sweep(
     from framefuse.models import find_model
     from framefuse.models.card import read_card
     from framefuse.sinks.run_folder import output_path, run_folder
-    from framefuse.sources.paths import videos_in
+    from framefuse.sources import videos_in
 
     if len(inputs) < 2:
         example = "framefuse sweep video.mp4 model.onnx --conf 0.2,0.4"

@@ -74,10 +74,10 @@ def write_clip(
     Raises:
         SinkError: a file already exists, or cannot be written.
     """
-    from framefuse.sinks.canvas import planes_of
+    from framefuse.sinks.images import planes_of
     from framefuse.sinks.mp4 import Encoding, Mp4File
+    from framefuse.sources.images import to_video
     from framefuse.sources.source import SYNTHETIC_TITLE
-    from framefuse.sources.synthetic import to_video
     from framefuse.world.coco import CocoTruth
 
     stem = f"{world.scene}-{world.split}-{world.seed}"

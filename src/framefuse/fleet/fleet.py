@@ -29,15 +29,14 @@ from framefuse.common.files import Files
 from framefuse.common.redact import brief, redact_source
 from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
-from framefuse.errors import EngineError, FramefuseError, SinkError, SourceError, UsageError
+from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
 from framefuse.report.facts import ErrorFacts, few
 from framefuse.report.report import Report
 from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import writes
-from framefuse.sinks.run_folder import make_run_folder, output_path
-from framefuse.sources.paths import videos_in
-from framefuse.sources.source import endless
+from framefuse.sinks.run_folder import make_run_folder, output_path, written_whole
+from framefuse.sources import endless, videos_in
 
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
@@ -93,10 +92,9 @@ class FleetReport:
     def failure(self) -> FramefuseError:
         """The error of the first worker that ended early, with its original type."""
         device, facts = next((worker.device, worker.error) for worker in self.workers if worker.error)
-        kind = getattr(errors, facts.kind, EngineError)
+        kind: type[FramefuseError] = getattr(errors, facts.kind, EngineError)
         others = f"; {len(self.errors)} of {len(self.workers)} workers ended early" if len(self.workers) > 1 else ""
-        failure: FramefuseError = kind(f"{device}: {facts.message}{others}", remedy=facts.remedy)
-        return failure
+        return kind(f"{device}: {facts.message}{others}", remedy=facts.remedy)
 
     def table(self) -> str:
         """Plain text: one line in total, and one per worker."""
@@ -206,19 +204,15 @@ class Fleet:
         except BaseException:
             waiting.clear()
             for worker in self._workers:
-                worker.interrupt()
+                worker._process.send_signal(signal.SIGINT)  # to complete its outputs and exit
             for worker in self._workers:
                 worker.stop()
             raise
         finally:
             report = self.report = self._report(started)
             if self.folder is not None:
-                path = self.folder / RESULT
-                try:
-                    path.write_text(report.to_json(), encoding="utf-8")
-                except OSError as error:
-                    reason = f"cannot write {path}: {error.strerror}"
-                    raise SinkError(reason, remedy="choose another --project") from error
+                with written_whole(self.folder / RESULT) as file:
+                    file.write(report.to_json().encode())
         on_count(report.frames)
         if not report.frames:
             if report.errors:
@@ -261,16 +255,11 @@ class _Worker:
         reading, writing = os.pipe()  # not stdout, on which libraries print
         self._messages = os.fdopen(reading, encoding="utf-8")
         try:
-            self._process = subprocess.Popen(
-                # -P: do not import modules, such as an av.py, from the working directory
-                [sys.executable, "-P", "-m", "framefuse.fleet.worker", str(writing)],
-                stdin=subprocess.PIPE,
-                stdout=2,
-                pass_fds=(writing,),
-                env=environment,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches it only once, through `interrupt`
-            )
+            # -P: do not import modules, such as an av.py, from the working directory
+            command = [sys.executable, "-P", "-m", "framefuse.fleet.worker", str(writing)]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": 2, "pass_fds": (writing,), "text": True}
+            # A session of its own: Ctrl-C reaches it only once, through the fleet
+            self._process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         finally:
             os.close(writing)
         self._send(job)
@@ -281,11 +270,6 @@ class _Worker:
         """Whether it still runs after waiting up to `seconds` for its end."""
         self._thread.join(seconds)
         return self._thread.is_alive()
-
-    def interrupt(self) -> None:
-        """Ask it to complete its outputs and exit."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
 
     def stop(self) -> None:
         """Wait for it to exit; kill it after 30 s."""

@@ -61,42 +61,34 @@ def _work(connection: Connection) -> int:
     from framefuse.errors import FramefuseError, SourceError
     from framefuse.pipeline import Pipeline
     from framefuse.report.facts import ErrorFacts
-    from framefuse.sources import open_source
-    from framefuse.sources.paths import SharedList
+    from framefuse.sources import SharedList
 
-    pipeline = None
+    pipeline, frames, begin, sent = None, 0, 0.0, 0.0
     try:
         inputs = iter(connection.next_input, None)
         first = next(inputs, None)
         if first is None:
             return 0
-        shared = SharedList(itertools.chain([first], inputs), open_source, job["readers"])
+        shared = SharedList(itertools.chain([first], inputs), job["readers"])
         pipeline = Pipeline(shared, job["model"], **job["settings"])
-        _follow(pipeline, connection)
+        for _ in pipeline:
+            frames += 1
+            now = perf_counter()
+            begin = begin or now
+            if now - sent > COUNT_SECONDS:
+                sent = now
+                connection.send("frames", frames=frames, first=begin, last=now)
     except SourceError as error:  # none of its inputs can be read, which is not a failure of this process
         connection.send("skipped", texts=[error.message])
     except (KeyboardInterrupt, FramefuseError) as error:
         connection.send("error", error=asdict(ErrorFacts.of(error)))
         return error.exit_code if isinstance(error, FramefuseError) else 130
     finally:
+        if frames:
+            connection.send("frames", frames=frames, first=begin, last=perf_counter())
         if pipeline is not None:
             connection.send("report", report=pipeline.report.to_dict())
     return 0
-
-
-def _follow(pipeline: Any, connection: Connection) -> None:
-    frames, first, sent = 0, 0.0, 0.0
-    try:
-        for _ in pipeline:
-            frames += 1
-            now = perf_counter()
-            first = first or now
-            if now - sent > COUNT_SECONDS:
-                sent = now
-                connection.send("frames", frames=frames, first=first, last=now)
-    finally:
-        if frames:
-            connection.send("frames", frames=frames, first=first, last=perf_counter())
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from framefuse.errors import UsageError
 from framefuse.models.card import Card
 from framefuse.runtime.requested_sinks import writes
 from framefuse.sinks.run_folder import Manifest
-from framefuse.sources.paths import PathList, SharedList, find, is_image_path
-from framefuse.sources.source import is_camera
+from framefuse.sources import PathList, SharedList, find, is_camera, is_image_path
 
 ELSEWHERE = {
     *("project", "name", "exist_ok", "resume", "shard", "show", "readers", "queue", "load_timeout", "request_timeout"),

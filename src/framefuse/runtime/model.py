@@ -27,8 +27,7 @@ from framefuse.runtime.plan import plan_run
 from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
 from framefuse.runtime.stages import sized
 from framefuse.runtime.views import viewer_for
-from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
-from framefuse.sources.paths import find, is_image_path, open_paths
+from framefuse.sources import Source, SourceInfo, SourceOptions, find, is_image_path, open_paths, open_source
 from framefuse.sources.source import is_image
 
 

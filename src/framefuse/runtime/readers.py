@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.config import Settings
-from framefuse.sources import Source, SourceOptions, open_source
-from framefuse.sources.paths import SharedList, videos_in
-from framefuse.sources.source import SCHEMES, is_camera
+from framefuse.sources import SharedList, Source, SourceOptions, is_camera, open_source, videos_in
+from framefuse.sources.source import SCHEMES
 
 READERS = 8
 """Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
@@ -36,7 +35,7 @@ def share(source: Any, settings: Settings) -> Any:
     finite = all(isinstance(item, (str, Path)) and not _live(item) for item in items)
     if min(count, len(items)) < 2 or not finite or len(set(map(str, items))) < len(items):
         return source
-    return SharedList(iter(items), open_source, min(count, len(items)))
+    return SharedList(iter(items), min(count, len(items)))
 
 
 def count(source: Any) -> int:

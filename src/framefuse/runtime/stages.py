@@ -18,7 +18,7 @@ from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult, Program
 from framefuse.runtime.tracking import Tracks
 from framefuse.runtime.views import Viewer
-from framefuse.sinks.sink_set import SinkSet
+from framefuse.sinks import SinkSet
 from framefuse.sources import Source, SourceInfo
 
 POLL_SECONDS = 0.002

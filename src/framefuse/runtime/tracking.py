@@ -145,8 +145,8 @@ class Events:
         self, results: Iterable[FrameResult], reader_of: Callable[[str], int], stopped: Callable[[], bool]
     ) -> Iterator[FrameResult]:
         """The results with their events. `reader_of` and `stopped` are those of `stages.write`."""
-        from framefuse.sinks.canvas import FrameConverter
-        from framefuse.sinks.events import thumbnail
+        from framefuse.sinks.images import FrameConverter
+        from framefuse.sinks.records import thumbnail
 
         converter, previous, why = FrameConverter(), dict[int, str](), "stopped"
         try:

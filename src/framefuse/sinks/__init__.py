@@ -1,23 +1,30 @@
-"""Sinks write results. A run may use several kinds; SINKS names them, their classes say what they write.
+"""Sinks write results. A run may use several kinds; SINKS names them, their classes say what they write. Here is what
+they have in common, and the two without files: a function, and a count.
 
-`run_folder.make_run_folder` creates the folder of a run; `sink_set.SinkSet` gives each source its own sinks.
+`run_folder.make_run_folder` creates the folder of a run; `SinkSet` gives each source its own sinks.
 """
 
 from __future__ import annotations
 
 import os
 import pkgutil
+import re
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, cast
 
+import numpy as np
+
+from framefuse.common.files import Files
+from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
-from framefuse.prediction import FrameInfo, Result
-from framefuse.sinks.run_folder import UniqueNames, output_path, shorten
+from framefuse.prediction import Detections, FrameInfo, Result
+from framefuse.sinks.run_folder import Manifest, RecordFile, UniqueNames, close_folder, new_folder, output_path, shorten
 from framefuse.sources import SourceInfo
 
 SINKS: dict[str, str] = {
@@ -27,18 +34,20 @@ SINKS: dict[str, str] = {
     "frames": "framefuse.sinks.images:FramesSink",
     "jsonl": "framefuse.sinks.records:JsonlSink",
     "csv": "framefuse.sinks.records:CsvSink",
-    "events": "framefuse.sinks.events:EventsSink",
-    "coco": "framefuse.sinks.coco:CocoSink",
+    "events": "framefuse.sinks.records:EventsSink",
+    "coco": "framefuse.sinks.labels:CocoSink",
     "cvat": "framefuse.sinks.labels:CvatSink",
     "label_studio": "framefuse.sinks.labels:LabelStudioSink",
     "parquet": "framefuse.sinks.parquet:ParquetSink",
     "mot": "framefuse.sinks.records:MotSink",
     "yolo_txt": "framefuse.sinks.records:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
-    "callback": "framefuse.sinks.callback:CallbackSink",
-    "null": "framefuse.sinks.callback:NullSink",
+    "callback": "framefuse.sinks:CallbackSink",
+    "null": "framefuse.sinks:NullSink",
 }
 """Sink name -> class, imported on use. Entry points of the group `framefuse.sinks` add sinks."""
+UNTINTED = "background"
+"""The class that masks do not tint."""
 
 
 @dataclass(frozen=True)
@@ -127,5 +136,268 @@ def open_sink(name: str, **options: Any) -> Sink:
         targets.update({point.name: point.value for point in entry_points(group="framefuse.sinks")})
     if name not in targets:
         raise UsageError(f"no sink is called {name!r}", remedy=f"choose one of {', '.join(sorted(targets))}")
-    sink: Sink = pkgutil.resolve_name(targets[name])(**options)
-    return sink
+    return cast("Sink", pkgutil.resolve_name(targets[name])(**options))
+
+
+class BaseSink:
+    """A sink without outputs."""
+
+    needs_frame = False
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self.notes: list[str] = []
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+
+    def close(self) -> None:
+        pass
+
+
+class CallbackSink(BaseSink):
+    """Calls `function(result, frame)` in the sink's thread; its exceptions reach the user unchanged.
+
+    Args:
+        function: its frame is None unless `needs_frame`, and must not be kept if it has a lease.
+        needs_frame: whether the function reads pixels.
+
+    Raises:
+        UsageError: `function` is not callable.
+    """
+
+    name = "callback"
+
+    def __init__(self, function: Callable[[Result, Frame | None], object], *, needs_frame: bool = False) -> None:
+        if not callable(function):
+            raise UsageError(f"the callback is {brief(function)}", remedy="pass a function of (result, frame)")
+        super().__init__()
+        self.needs_frame = needs_frame
+        self._function = function
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        self._function(result, frame if self.needs_frame else None)
+
+
+class NullSink(BaseSink):
+    """Counts frames and detections."""
+
+    name = "null"
+    frames = detections = 0
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        self.frames += 1
+        self.detections += len(result.detections)
+
+
+class FolderSink(BaseSink):
+    """Writes files that are complete one by one into folders, which `close` writes through to the disk."""
+
+    folder: str
+    """Name of the folder inside the run's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folders: dict[Path, os.stat_result] = {}
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self.paths.append(self._folder(self.folder))
+
+    def _folder(self, name: str) -> Path:
+        """A folder inside the run's, created at its first use."""
+        path = self._context.folder / name
+        if path not in self._folders:
+            self._folders[path] = new_folder(path)
+        return path
+
+    def close(self) -> None:
+        for folder, opened in self._folders.items():
+            close_folder(folder, opened)
+
+
+class RecordSink(BaseSink):
+    """Appends records to <stem>.<suffix>, or to <stem>.<stream>, of which `_complete` makes it; none leave no file."""
+
+    name: str
+    suffix = ""
+    """Default: the name of the sink."""
+    stream = ""
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        target = context.output(f"{context.stem}.{self.suffix or self.name}")
+        written = context.output(f"{context.stem}.{self.stream}") if self.stream else target
+        self._file = RecordFile(written, part=context.ends and not self.stream)
+        self._file.append(self._header())
+        self._begin, self._closed = self._file.size, False
+        self.paths.append(target)
+
+    def close(self) -> None:
+        if not self.paths or self._closed:
+            return
+        self._closed = True
+        if self._file.size > self._begin:
+            self._file.close()
+            self._complete(self._file.path)
+        else:
+            self._file.discard()
+
+    def _header(self) -> bytes:
+        """The beginning of the file, which is no record."""
+        return b""
+
+    def _complete(self, stream: Path) -> None:
+        pass
+
+
+def tracks_of(found: Detections) -> list[int | None]:
+    """The id of each detection; None: it has no track."""
+    numbers = [-1] * len(found) if found.tracker_id is None else found.tracker_id.tolist()
+    return [number if number >= 0 else None for number in numbers]
+
+
+def rows_of(found: Detections) -> Iterator[tuple[list[float], float, int, int | None]]:
+    """Box (2 decimals), confidence (4 decimals), class id and track of each detection."""
+    boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
+    scores = np.round(found.confidence.astype(np.float64), 4).tolist()
+    return zip(boxes, scores, found.class_id.tolist(), tracks_of(found), strict=True)
+
+
+def stem_of(source: SourceInfo) -> str:
+    """Base name of a source's outputs: clip.mp4 -> clip, rtsp://host/live/1 -> host_live_1, camera 0 -> camera_0."""
+    if source.path is not None:
+        name = source.path.stem
+    elif source.live:
+        name = re.sub(r"^\w+://", "", source.uri)
+        name = f"camera_{name}" if name.isdecimal() else name
+    else:
+        name = source.kind
+    return shorten(re.sub(r"[^\w.-]+", "_", name).strip("._")) or source.kind
+
+
+class SinkSet:
+    """Distributes results to the sinks of each source.
+
+    A sink that fails is closed and not used again; the others still get the result, then the error is raised.
+
+    Args:
+        make: creates the unopened sinks of a source.
+        folder: folder of the run; it exists.
+        names: class names of the model.
+        inputs: known files that the run reads; no output overwrites one.
+        beside: files that the run itself writes into the folder.
+        manifest: where to record the inputs whose outputs are complete.
+        stems: base names of outputs that an earlier run has completed.
+        run: see `SinkContext`.
+
+    Raises:
+        SinkError: one of `beside` is an input.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[SourceInfo], Sequence[Sink]],
+        folder: Path,
+        names: Mapping[int, str] | None = None,
+        *,
+        inputs: Iterable[Path] = (),
+        beside: Iterable[str] = (),
+        manifest: Manifest | None = None,
+        stems: Iterable[str] = (),
+        run: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._make, self._folder, self._names, self._inputs = make, folder, names or {}, tuple(inputs)
+        self._run, self._manifest = run, manifest
+        self._taken: Mapping[str, UniqueNames] = defaultdict(UniqueNames)
+        self._working: dict[str, list[Sink]] = {}
+        self._all: list[Sink] = []
+        self._inputs_of: dict[str, tuple[SourceInfo, str, str]] = {}
+        """Source, key and stem of what the manifest will list."""
+        paths = [output_path(folder, name, Files(self._inputs)) for name in beside]
+        for stem in (*{path.stem for path in paths}, *stems):
+            self._taken["stem"].take(stem)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Outputs so far; those that could not be started do not exist."""
+        return [path for sink in self._all for path in sink.paths if path.exists()]
+
+    @property
+    def notes(self) -> list[str]:
+        """Changes and omissions of the sinks."""
+        return [note for sink in self._all for note in sink.notes]
+
+    def write(self, result: Result, frame: Frame | None, source: SourceInfo) -> None:
+        """Pass a result to the sinks of its source: one set per source_id, or one for all images of a source.
+
+        Raises:
+            SinkError: a sink cannot write.
+            Exception: raised by a callback.
+        """
+        key = source.unit_of(result.frame.source_id)
+        if key not in self._working:
+            self._open(key, source)
+        errors: list[Exception] = []
+        for sink in list(self._working[key]):
+            if failed := _errors_of(sink.write, result, frame):
+                self._working[key].remove(sink)
+                errors += failed + _close([sink])
+        _raise_first(errors)
+
+    def end(self, source_id: str) -> None:
+        """Complete the outputs of a source that has ended, so that a long run does not keep every file open."""
+        sinks = self._working.pop(source_id, [])
+        _raise_first(_close(sinks))
+        if self._manifest is not None and source_id in self._inputs_of:
+            info, key, stem = self._inputs_of.pop(source_id)
+            if info.error is None:
+                self._manifest.add(info.uri, key, stem, [path for sink in sinks for path in sink.paths])
+
+    def finish(self) -> None:
+        """The same for all that are open."""
+        for key in list(self._working):
+            self.end(key)
+
+    def close(self) -> None:
+        """Complete every output, then raise the first error, if any. May be called twice."""
+        errors = _close([sink for group in self._working.values() for sink in group])
+        self._working.clear()
+        if self._manifest is not None:
+            self._manifest.close()
+        _raise_first(errors)
+
+    def _open(self, key: str, source: SourceInfo) -> None:
+        own = [] if source.path is None else [source.path]
+        inputs = Files((*self._inputs, *source.files, *own))
+        stem = self._taken["stem"].take(stem_of(source))
+        context = SinkContext(self._folder, source, self._names, stem, inputs, self._taken, self._run)
+        self._working[key] = []
+        if self._manifest is not None and (files := source.files or own):
+            self._inputs_of[key] = source, self._manifest.key(files), stem
+        errors: list[Exception] = []
+        for sink in self._make(source):
+            self._all.append(sink)
+            failed = _errors_of(sink.open, context)
+            self._working[key] += [] if failed else [sink]
+            errors += failed
+        _raise_first(errors)
+
+
+def _close(sinks: Sequence[Sink]) -> list[Exception]:
+    return [error for sink in sinks for error in _errors_of(sink.close)]
+
+
+def _errors_of(call: Callable[..., None], *values: object) -> list[Exception]:
+    try:
+        call(*values)
+    except Exception as error:
+        return [error]
+    return []
+
+
+def _raise_first(errors: list[Exception]) -> None:
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"also: {other}")
+        raise errors[0]

@@ -25,7 +25,7 @@ from framefuse.kernels.drawing import call as drawing
 from framefuse.kernels.masks.call import composite
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS
 from framefuse.prediction import Detections, Masks, Result
-from framefuse.sinks._base import tracks_of
+from framefuse.sinks import UNTINTED, tracks_of
 
 Plane = NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -33,8 +33,6 @@ Colour = tuple[int, int, int]
 
 TINT = 115
 """Opacity of masks, 0..255."""
-UNTINTED = "background"
-"""The class that masks do not tint."""
 
 KEPT_CLEAR = 64
 """Number of labels, of the most confident detections, that others must not cover if there is space beside them."""
@@ -369,11 +367,9 @@ class Annotator:
             return
         for (x1, y1, x2, y2), class_id in zip(reversed(boxes), reversed(class_ids), strict=True):
             for role, samples, _, _ in parts:  # gray and RGB are not subsampled
-                value = self._inks(class_id).line[role]
-                samples[y1 : y1 + width, x1:x2] = value
-                samples[max(y1, y2 - width) : y2, x1:x2] = value
-                samples[y1:y2, x1 : x1 + width] = value
-                samples[y1:y2, max(x1, x2 - width) : x2] = value
+                inside, value = samples[y1:y2, x1:x2], self._inks(class_id).line[role]
+                inside[:width] = inside[-width:] = value
+                inside[:, :width] = inside[:, -width:] = value
 
     def _line(self, parts: list[Component], points: NDArray[Any], line: dict[str, int]) -> None:
         """Connect points (n, 2) by a line of half the usual width, clipped to the frame."""

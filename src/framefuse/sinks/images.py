@@ -1,26 +1,123 @@
-"""Still images: annotated ones, the frames for labelling and training, and every object as an image of its own."""
+"""Frames as images: in the two formats that are drawn on and encoded, 8-bit 4:2:0 for video and RGB for still images;
+and the sinks of still images: annotated ones, frames for labelling and training, and every object as an image.
+
+8-bit 4:2:0 and gray are used as they are. FFmpeg's swscale converts every other pixel format once, with the frame's own
+colour matrix and range.
+"""
 
 from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+import av
 import numpy as np
+from av.video.reformatter import ColorRange, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result, cut
-from framefuse.sinks import SinkContext
-from framefuse.sinks._base import FolderSink
-from framefuse.sinks._lines import sink_errors, write_whole
-from framefuse.sinks.canvas import FrameConverter
+from framefuse.sinks import FolderSink, SinkContext
 from framefuse.sinks.draw import Annotator, Trails
-from framefuse.sinks.run_folder import shorten
+from framefuse.sinks.run_folder import shorten, sink_errors, written_whole
+from framefuse.sources.ffmpeg import SWS_MATRIX
 
-JPEG_SUFFIXES = {".jpg", ".jpeg"}
+JPEG_SUFFIXES, QUALITY = {".jpg", ".jpeg"}, 92
+Plane = NDArray[Any]
+
+
+class Meaning(NamedTuple):
+    """What the values of a frame mean."""
+
+    matrix: Matrix
+    full_range: bool
+
+
+def upright(plane: Plane, rotation: int) -> Plane:
+    """The plane rotated clockwise by `rotation` degrees, as a view."""
+    return np.rot90(plane, -rotation // 90)
+
+
+def planes_of(av_frame: av.VideoFrame) -> tuple[Plane, ...]:
+    """Writable (rows, bytes of a row without padding) uint8 views of the planes of an 8-bit planar frame."""
+    return tuple(
+        np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
+        for plane in av_frame.planes
+    )
+
+
+def to_av(frame: Frame) -> av.VideoFrame:
+    """A copy of the frame as PyAV's, in the same pixel format and the coded orientation."""
+    suffix = "le" if frame.format.bits > 8 else ""
+    av_frame = av.VideoFrame(frame.coded_width, frame.coded_height, frame.format.name + suffix)
+    for source, target in zip(frame.planes, av_frame.planes, strict=True):
+        rows = np.frombuffer(cast(Any, target), np.uint8).reshape(-1, target.line_size)
+        flat = source.reshape(source.shape[0], -1)
+        rows.view(source.dtype)[: len(flat), : flat.shape[1]] = flat
+    return av_frame
+
+
+class FrameConverter:
+    """Converts frames to 8-bit 4:2:0 or RGB; keeps swscale's tables between frames."""
+
+    def __init__(self) -> None:
+        self._scaler = VideoReformatter()
+
+    def yuv420p(self, frame: Frame) -> tuple[tuple[Plane, ...], Meaning]:
+        """The frame as 8-bit 4:2:0 in the coded orientation, without a copy if it is that already. RGB becomes BT.709,
+        limited range."""
+        pixels = frame.format
+        if pixels.name == "yuv420p":
+            return frame.planes, Meaning(frame.matrix, frame.full_range)
+        if pixels.layout == "gray":
+            luma = frame.planes[0]
+            if pixels.bits > 8:
+                luma = (luma >> (pixels.bits - 8)).astype(np.uint8)
+            neutral = np.broadcast_to(np.uint8(128), (-(-luma.shape[0] // 2), -(-luma.shape[1] // 2)))
+            matrix: Matrix = "bt709" if frame.matrix == "rgb" else frame.matrix
+            return (luma, neutral, neutral), Meaning(matrix, frame.full_range)
+        rgb = pixels.layout == "packed" or frame.matrix == "rgb"
+        wanted = Meaning("bt709", False) if rgb else Meaning(frame.matrix, frame.full_range)
+        meaning = wanted._replace(full_range=rgb or frame.full_range)
+        return planes_of(self._reformat(to_av(frame), "yuv420p", meaning, wanted)), wanted
+
+    def fit(self, source: av.VideoFrame, meaning: Meaning, target: tuple[Plane, ...], wanted: Meaning) -> None:
+        """Scale 8-bit 4:2:0 of even size into the planes of another size, with black bars where the shapes differ."""
+        height, width = target[0].shape
+        scale = min(Fraction(width, source.width), Fraction(height, source.height))
+        across, along = (max(2, int(side * scale) // 2 * 2) for side in (source.width, source.height))
+        scaled = self._reformat(source, "yuv420p", meaning, wanted, width=across, height=along)
+        left, top = (width - across) // 4, (height - along) // 4
+        black = (0 if wanted.full_range else 16, 128, 128)
+        for plane, into, value, step in zip(planes_of(scaled), target, black, (2, 1, 1), strict=True):
+            into[:] = value
+            rows, columns = plane.shape
+            into[top * step : top * step + rows, left * step : left * step + columns] = plane
+
+    def rgb(self, frame: Frame) -> NDArray[np.uint8]:
+        """An upright copy of the frame as RGB, (height, width, 3) in 0..255; transparency is dropped."""
+        if frame.format.layout == "gray":
+            # swscale treats all gray input as full range; as 4:2:0, the stated range is used.
+            planes, (matrix, _) = self.yuv420p(frame)
+            frame = replace(frame, planes=planes, format=PIXEL_FORMATS["yuv420p"], matrix=matrix)
+        meaning = Meaning(frame.matrix, frame.full_range)
+        converted = self._reformat(to_av(frame), "rgb24", meaning, meaning._replace(full_range=True))
+        return np.array(upright(converted.to_ndarray(), frame.rotation), order="C")
+
+    def _reformat(
+        self, source: av.VideoFrame, format: str, meaning: Meaning, wanted: Meaning, **size: int
+    ) -> av.VideoFrame:
+        options: dict[str, Any] = {"format": format, **size}
+        for end, (matrix, full_range) in (("src", meaning), ("dst", wanted)):
+            options[f"{end}_colorspace"] = SWS_MATRIX[matrix]
+            options[f"{end}_color_range"] = ColorRange.JPEG if full_range else ColorRange.MPEG
+        return self._scaler.reformat(source, **options)
 
 
 class RgbAnnotator:
@@ -54,21 +151,21 @@ def draw(result: Result, frame: Frame | None = None, *, views: bool = False) -> 
 
 
 class StillsSink(FolderSink):
-    """Writes images; `quality` is that of JPEG, 1..95."""
+    """Writes images."""
 
     needs_frame = True
 
-    def __init__(self, *, quality: int = 92) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._quality = quality
         self._converter = FrameConverter()
 
     def _save(self, name: str, image: NDArray[np.uint8]) -> None:
         """Write (height, width, 3) RGB as PNG or JPEG, by the suffix. The file gets its name once it is complete."""
-        path, file = self._context.output(name), io.BytesIO()
+        path, data = self._context.output(name), io.BytesIO()
         kind = "PNG" if path.suffix == ".png" else "JPEG"
-        Image.fromarray(image).save(file, kind, quality=self._quality, subsampling=0, compress_level=1)
-        write_whole(path, file.getvalue())
+        Image.fromarray(image).save(data, kind, quality=QUALITY, subsampling=0, compress_level=1)
+        with written_whole(path) as file:
+            file.write(data.getvalue())
 
 
 class ImagesSink(StillsSink):
@@ -77,14 +174,13 @@ class ImagesSink(StillsSink):
     Frames that do not come from image files are named <stem>_<frame>.png.
 
     Args:
-        quality: of JPEG, 1..95.
         trail, views: see `RgbAnnotator`.
     """
 
     name = "images"
 
-    def __init__(self, *, quality: int = 92, trail: float = 0.0, views: bool = False) -> None:
-        super().__init__(quality=quality)
+    def __init__(self, *, trail: float = 0.0, views: bool = False) -> None:
+        super().__init__()
         self._annotator = RgbAnnotator(trail, views=views)
 
     def open(self, context: SinkContext) -> None:
@@ -107,14 +203,13 @@ class FramesSink(StillsSink):
 
     Args:
         hits: only frames with detections.
-        quality: of the JPEG, 1..95.
     """
 
     name = "frames"
     folder = "images"
 
-    def __init__(self, *, hits: bool = False, quality: int = 92) -> None:
-        super().__init__(quality=quality)
+    def __init__(self, *, hits: bool = False) -> None:
+        super().__init__()
         self._hits = hits
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -127,9 +222,6 @@ class CropsSink(StillsSink):
     """Writes crops/<class>/<stem>_<frame>_<number>.jpg, where the number counts the objects of a frame from 0.
 
     A crop covers every pixel that the box touches. Tools that train classifiers read such folders.
-
-    Args:
-        quality: of the JPEG, 1..95.
     """
 
     name = "crops"

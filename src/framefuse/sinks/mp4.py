@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import Matrix
-from framefuse.sinks._lines import check_unmoved, make_durable, open_output, part_of, write_error
-from framefuse.sinks.canvas import planes_of
+from framefuse.sinks.images import planes_of
+from framefuse.sinks.run_folder import check_unmoved, make_durable, open_output, part_of, write_error
 from framefuse.sources.ffmpeg import TAGS, demuxed
 
 UNFINISHED = "being written by framefuse"
@@ -79,7 +79,7 @@ class Mp4File:
 
     def __init__(self, path: Path, encoding: Encoding, title: str | None = None, *, part: bool = True) -> None:
         self.path, self._written, self._encoding = path, part_of(path) if part else path, encoding
-        self._failed = self._closed = False
+        self._failed = False
         self._opened: os.stat_result | None = None
         self._audio: AudioCopy | None = None
         # Without skip_trailer, FFmpeg does not report a full disk while it writes the end of the file.
@@ -146,9 +146,6 @@ class Mp4File:
         Raises:
             SinkError: the rest cannot be written and no error was raised before, or the file was deleted.
         """
-        if self._closed:
-            return None
-        self._closed = True
         error: av.FFmpegError | OSError | None = None
         try:
             self._flush(source_end)
@@ -161,10 +158,10 @@ class Mp4File:
             with suppress(OSError):  # the first error is the one to report
                 cut_to_whole_boxes(self._written)
                 os.replace(self._written, self.path)
-        if error is not None and not self._failed:
+            if error is None or self._failed:
+                return None
             raise self._error(error) from error
-        scale = self._encoding.time_base.denominator
-        return None if self._failed else move_index_to_front(self._written, self.path, scale)
+        return move_index_to_front(self._written, self.path, self._encoding.time_base.denominator)
 
     def _flush(self, source_end: Fraction) -> None:
         try:

@@ -22,8 +22,8 @@ from framefuse.common.version import __version__
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
-from framefuse.sinks._base import RecordSink, tracks_of
-from framefuse.sinks._lines import encode, finished, sink_errors
+from framefuse.sinks import RecordSink, tracks_of
+from framefuse.sinks.run_folder import encode, sink_errors, written_whole
 
 SCHEMA = 1
 """Version of the columns; incremented when one changes its meaning or is removed."""
@@ -83,8 +83,7 @@ class ParquetSink(RecordSink):
             {name: getattr(self._arrow, kind)() for name, kind in COLUMNS.items()},
             metadata={ABOUT: encode(json.dumps({**about, **context.run}, ensure_ascii=False))},
         )
-        header: bytes = self._schema.serialize().to_pybytes()
-        return header
+        return bytes(self._schema.serialize())
 
     def write(self, result: Result, frame: Frame | None) -> None:
         info, found = result.frame, result.detections
@@ -137,7 +136,7 @@ def complete(stream: Path) -> int:
         if first is None or ABOUT not in (first.schema.metadata or {}):
             return 0
         with (
-            finished(stream, stream.with_name(stream.name.removesuffix(STREAM) + "parquet")) as out,
+            written_whole(stream.with_name(stream.name.removesuffix(STREAM) + "parquet"), stream) as out,
             arrow.parquet.ParquetWriter(out, first.schema, compression="zstd") as writer,
         ):
             group: list[Any] = []
@@ -189,9 +188,6 @@ class BoxTable:
         found.view = None  # it indexes the views of a Result, whose regions the file does not have
         return Result(self.frames[number], found)
 
-    def __iter__(self) -> Iterator[Result]:
-        return map(self.__getitem__, range(len(self)))
-
 
 def read_boxes(path: str | Path) -> BoxTable:
     """Read a file of the sink, or its unfinished <stem>.arrows.part.
@@ -240,17 +236,9 @@ def _boxes(table: Any, about: Mapping[str, Any]) -> BoxTable:
     boxed = columns["class_id"] >= 0
     counts = np.bincount(np.cumsum(new) - 1, boxed, len(frames)).astype(np.int64)
     ids = columns["tracker_id"][boxed]
-    return BoxTable(
-        frames,
-        np.concatenate([[0], np.cumsum(counts)]),
-        Detections(
-            np.stack([columns[side][boxed] for side in ("x1", "y1", "x2", "y2")], axis=1),
-            columns["confidence"][boxed],
-            columns["class_id"][boxed].astype(np.int64),
-            {int(number): name for number, name in about["names"].items()},
-            tracker_id=ids if (ids >= 0).any() else None,
-            view=view[boxed] if tags else None,
-        ),
-        tags,
-        about,
-    )
+    boxes = np.stack([columns[side][boxed] for side in ("x1", "y1", "x2", "y2")], axis=1)
+    names = {int(number): name for number, name in about["names"].items()}
+    found = Detections(boxes, columns["confidence"][boxed], columns["class_id"][boxed].astype(np.int64), names)
+    found.tracker_id = ids if (ids >= 0).any() else None
+    found.view = view[boxed] if tags else None
+    return BoxTable(frames, np.concatenate([[0], np.cumsum(counts)]), found, tags, about)

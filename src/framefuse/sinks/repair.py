@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from framefuse.common.text import counted
 from framefuse.errors import FramefuseError, SinkError
-from framefuse.sinks import coco, labels, parquet
-from framefuse.sinks._lines import is_json, make_durable, part_of, write_error
+from framefuse.sinks import labels, parquet
 from framefuse.sinks.mp4 import finish_unfinished
 from framefuse.sinks.records import HEADER
-from framefuse.sinks.run_folder import FolderLock
+from framefuse.sinks.run_folder import FolderLock, is_json, make_durable, part_of, write_error
 
 
 class Repair(NamedTuple):
@@ -59,15 +58,16 @@ def _repair(path: Path) -> str:
     """What was done to a file; "" if nothing was. Only what framefuse has written is changed."""
     if not path.is_file() or path.is_symlink():
         return ""
-    if path.name.endswith(coco.IMAGES_PART):
-        main = path.with_name(path.name.removesuffix(coco.IMAGES_PART) + ".json")
+    if path.name.endswith(labels.IMAGES_PART):
+        main = path.with_name(path.name.removesuffix(labels.IMAGES_PART) + ".json")
         if part_of(main).exists() or not main.exists():
             return ""  # used with the annotations
         path.unlink()
         return f"removed: {main.name} is complete"
     if path.name.endswith(".json.part"):
-        images = counted(coco.repair(path), "image") if coco.is_part(path) else ""
-        return images and f"completed as {path.with_suffix('').name}, {images}"
+        with path.open("rb") as file:
+            ours = file.read(len(labels.BEGINNING)) == labels.BEGINNING
+        return f"completed as {path.stem}, {counted(labels.repair_coco(path), 'image')}" if ours else ""
     if path.name.endswith(f".{parquet.STREAM}"):
         rows = parquet.complete(path)
         return f"completed as {path.name.removesuffix(parquet.STREAM)}parquet, {counted(rows, 'row')}" if rows else ""

@@ -8,8 +8,7 @@ import sys
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink
+from framefuse.sinks import BaseSink, SinkContext
 
 REMEDY = "pip install opencv-python (not -headless) and run with a display, or do not use show"
 LARGEST = (1280, 720)
@@ -76,21 +75,17 @@ class ShowSink(BaseSink):
         width, height = context.source.width or LARGEST[0], context.source.height or LARGEST[1]
         scale = min(1.0, LARGEST[0] / width, LARGEST[1] / height)
         cv2.resizeWindow(context.stem, round(width * scale), round(height * scale))
-        self._title = context.stem
+        self._title, self._cv2 = context.stem, cv2
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        import cv2
-
         if not self._title:
             return
-        cv2.imshow(self._title, self._annotator.draw(result.pixels_or(frame), result)[..., ::-1])
-        if cv2.waitKey(1) & 0xFF in CLOSE_KEYS:
+        self._cv2.imshow(self._title, self._annotator.draw(result.pixels_or(frame), result)[..., ::-1])
+        if self._cv2.waitKey(1) & 0xFF in CLOSE_KEYS:
             self.close()
 
     def close(self) -> None:
         title, self._title = self._title, ""
         if title:
-            import cv2
-
-            cv2.destroyWindow(title)
-            cv2.waitKey(1)  # lets the window system process it
+            self._cv2.destroyWindow(title)
+            self._cv2.waitKey(1)  # lets the window system process it

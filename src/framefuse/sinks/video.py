@@ -6,7 +6,7 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import av
 import numpy as np
@@ -18,10 +18,9 @@ from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink
-from framefuse.sinks.canvas import FrameConverter, Meaning, Plane, planes_of, upright
+from framefuse.sinks import BaseSink, SinkContext
 from framefuse.sinks.draw import Annotator, Trails
+from framefuse.sinks.images import FrameConverter, Meaning, Plane, planes_of, upright
 from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
 
 NVENC, SOFTWARE = "h264_nvenc", "libx264"
@@ -134,15 +133,9 @@ class Timeline:
         self.last, self._index = pts, frame.index
         return [*repeats, pts]
 
-    @property
-    def source_seconds(self) -> Fraction:
-        """pts of the last frame in seconds of the source's own time."""
-        return (self.last or 0) * self.time_base - self.offset
-
-    @property
-    def source_end(self) -> Fraction:
-        """End of the last frame in seconds of the source's own time."""
-        return self.source_seconds + self.ticks * self.time_base
+    def source_seconds(self, *, end: bool = False) -> Fraction:
+        """pts of the last frame, or its end, in seconds of the source's own time."""
+        return ((self.last or 0) + end * self.ticks) * self.time_base - self.offset
 
     def notes(self, name: str) -> list[str]:
         shifted = self.offset and not self.jumps and not self.shortened
@@ -170,31 +163,18 @@ class VideoSink(BaseSink):
 
     Args:
         encoder: FFmpeg's name; there is no fallback (`choose_encoder` checks in advance).
-        crf, preset, gpu: see `encoder_options`.
-        threads: of the encoder; 0: its default.
-        audio: copy the audio of a source that is a file.
         trail: seconds of its path that are drawn of each track.
         views: outline the views of each frame.
+        options: see `encoder_options`.
     """
 
     name = "video"
     needs_frame = True
 
-    def __init__(
-        self,
-        *,
-        encoder: str = SOFTWARE,
-        crf: int = 23,
-        preset: str = "ultrafast",
-        threads: int = 0,
-        audio: bool = True,
-        gpu: int | None = None,
-        trail: float = 0.0,
-        views: bool = False,
-    ) -> None:
+    def __init__(self, *, encoder: str = SOFTWARE, trail: float = 0.0, views: bool = False, **options: Any) -> None:
         super().__init__()
-        self._encoder, self._audio, self._trail, self._views = encoder, audio, trail, views
-        self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
+        self._encoder, self._trail, self._views = encoder, trail, views
+        self._options = partial(encoder_options, encoder, **options)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
         self._largest = VideoFormat(0, 0, Meaning("bt601", False))
@@ -218,7 +198,7 @@ class VideoSink(BaseSink):
             self._file = self._start(frame, format if len(self.paths) + 1 < FILES else self._largest)
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
-            self._file.encode(repeat, self._times.source_seconds, alone=True)
+            self._file.encode(repeat, self._times.source_seconds(), alone=True)
         target, views = self._file.planes(), result.views if self._views else ()
         drawn = result.detections, result.masks, self._trails.after(result), views
         if self._format is None or format == self._format:
@@ -229,7 +209,7 @@ class VideoSink(BaseSink):
             fill(planes_of(own), planes, frame.rotation)
             annotator_of(format).draw(planes_of(own), *drawn)
             self._converter.fit(own, meaning, target, self._format.meaning)
-        self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
+        self._file.encode(pts, self._times.source_seconds(), alone=bool(repeats))
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
         number, path, source = len(self.paths) + 1, self._first, self._context.source
@@ -252,7 +232,7 @@ class VideoSink(BaseSink):
         codec = self._encoder, *self._options(rate=rate), self._times.time_base, rate
         file = Mp4File(path, Encoding(*codec, width, height, *format.meaning, aspect), part=self._context.ends)
         self.paths.append(path)
-        if self._audio and source.path is not None and source.kind == "file":
+        if source.path is not None and source.kind == "file":
             start = Fraction(0) if frame.pts is None else frame.pts * frame.time_base
             file.add_audio(source.path, start=start, offset=self._times.offset, notes=self.notes)
         return file
@@ -262,7 +242,7 @@ class VideoSink(BaseSink):
             return
         file, self._file = self._file, None
         self.notes += self._times.notes(file.path.name)
-        if problem := file.close(self._times.source_end):
+        if problem := file.close(self._times.source_seconds(end=True)):
             self.notes.append(problem)
 
 
@@ -327,7 +307,7 @@ def nvenc_refuses(gpu: int) -> str | None:
 
 
 def encoder_options(
-    encoder: str, *, crf: int, preset: str, rate: Fraction, threads: int = 0, gpu: int | None = None
+    encoder: str, *, rate: Fraction, crf: int = 23, preset: str = "ultrafast", threads: int = 0, gpu: int | None = None
 ) -> tuple[dict[str, str], int]:
     """The encoder's own options, and its threads.
 
@@ -350,11 +330,7 @@ def encoder_options(
 
 
 def _limit_delay(preset: str, rate: Fraction) -> tuple[dict[str, str], int]:
-    """Options of x264, and its threads, with which it holds back at most the frames of ENCODER_SECONDS.
-
-    What is still in the encoder when the process is killed is lost. By default x264 holds back up to 60 frames and one
-    for each thread.
-    """
+    """Options of x264, and its threads, to hold back at most ENCODER_SECONDS of frames, which a kill loses, not 60."""
     if preset not in PRESETS:
         return {}, 0
     frames = int(rate * Fraction(ENCODER_SECONDS))

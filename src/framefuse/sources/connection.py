@@ -120,7 +120,7 @@ class Connection:
     Args:
         drops: damaged packets, and damaged frames that are not delivered, are counted here.
         on_silence: called once, in the waiting thread, after PATIENCE seconds without data.
-        on_change: called in the connection's thread with the old and the new codec.
+        on_change: called in the connection's thread with a text about the new codec.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Connection:
         options: SourceOptions,
         drops: dict[str, int],
         on_silence: Callable[[], None],
-        on_change: Callable[[str, str], None],
+        on_change: Callable[[str], None],
     ) -> None:
         self.facts: Facts | None = None
         """Set when the connection is open."""
@@ -241,10 +241,10 @@ class Connection:
             patience = math.inf if facts.seconds else max(timeout, FIRST_FRAME_SECONDS)
             watch, closed = Watch(last, patience), threading.Event()
 
-            def changed(before: str, after: str) -> None:
+            def changed(text: str) -> None:
                 nonlocal watch
                 watch = Watch(time.monotonic(), patience)
-                self._on_change(before, after)
+                self._on_change(text)
 
             decoder = HostDecoder(stream, replace(self._options, low_latency=low_latency), changed)
             for packet in demuxed(container, stream):

@@ -1,4 +1,4 @@
-"""FFmpeg through PyAV: a file as a container, its packets to decoded frames to `Frame`; and the decoder interface.
+"""FFmpeg through PyAV: a file as a container, its packets to decoded frames to `Frame`.
 
 A `Frame` has the planes of a decoded frame in place, and what their samples mean.
 """
@@ -13,29 +13,21 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.stream import Disposition
-from av.video.reformatter import Colorspace
 from numpy.typing import NDArray
 
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat, Rotation
-from framefuse.sources.source import SourceInfo, SourceOptions, note
+from framefuse.sources.source import SourceInfo, SourceOptions
 
 TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 """Keyword arguments of `av.open` for files whose tags are not UTF-8, which PyAV 19 reads without."""
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
-PACKET = 188
-"""Bytes of a transport packet (ISO/IEC 13818-1, 2.4.3)."""
-SYNC = 0x47
-PROGRAM_TABLE = 0
-"""PID of the program association table, from which a reader can start."""
-SEARCHED = 1 << 20
-"""Bytes in which a table is searched for. Broadcasts repeat it at least every half second."""
 FILTERS = {name: f"{name}_mp4toannexb" for name in ("h264", "hevc", "vvc")} | {
     "mpeg2video": "mpeg2_metadata",
     "mpeg4": "mpeg4_unpack_bframes",
@@ -62,10 +54,7 @@ MATRICES: dict[int, tuple[Matrix, str]] = {
     10: ("bt2020", "colour matrix BT.2020 constant luminance is read as bt2020"),
 }
 """Colour matrix, and what the user should know about it."""
-SWS_MATRIX = dict.fromkeys(("bt709", "rgb"), Colorspace.ITU709) | {
-    "bt601": Colorspace.ITU601,
-    "bt2020": Colorspace.BT2020,
-}
+SWS_MATRIX = {"bt601": "ITU601", "bt709": "ITU709", "rgb": "ITU709", "bt2020": "BT2020"}
 """Colour matrix -> that of swscale; RGB is converted to and from BT.709."""
 LIMITED, FULL = 1, 2
 HDR_TRANSFER = {16: "PQ", 18: "HLG"}
@@ -73,14 +62,18 @@ CONVERSIONS = {"yuyv422": "yuv422p", "uyvy422": "yuv422p", "yvyu422": "yuv422p",
 """Formats outside PIXEL_FORMATS with a lossless equivalent in it, besides big-endian ones; all others become rgb24."""
 
 
-class Decoder(Protocol):
-    """Decodes the packets of one stream.
+class HostDecoder:
+    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec (and tells `on_change`), which PyAV does not.
 
     A decoded frame has pts, time_base, width, height and is_corrupt, as PyAV's frames have.
     """
 
-    codec: str
-    """FFmpeg's name of the codec that it decodes now."""
+    def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str], None]) -> None:
+        self.codec: str = stream.codec_context.name
+        self._stream, self._context, self._options = stream, stream.codec_context, options
+        self._follows = stream.container.format.name in ("mpegts", "hls")
+        self._on_change = on_change
+        self._configure()
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
         """Decoded frames that are ready after this packet; an empty packet flushes the decoder.
@@ -89,25 +82,6 @@ class Decoder(Protocol):
             EOFError: there are no more.
             av.FFmpegError: the packet is damaged.
         """
-
-    def restart(self) -> None:
-        """The next packet does not follow the last one."""
-
-    def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:
-        """A decoded frame as a `Frame`; `facts` are the keyword arguments of `wrap`."""
-
-
-class HostDecoder:
-    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec (`on_change`: from, to), which PyAV does not."""
-
-    def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str, str], None]) -> None:
-        self.codec: str = stream.codec_context.name
-        self._stream, self._context, self._options = stream, stream.codec_context, options
-        self._follows = stream.container.format.name in ("mpegts", "hls")
-        self._on_change = on_change
-        self._configure()
-
-    def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
         if self._follows and packet.size and (codec := changed_codec(self._stream, self.codec)):
             return self._change(packet, codec)
         decoded: Iterable[Any] = self._context.decode(packet if packet.size else None)
@@ -117,7 +91,7 @@ class HostDecoder:
         """The last frames of the old codec, and the first of the new one; FFmpeg's parser joins these in one packet."""
         old, new = _split(packet, codec)
         frames: list[Any] = []
-        self._on_change(self.codec, codec)
+        self._on_change(f"the codec changes from {self.codec} to {codec}")
         before, self.codec, self._context = self._context, codec, av.CodecContext.create(codec, "r")
         self._configure()
         for context, part in ((before, old), (before, None), (self._context, new)):
@@ -135,7 +109,7 @@ class HostDecoder:
             context.flags |= av.codec.context.Flags.low_delay
 
     def restart(self) -> None:
-        """PyAV flushes the decoder when it seeks."""
+        """The next packet does not follow the last one: PyAV flushes the decoder when it seeks."""
 
     def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:
         return wrap(decoded, info, **facts)
@@ -216,19 +190,6 @@ def demuxed(container: Any, *streams: Any) -> Iterator[Any]:
         yield from container.demux(*streams)
 
 
-def next_program_table(path: Path, position: int) -> int | None:
-    """Position of the first program association table after the transport packet at `position`."""
-    with path.open("rb") as file:
-        file.seek(position)
-        data = file.read(SEARCHED)
-    for at in range(0, len(data) - 2, PACKET):
-        if data[at] != SYNC:
-            return None
-        if (data[at + 1] & 0x1F) << 8 | data[at + 2] == PROGRAM_TABLE and at:
-            return position + at
-    return None
-
-
 class Meaning(NamedTuple):
     """What the samples of a frame mean, and what the user should know about it."""
 
@@ -255,7 +216,7 @@ def wrap(
     colour = av_frame.colorspace, av_frame.color_range, av_frame.color_trc
     meaning = _meaning(av_frame.format.name, *colour, av_frame.interlaced_frame, sample_aspect_ratio)
     for text in meaning.notes:
-        note(info, text)
+        info.note(text)
     packed = meaning.format.layout == "packed"
     if meaning.convert:
         # As in the kernels, an unspecified matrix means BT.601.
@@ -268,33 +229,22 @@ def wrap(
     shapes = meaning.format.plane_shapes(av_frame.width, av_frame.height)
     pairs = zip(av_frame.planes, shapes, strict=False)
     planes = tuple(_plane(plane, shape, meaning.format.dtype, info) for plane, shape in pairs)
-    return Frame(
-        planes,
-        meaning.format,
-        index=index,
-        matrix="rgb" if packed else meaning.matrix,
-        full_range=packed or meaning.full_range,
-        rotation=_rotation(av_frame, info, first=index == 0),
-        sample_aspect_ratio=sample_aspect_ratio,
-        owner=av_frame,
-        **facts,
-    )
+    facts |= {"matrix": "rgb" if packed else meaning.matrix, "full_range": packed or meaning.full_range}
+    facts |= {"rotation": _rotation(av_frame, info, first=index == 0), "sample_aspect_ratio": sample_aspect_ratio}
+    return Frame(planes, meaning.format, index, owner=av_frame, **facts)
 
 
 def check_size(width: int, height: int, source_id: str, max_pixels: int | None = None) -> None:
     """SourceError: a side is zero or larger than MAX_SIDE, or there are more pixels than the option `max_pixels`."""
+    size, remedy = f"{width}x{height}", "check that the file is not damaged"
     if min(width, height) < 1:
-        raise SourceError(f"{source_id}: the frame size is {width}x{height}", remedy="check that the file is complete")
+        raise SourceError(f"{source_id}: the frame size is {size}", remedy="check that the file is complete")
     if max(width, height) > MAX_SIDE:
-        raise SourceError(
-            f"{source_id}: the frame size {width}x{height} exceeds {MAX_SIDE} pixels per side",
-            remedy="check that the file is not damaged, or scale it down first",
-        )
+        problem = f"{source_id}: the frame size {size} exceeds {MAX_SIDE} pixels per side"
+        raise SourceError(problem, remedy=f"{remedy}, or scale it down first")
     if max_pixels is not None and width * height > max_pixels:
-        raise SourceError(
-            f"{source_id}: the frame size {width}x{height} ({width * height} pixels) exceeds max_pixels ({max_pixels})",
-            remedy="check that the file is not damaged, scale it down first, or raise the option max_pixels",
-        )
+        problem = f"{source_id}: the frame size {size} ({width * height} pixels) exceeds max_pixels ({max_pixels})"
+        raise SourceError(problem, remedy=f"{remedy}, scale it down first, or raise the option max_pixels")
 
 
 @lru_cache(maxsize=64)
@@ -345,7 +295,7 @@ def _plane(plane: Any, shape: tuple[int, ...], dtype: np.dtype[Any], info: Sourc
     samples = (dtype.itemsize,) if len(shape) == 2 else (shape[2] * dtype.itemsize, dtype.itemsize)
     if pitch > 0:
         return np.ndarray(shape, dtype, plane, 0, (pitch, *samples))
-    note(info, "rows are stored bottom-up: one copy per frame")
+    info.note("rows are stored bottom-up: one copy per frame")
     return np.ndarray(shape, dtype, plane, -pitch * (shape[0] - 1), (pitch, *samples)).copy()
 
 
@@ -360,12 +310,12 @@ def _rotation(av_frame: av.VideoFrame, info: SourceInfo, first: bool) -> Rotatio
         # It maps (1, 0) to (a, b) and (0, 1) to (c, d), with y downwards.
         a, b, _, c, d = struct.unpack_from("=5i", side_data)
         if a * d - b * c < 0:
-            note(info, _MIRRORED)
+            info.note(_MIRRORED)
     degrees = -av_frame.rotation
     if not degrees or _MIRRORED in info.notes:
         return 0
     quarter = round(degrees / 90) % 4
     if degrees % 90 not in (0, 1, 89):
-        note(info, f"the display matrix rotates by {degrees} degrees: {90 * quarter} used")
+        info.note(f"the display matrix rotates by {degrees} degrees: {90 * quarter} used")
     rotations: tuple[Rotation, ...] = (0, 90, 180, 270)
     return rotations[quarter]

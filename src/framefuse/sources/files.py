@@ -12,24 +12,17 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import av
 
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources.ffmpeg import (
-    NOT_VIDEO,
-    Decoder,
-    HostDecoder,
-    changed_codec,
-    check_size,
-    demuxed,
-    exact,
-    next_program_table,
-    open_container,
-)
-from framefuse.sources.source import SYNTHETIC_TITLE, Frames, PullSource, SourceInfo, SourceOptions, note
+from framefuse.sources.ffmpeg import NOT_VIDEO, HostDecoder, changed_codec, check_size, demuxed, exact, open_container
+from framefuse.sources.source import SYNTHETIC_TITLE, Frames, PullSource, SourceInfo, SourceOptions
+
+if TYPE_CHECKING:
+    from framefuse.sources.nvdec import NvDecoder
 
 READ_ERRORS_IN_A_ROW = 16
 """Consecutive failed reads after which the rest of the file is given up."""
@@ -39,6 +32,13 @@ UNDECODED_PACKETS = 48
 """MPEG-TS: packets without a frame after which another codec is looked for; more than decoders hold back."""
 TABLES = 8
 """Number of program tables at which it is looked for."""
+PACKET = 188
+"""Bytes of a transport packet (ISO/IEC 13818-1, 2.4.3)."""
+SYNC = 0x47
+PROGRAM_TABLE = 0
+"""PID of the program association table, from which a reader can start."""
+SEARCHED = 1 << 20
+"""Bytes in which a table is searched for. Broadcasts repeat it at least every half second."""
 SEEK_AFTER = 1
 """Seconds; an earlier start is reached by decoding, because indexes are least reliable there (negative pts)."""
 SEEK_MARGINS = (0, 5, 30)
@@ -62,8 +62,9 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
             from framefuse.sources.nvdec import choose_decoder
 
             first_frame = partial(_first_frame, path, video.info, options.max_pixels)
-            video.decoder, why = choose_decoder(video.stream, options, video.info, first_frame, video.decoder)
-            note(video.info, why)
+            decoder, why = choose_decoder(video.stream, options, video.info, first_frame)
+            video.decoder = decoder or video.decoder
+            video.info.note(why)
     except BaseException:
         container.close()
         raise
@@ -78,7 +79,7 @@ def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
     if frame is None:
         raise CapabilityError("the video has no frames")
     for text in notes:
-        note(info, text)
+        info.note(text)
     return frame
 
 
@@ -93,7 +94,7 @@ class _Video:
     time_base: Fraction
     origin: int
     """First pts of the stream, from which `start` and `end` count."""
-    decoder: Decoder = field(init=False)
+    decoder: HostDecoder | NvDecoder = field(init=False)
     decoded: int = 0
     hidden: int = 0
     """Packets that an edit list excludes from the presentation."""
@@ -132,7 +133,7 @@ class _Video:
         info = SourceInfo(uri, "file", context.width or None, context.height or None, rate, path=Path(uri))
         info.synthetic = container.metadata.get("title") == SYNTHETIC_TITLE
         if len(streams) > 1:
-            note(info, f"{len(streams)} video streams: stream {stream.index} is read")
+            info.note(f"{len(streams)} video streams: stream {stream.index} is read")
         video = cls(container, stream, info, options, time_base, stream.start_time or 0)
         video.decoder = video._host_decoder()
         info.frames = video._expected()
@@ -179,7 +180,7 @@ class _Video:
                 if index % options.vid_stride == 0:
                     self.sizes.add((decoded.width, decoded.height))
                     if len(self.sizes) > 1:
-                        note(self.info, "the frame size changes in the video")
+                        self.info.note("the frame size changes in the video")
                     unit = exact(decoded.time_base) or self.time_base
                     facts = {"pts": pts, "time_base": unit, "sample_aspect_ratio": aspect, "arrival": monotonic()}
                     yield self.decoder.wrap(decoded, self.info, index=index, source_id=self.info.uri, **facts)
@@ -197,7 +198,7 @@ class _Video:
         if (start - self.origin) * self.time_base <= SEEK_AFTER:
             return self._decoded_frames(closed)
         if self._seconds() is None:
-            note(self.info, "the file has no duration and so no index: read from its beginning")
+            self.info.note("the file has no duration and so no index: read from its beginning")
             return self._decoded_frames(closed)
         for margin in SEEK_MARGINS:
             self._seek(start - margin / self.time_base)
@@ -248,7 +249,7 @@ class _Video:
                     with suppress(EOFError):
                         yield from self._decode(av.Packet(), closed)
                     self.decoder = self._host_decoder()
-                    note(self.info, "FFmpeg decodes on the host where the codec changes")
+                    self.info.note("FFmpeg decodes on the host where the codec changes")
             try:
                 yield from self._decode(packet, closed)
             except EOFError:
@@ -296,14 +297,14 @@ class _Video:
         if not stream.codec_context.width or (stream.id, after) == (self.stream.id, before):
             return False
         if before == after:
-            note(self.info, f"the PID of the video changes from {self.stream.id} to {stream.id}")
+            self.info.note(f"the PID of the video changes from {self.stream.id} to {stream.id}")
         else:
-            _note_codec(self.info, before, after)
+            self.info.note(f"the codec changes from {before} to {after}")
         return True
 
     def _host_decoder(self) -> HostDecoder:
         # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
-        return HostDecoder(self.stream, self.options, partial(_note_codec, self.info))
+        return HostDecoder(self.stream, self.options, self.info.note)
 
     def _damaged(self, error: av.FFmpegError) -> None:
         self.info.drops["corrupt"] = self.info.drops.get("corrupt", 0) + 1
@@ -335,20 +336,29 @@ class _Video:
 
     def _note_counts(self, ended: bool) -> None:
         if corrupt := self.info.drops.get("corrupt"):
-            note(self.info, f"damaged packets skipped: {corrupt} ({self.reason})")
+            self.info.note(f"damaged packets skipped: {corrupt} ({self.reason})")
         for anomaly, count in self.anomalies.items():
-            note(self.info, f"{anomaly}: {count}")
+            self.info.note(f"{anomaly}: {count}")
         if not ended or self.options.start:
             return
         # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
         if frames:
             if self.decoded + self.hidden < frames:
-                note(self.info, f"the header states {frames} frames, {self.decoded} could be decoded")
+                self.info.note(f"the header states {frames} frames, {self.decoded} could be decoded")
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:
             read = float(self.end * self.time_base)
-            note(self.info, f"the header states {float(seconds):.2f} s, the video ends after {read:.2f} s")
+            self.info.note(f"the header states {float(seconds):.2f} s, the video ends after {read:.2f} s")
 
 
-def _note_codec(info: SourceInfo, before: str, after: str) -> None:
-    note(info, f"the codec changes from {before} to {after}")
+def next_program_table(path: Path, position: int) -> int | None:
+    """Position of the first program association table after the transport packet at `position`."""
+    with path.open("rb") as file:
+        file.seek(position)
+        data = file.read(SEARCHED)
+    for at in range(0, len(data) - 2, PACKET):
+        if data[at] != SYNC:
+            return None
+        if (data[at + 1] & 0x1F) << 8 | data[at + 2] == PROGRAM_TABLE and at:
+            return position + at
+    return None

@@ -1,4 +1,4 @@
-"""Images: files, decoded by Pillow, and NumPy and PIL images in memory."""
+"""Images: files, decoded by Pillow, NumPy and PIL images in memory, and those of the synthetic world."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import av
 import numpy as np
 
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
-from framefuse.sources.ffmpeg import check_size
-from framefuse.sources.source import IMAGE_FORMATS, Frames, PullSource, SourceInfo, SourceOptions, is_image, note
+from framefuse.sources.ffmpeg import LIMITED, check_size, wrap
+from framefuse.sources.source import FORMATS, Frames, PullSource, SourceInfo, SourceOptions, is_image
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -32,6 +33,8 @@ ORIENTATION_TAG = 0x0112
 ROTATIONS: dict[int, Rotation] = {3: 180, 6: 90, 8: 270}
 """EXIF orientations that are pure rotations, in degrees clockwise."""
 MIRRORED = frozenset({2, 4, 5, 7})
+MODES = {"1": "L", "L": "L", "LA": "L", "La": "L", "RGBA": "RGBA"}
+"""Pillow's modes that are not read as RGB."""
 _filters = threading.Lock()
 """Held while the filters of warnings are changed, which all threads share."""
 NAMED_FAILURES = 10
@@ -78,9 +81,9 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
             failures.append(error)
             info.drops["unreadable"] = len(failures)
             if len(failures) <= NAMED_FAILURES:
-                note(info, f"skipped {error.message}")
+                info.note(f"skipped {error.message}")
     if len(failures) > NAMED_FAILURES:
-        note(info, f"images skipped in all: {len(failures)}")
+        info.note(f"images skipped in all: {len(failures)}")
     if len(failures) < len(paths) or index:
         return
     if len(failures) == 1:
@@ -95,7 +98,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
     try:
         Image.init()  # without it, a format that this Pillow lacks is a KeyError
-        formats = [name for name in IMAGE_FORMATS if name in Image.OPEN]
+        formats = [name for name in FORMATS if name in Image.OPEN]
         # Pillow's warning of a large size is left out: `max_pixels` decides.
         with _filters, warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
             identified = Image.open(path, formats=formats)
@@ -111,7 +114,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         reason, remedy = str(error) or type(error).__name__, "check in an image viewer that it is complete"
         if isinstance(error, UnidentifiedImageError):  # its message only repeats the path
             reason = "not an image of a supported format, or damaged"
-            remedy += f", and save it as one of {', '.join(IMAGE_FORMATS)}"
+            remedy += f", and save it as one of {', '.join(FORMATS)}"
         raise DecodeError(f"{path}: {reason}", remedy=remedy) from error
 
 
@@ -123,7 +126,7 @@ def _sequence(image: Image.Image, info: SourceInfo) -> Iterator[int | None]:
     """Seek to each frame of a file and yield its pts; None for still images and pages."""
     if not _is_sequence(image):
         if getattr(image, "is_animated", False):
-            note(info, f"{image.format} images: only the first image of a file is read (no previews, no gain maps)")
+            info.note(f"{image.format} images: only the first image of a file is read (no previews, no gain maps)")
         yield None
         return
     clock = 0.0
@@ -145,7 +148,7 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
     if orientation in MIRRORED:
         from PIL import ImageOps
 
-        note(info, "mirrored by EXIF: flipped in a copy")
+        info.note("mirrored by EXIF: flipped in a copy")
         image = ImageOps.exif_transpose(image)
     rotation = ROTATIONS.get(orientation, 0)
     facts = {"index": index, "pts": pts, "time_base": MILLISECOND, "rotation": rotation}
@@ -163,16 +166,10 @@ def _wrap(image: Image.Image, info: SourceInfo, name: str, **facts: Any) -> Fram
         return Frame((pixels.astype(np.uint16),), PIXEL_FORMATS["gray16"], matrix="rgb", full_range=True, **facts)
     transparent = image.has_transparency_data
     if transparent:
-        note(info, "transparency is ignored")
-    if mode in ("L", "RGB", "RGBA"):
-        target = mode
-    elif mode in ("1", "LA", "La"):
-        target = "L"
-    elif mode == "P" and transparent:
-        target = "RGBA"
-    else:
-        target = "RGB"
-        note(info, f"{mode} images are converted to RGB")
+        info.note("transparency is ignored")
+    target = "RGBA" if mode == "P" and transparent else MODES.get(mode, "RGB")
+    if target == "RGB" and mode != "RGB":
+        info.note(f"{mode} images are converted to RGB")
     pixels = np.array(image if target == mode else image.convert(target))
     format = PIXEL_FORMATS[{"L": "gray", "RGB": "rgb24", "RGBA": "rgba"}[target]]
     return Frame((pixels,), format, matrix="rgb", full_range=True, **facts)
@@ -195,7 +192,7 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
     """
     info = SourceInfo(SOURCE_ID, "array")
     if options.start is not None or options.end is not None:
-        note(info, "start and end are ignored: arrays have no timestamps")
+        info.note("start and end are ignored: arrays have no timestamps")
     images: Iterable[Any] = [source] if is_image(source) and getattr(source, "ndim", 3) < 4 else source
     if isinstance(images, Sized):
         if len(images) == 0:
@@ -207,20 +204,19 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
             sizes = {it.shape[:2] if isinstance(it, np.ndarray) else getattr(it, "size", None) for it in images}
             info.mixed = len(sizes) > 1
     else:
-        note(info, "images of an iterator: one copy per frame")
-    return PullSource(info, lambda closed: _array_frames(images, info, options, closed))
+        info.note("images of an iterator: one copy per frame")
 
+    def frames(closed: threading.Event) -> Frames:
+        for index, image in enumerate(images):
+            if closed.is_set():
+                return
+            if index % options.vid_stride == 0:
+                frame = _array_frame(image, index, info)
+                if not isinstance(images, Sized):
+                    frame = replace(frame, planes=tuple(plane.copy() for plane in frame.planes), owner=None)
+                yield frame
 
-def _array_frames(images: Iterable[Any], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:
-    persistent = isinstance(images, Sized)
-    for index, image in enumerate(images):
-        if closed.is_set():
-            return
-        if index % options.vid_stride == 0:
-            frame = _array_frame(image, index, info)
-            if not persistent:
-                frame = replace(frame, planes=tuple(plane.copy() for plane in frame.planes), owner=None)
-            yield frame
+    return PullSource(info, frames)
 
 
 def _array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
@@ -230,3 +226,35 @@ def _array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
     if isinstance(image, np.ndarray):
         return Frame.from_array(image, index=index, source_id=SOURCE_ID)
     return _wrap(image, info, f"{SOURCE_ID} {index}", index=index, source_id=SOURCE_ID)
+
+
+def open_synthetic(uri: str, options: SourceOptions) -> PullSource:
+    """Open a synthetic world. `start` and `vid_stride` cost nothing, as no frame depends on an earlier one.
+
+    Raises:
+        UsageError: the address has an unknown scene or key, or a wrong value.
+    """
+    from framefuse.world import World
+
+    world = World.parse(uri)
+    start, end = options.span
+    first = math.ceil(start * world.fps)
+    last = world.frames if end is None else min(world.frames, math.ceil(end * world.fps))
+    numbers = range(first, last, options.vid_stride)
+    info = SourceInfo(uri, "synthetic", *world.size, world.fps, len(numbers), synthetic=True)
+    info.notes.append(f"synthetic world, version {world.version}")
+
+    def frames(closed: threading.Event) -> Frames:
+        for number in numbers:
+            av_frame, index = to_video(world[number].image), number - first
+            yield wrap(av_frame, info, index=index, source_id=uri, pts=number, time_base=1 / world.fps)
+
+    return PullSource(info, frames)
+
+
+def to_video(image: Any) -> av.VideoFrame:
+    """(h, w, 3) uint8 RGB -> yuv420p, converted to and tagged as BT.709 limited range."""
+    rgb = av.VideoFrame.from_ndarray(image, format="rgb24")
+    av_frame = rgb.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
+    av_frame.colorspace, av_frame.color_range = 1, LIMITED  # BT.709 (ITU-T H.273, MatrixCoefficients)
+    return av_frame

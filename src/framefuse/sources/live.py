@@ -1,13 +1,15 @@
-"""Live streams: rtsp, http, udp, tcp, rtmp and srt addresses, with automatic reconnection."""
+"""Live streams: rtsp, http, udp, tcp, rtmp and srt addresses, with automatic reconnection; cameras (Video4Linux)."""
 
 from __future__ import annotations
 
 import logging
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
@@ -19,7 +21,7 @@ from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, 
 from framefuse.sources.address import Address
 from framefuse.sources.connection import PATIENCE, Connection, Ended, Facts
 from framefuse.sources.ffmpeg import exact, wrap
-from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions, note
+from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions
 
 _logger = logging.getLogger(__name__)
 
@@ -35,9 +37,17 @@ SEGMENTED = ("hls", "dash")
 """FFmpeg's names of the protocols that bring several seconds at once."""
 UNREADABLE_IN_A_ROW = 3
 """Connections without readable video, before the first frame, after which the address is given up as not a video."""
+NONBLOCK = "+4"
+"""AVFMT_FLAG_NONBLOCK, which has no name among FFmpeg's options. A blocking read of a device cannot be interrupted, so
+`close` would have to wait for it."""
+POLL = 0.002
+"""Seconds between two reads of a camera that has no new frame."""
 
 
-def open_live(uri: str, options: SourceOptions, *, random: Random | None = None) -> PullSource:
+def open_live(
+    uri: str,
+    options: SourceOptions,
+) -> PullSource:
     """Open a stream.
 
     RTSP runs over TCP; `?transport=udp` at the end of an rtsp address selects UDP (the key is not sent to the server).
@@ -63,9 +73,9 @@ def open_live(uri: str, options: SourceOptions, *, random: Random | None = None)
         StreamError: on iteration: the stream was given up.
     """
     address = Address.parse(uri, options.tls_verify)
-    live = _Live(address, options, random or Random())
+    live = _Live(address, options)
     if address.verified is False:
-        note(live.info, "the certificate of the server is not verified")
+        live.info.note("the certificate of the server is not verified")
     if address.scheme in ("http", "https"):
         live.probe()
     return PullSource(live.info, live.frames, live.interrupt, live.interrupt)
@@ -74,10 +84,10 @@ def open_live(uri: str, options: SourceOptions, *, random: Random | None = None)
 class _Live:
     """The stream across all its connections."""
 
-    def __init__(self, address: Address, options: SourceOptions, random: Random) -> None:
+    def __init__(self, address: Address, options: SourceOptions) -> None:
         self.info = SourceInfo(str(address), "live")
         self._address, self._options = address, options
-        self._backoff = Backoff(options.reconnect, options.reconnect_max_delay, random)
+        self._backoff = Backoff(options.reconnect, options.reconnect_max_delay, Random())
         self._connection: Connection | None = None
         self._delivered = False
         self._losses = self._unreadable = 0
@@ -87,19 +97,15 @@ class _Live:
             connection.abandon()
 
     def _connect(self) -> Connection:
-        self._connection = Connection(self._address, self._options, self.info.drops, self._silent, self._codec_changed)
+        self._connection = Connection(self._address, self._options, self.info.drops, self._silent, self._tell)
         return self._connection
-
-    def _codec_changed(self, before: str, after: str) -> None:
-        self._note(f"the codec changes from {before} to {after}")
-        self._warn(f"the codec changes from {before} to {after}")
 
     def _silent(self) -> None:
         """Warn about a silent server, unless this is a retry after a loss that was already reported."""
         if not self._backoff.failures:
             what = "frame" if self._delivered or (self._connection and self._connection.facts) else "answer"
             timeout = f"{self._options.timeout:g} s (option timeout)"
-            self._warn(f"no {what} for {PATIENCE:g} s; the connection counts as lost after {timeout}")
+            self._tell(f"no {what} for {PATIENCE:g} s; the connection counts as lost after {timeout}", noted=False)
 
     def probe(self) -> None:
         """Connect now to find out whether the stream is finite."""
@@ -125,7 +131,7 @@ class _Live:
             if seconds < start:
                 continue
             if av_frame.is_corrupt:
-                note(self.info, "damaged frames are delivered as concealed by the decoder")
+                self.info.note("damaged frames are delivered as concealed by the decoder")
             if index % stride == 0:
                 facts: dict[str, Any] = {"pts": pts, "time_base": TIME_BASE, "connection": self._losses}
                 facts["arrival"] = arrival if self.info.live else None
@@ -165,9 +171,8 @@ class _Live:
         """Record that the first frame of a connection has arrived."""
         self._learn(facts)
         if self._delivered or self._backoff.failures:
-            attempts, video = self._backoff.failures, f"{av_frame.width}x{av_frame.height} {facts.codec}"
-            self._note(f"reconnected (attempt {attempts}): {video}")
-            self._warn(f"reconnected: {video}")
+            video = f"{av_frame.width}x{av_frame.height} {facts.codec}"
+            self._tell(f"reconnected (attempt {self._backoff.failures}): {video}")
         if self._delivered:
             timeline.reconnected()
         self._delivered = True
@@ -184,7 +189,8 @@ class _Live:
         self._check_retryable(ended)
         if not self._backoff.failures:
             self._losses += self._delivered
-            self._note(f"loss {self._losses}: {ended.reason}" if self._delivered else f"no frame yet: {ended.reason}")
+            what = f"loss {self._losses}" if self._delivered else "no frame yet"
+            self._tell(f"{what}: {ended.reason}", warn=False)
         delay = None if self.info.kind == "file" else self._backoff.failed()
         if delay is None:
             tried = self._backoff.failures
@@ -197,7 +203,7 @@ class _Live:
             most = self._options.reconnect
             limit = "without limit" if most < 0 else f"up to {counted(most, 'time')}"
             what = "lost" if self._delivered else "no frame yet"
-            self._warn(f"{what}: {ended.reason}; retrying {limit} (option reconnect)")
+            self._tell(f"{what}: {ended.reason}; retrying {limit} (option reconnect)", noted=False)
         return not closed.wait(delay)
 
     def _check_retryable(self, ended: Ended) -> None:
@@ -224,24 +230,22 @@ class _Live:
         info, options = self.info, self._options
         info.width, info.height, info.fps = facts.width or None, facts.height or None, facts.fps
         if facts.format == "hls" and self._address.verified:
-            note(info, "FFmpeg verifies the certificate of the playlist only, not those of its parts")
+            info.note("FFmpeg verifies the certificate of the playlist only, not those of its parts")
         if facts.seconds and self._address.scheme in ("http", "https") and not self._delivered:
             info.kind = "file"
             seconds = min(options.end or facts.seconds, facts.seconds) - (options.start or 0.0)
             if facts.fps:
                 info.frames = max(0, round(seconds * facts.fps / options.vid_stride))
 
-    def _warn(self, text: str) -> None:
-        """Log a warning."""
-        if self._losses <= LOSSES_NOTED:
+    def _tell(self, text: str, *, warn: bool = True, noted: bool = True) -> None:
+        """Add a note for the report, and log a warning."""
+        few = self._losses <= LOSSES_NOTED
+        if few and warn:
             _logger.warning("%s: %s", self._address, text)
-
-    def _note(self, text: str) -> None:
-        """Add a note for the report."""
-        if self._losses <= LOSSES_NOTED:
+        if few and noted:
             self.info.notes.append(text)
-        else:
-            note(self.info, "further losses are not noted")
+        elif noted:
+            self.info.note("further losses are not noted")
 
 
 @dataclass
@@ -326,3 +330,70 @@ class Pace:
         if self._begin is None or now > self._begin + seconds + LATE:
             self._begin = now - seconds
         return max(0.0, self._begin + seconds - now)
+
+
+def open_camera(camera: str, options: SourceOptions) -> PullSource:
+    """Open a camera by number or device path.
+
+    Frames carry their arrival time. Every frame is delivered: dropping late ones is up to the pipeline.
+
+    Raises:
+        SourceError: there is no such camera, or it cannot be opened.
+        CapabilityError: this system has no Video4Linux.
+        StreamError: while reading: the camera delivered nothing for `timeout` seconds, or was disconnected.
+    """
+    if not sys.platform.startswith("linux"):
+        raise CapabilityError(f"cameras are read through Video4Linux, which {sys.platform} lacks")
+    device = Path(camera if camera.startswith("/") else f"/dev/video{int(camera)}")
+    if not device.exists():
+        found = ", ".join(sorted(str(item) for item in Path("/dev").glob("video*"))) or "none"
+        raise SourceError(f"no camera {device}; present: {found}", remedy="check its connection and its number")
+    return open_device(str(device), "v4l2", options)
+
+
+def open_device(name: str, kind: str, options: SourceOptions) -> PullSource:
+    """Read a capture device of FFmpeg; `kind` is the name of its input format."""
+    try:
+        container: Any = av.open(name, format=kind, options={"fflags": NONBLOCK}, timeout=(options.timeout, None))
+    except PermissionError:
+        raise SourceError(f"no permission to open {name}", remedy="add your user to the group 'video'") from None
+    except av.FFmpegError as error:
+        raise SourceError(f"cannot open {name}: {error.strerror}", remedy="close the program that uses it") from error
+    stream = container.streams.video[0]
+    context = stream.codec_context
+    info = SourceInfo(name, "camera", context.width, context.height, exact(stream.average_rate))
+    if options.start is not None or options.end is not None:
+        info.note("start and end are ignored: a camera is live")
+
+    def frames(closed: threading.Event) -> Frames:
+        for index, av_frame in enumerate(_decoded_frames(container, stream, info, options.timeout, closed)):
+            if index % options.vid_stride == 0:
+                unit, now = exact(av_frame.time_base) or Fraction(1, 1000), monotonic()
+                yield wrap(av_frame, info, index=index, source_id=name, pts=av_frame.pts, time_base=unit, arrival=now)
+
+    return PullSource(info, frames, container.close)
+
+
+def _decoded_frames(
+    container: Any, stream: Any, info: SourceInfo, timeout: float, closed: threading.Event
+) -> Iterator[Any]:
+    packets = container.demux(stream)
+    deadline = monotonic() + timeout
+    while not closed.is_set():
+        try:
+            packet = next(packets)
+            decoded = packet.decode()
+        except BlockingIOError:
+            if monotonic() > deadline:
+                raise StreamError(f"camera {info.uri} delivered no frame for {timeout:g} s") from None
+            packets = container.demux(stream)
+            closed.wait(POLL)
+            continue
+        except av.error.InvalidDataError:
+            # The first JPEG of many webcams is truncated.
+            info.drops["corrupt"] = info.drops.get("corrupt", 0) + 1
+            continue
+        except (StopIteration, av.FFmpegError) as error:
+            raise StreamError(f"camera {info.uri} was disconnected: {error or 'end of data'}") from error
+        deadline = monotonic() + timeout
+        yield from decoded

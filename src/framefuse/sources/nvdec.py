@@ -33,8 +33,7 @@ from framefuse.cuda.device import LESS_MEMORY
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.sources.annexb import NAL_TYPES, AnnexB
-from framefuse.sources.ffmpeg import Decoder
-from framefuse.sources.source import SourceInfo, SourceOptions, note
+from framefuse.sources.source import SourceInfo, SourceOptions
 
 CODECS = {name: name.upper() for name in ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4")} | {"mpeg2video": "MPEG2"}
 """FFmpeg's name of a codec -> PyNvVideoCodec's."""
@@ -52,17 +51,16 @@ _querying = threading.Lock()
 
 
 def choose_decoder(
-    stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame], host: Decoder
-) -> tuple[Decoder, str]:
-    """NVDEC if it can decode this stream, else FFmpeg on the host; and the reason.
+    stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame]
+) -> tuple[NvDecoder | None, str]:
+    """NVDEC if it can decode this stream, else None: FFmpeg on the host; and the reason.
 
     Args:
         first_frame: decodes the first frame on the host; it tells what the header does not (colours, rotation).
-        host: FFmpeg's decoder for the stream.
     """
 
-    def on_host(reason: str | None) -> tuple[Decoder, str]:
-        return host, f"decoded by FFmpeg on the host: {reason}"
+    def on_host(reason: str | None) -> tuple[None, str]:
+        return None, f"decoded by FFmpeg on the host: {reason}"
 
     try:
         module = load_nvdec()
@@ -82,7 +80,7 @@ def choose_decoder(
     except av.FFmpegError as error:
         return on_host(error.strerror)
     twice = f"twice on the GPU, as readers hold up to {options.held} frames at a time"
-    note(info, f"each frame is copied {twice if options.held > 1 else 'once on the GPU, by PyNvVideoCodec'}")
+    info.note(f"each frame is copied {twice if options.held > 1 else 'once on the GPU, by PyNvVideoCodec'}")
     return decoder, f"decoded by NVDEC ({name})"
 
 
@@ -195,7 +193,7 @@ class _Copy:
 
 
 class NvDecoder:
-    """NVDEC for one stream.
+    """NVDEC for one stream, with the methods of `HostDecoder`.
 
     Args:
         sample: the first frame, decoded on the host: all frames have its colours and rotation.
@@ -221,7 +219,8 @@ class NvDecoder:
         self._template: Frame | None = None
         """A validated frame of this geometry, from which the others are made."""
         self._closed = threading.Event()
-        self._planes: dict[tuple[int, int, int, int, int], tuple[Any, Any]] = {}
+        self._planes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        """Luma and chroma of a surface, by its addresses and geometry."""
         self.restart()
 
     def restart(self) -> None:
@@ -237,10 +236,12 @@ class NvDecoder:
         data = None if self._annexb is None else self._annexb(packet)
         if data is not None and not data:  # only padding; an empty packet would mean the end
             return
-        if self._sequence_changes(packet) and self._decoder is not None:
-            # Flush first: a new decoder loses the frames that the old one holds back.
-            yield from self._decode(self._module.PacketData())
-            self._decoder = None
+        if self._annexb is not None and packet.is_keyframe:
+            before, self._sps = self._sps, self._annexb.sps or self._sps
+            if before and before != self._sps and self._decoder is not None:  # such as another frame size
+                # Flush first: a new decoder loses the frames that the old one holds back.
+                yield from self._decode(self._module.PacketData())
+                self._decoder = None
         fed = self._module.PacketData()
         fed.bsl_data = packet.buffer_ptr if data is None else ctypes.addressof(ctypes.c_char.from_buffer(data))
         fed.bsl = packet.size if data is None else len(data)
@@ -248,13 +249,6 @@ class NvDecoder:
         if self._low_latency:
             fed.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
         yield from self._decode(fed)
-
-    def _sequence_changes(self, packet: Any) -> bool:
-        """Whether a packet starts a sequence for which the decoder is not set up, such as one of another frame size."""
-        if self._annexb is None or not packet.is_keyframe:
-            return False
-        before, self._sps = self._sps, self._annexb.sps or self._sps
-        return bool(before) and before != self._sps
 
     def _decode(self, data: Any) -> Iterator[Surface]:
         if self._thread != threading.get_ident():  # CUDA's current device belongs to the thread
@@ -286,20 +280,14 @@ class NvDecoder:
     def _open(self) -> None:
         # Memory that was free when NVDEC was chosen may now be in use, by the model for instance.
         if self._device not in _started and (free := free_memory()) < MEMORY_NEEDED:
-            raise GpuMemoryError(
-                f"not enough GPU memory to start NVDEC: {free / 1e6:.0f} MB free, {MEMORY_NEEDED / 1e6:.0f} MB needed",
-                remedy=LESS_MEMORY,
-            )
+            lacking = f"{free / 1e6:.0f} MB free, {MEMORY_NEEDED / 1e6:.0f} MB needed"
+            raise GpuMemoryError(f"not enough GPU memory to start NVDEC: {lacking}", remedy=LESS_MEMORY)
         latency = self._module.DisplayDecodeLatencyType
         try:
-            self._decoder = self._module.CreateDecoder(
-                gpuid=self._device,
-                codec=getattr(self._module.cudaVideoCodec, CODECS[self.codec]),
-                cudacontext=0,
-                cudastream=self._stream.ptr,
-                usedevicememory=True,
-                latency=latency.LOW if self._low_latency else latency.NATIVE,
-            )
+            codec = getattr(self._module.cudaVideoCodec, CODECS[self.codec])
+            how = {"codec": codec, "latency": latency.LOW if self._low_latency else latency.NATIVE}
+            where = {"gpuid": self._device, "cudacontext": 0, "cudastream": self._stream.ptr, "usedevicememory": True}
+            self._decoder = self._module.CreateDecoder(**where, **how)
         except Exception as error:  # PyNvVCException, and plain RuntimeError
             raise EngineError(f"cannot start NVDEC: {(str(error).splitlines() or [''])[0][:200]}") from error
         _started.add(self._device)
@@ -316,7 +304,10 @@ class NvDecoder:
             planes, ready, owner = copy.planes, copy.ready, copy.memory
         else:
             self._leases.append(lease)
-            planes, ready, owner = self._surface_planes(decoded), decoded.ready, decoded.owner
+            key = decoded.luma, decoded.chroma, *geometry
+            if key not in self._planes:
+                self._planes[key] = self._arrays(decoded.luma, decoded.chroma, decoded)
+            planes, ready, owner = self._planes[key], decoded.ready, decoded.owner
         if self._template is None or geometry != self._geometry:
             self._geometry = geometry
             self._template = Frame(planes, self._format, **self._colour)
@@ -347,13 +338,6 @@ class NvDecoder:
             driver.copy(start + luma, surface.chroma, size - luma, self._stream)
         driver.record(copy.ready, self._stream)
         return copy
-
-    def _surface_planes(self, surface: Surface) -> tuple[Any, Any]:
-        """Luma and chroma of a surface, cached by address."""
-        key = surface.luma, surface.chroma, surface.pitch, surface.width, surface.height
-        if key not in self._planes:
-            self._planes[key] = self._arrays(surface.luma, surface.chroma, surface)
-        return self._planes[key]
 
     def _arrays(self, luma: int, chroma: int, surface: Surface) -> tuple[Any, Any]:
         """CuPy arrays over planes with the geometry of a surface at these addresses."""

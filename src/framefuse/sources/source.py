@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,16 +18,11 @@ from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 
-SCHEMES = dict.fromkeys(
-    ("rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt"), "framefuse.sources.live"
-)
-"""Scheme of an address -> module with `open_live(uri, options)`, imported on use.
+SCHEMES = frozenset({"rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt"})
+"""Schemes of addresses that `live.open_live(uri, options)` reads. Entry points of the group `framefuse.sources` add
+others: the name is the scheme, the value a function of the same signature."""
 
-Entry points of the group `framefuse.sources` add schemes: the name is the scheme, the value a function of the same
-signature.
-"""
-
-IMAGE_FORMATS: dict[str, tuple[str, ...]] = {
+FORMATS: dict[str, tuple[str, ...]] = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png", ".apng"),
     "TIFF": (".tif", ".tiff"),
@@ -160,6 +154,11 @@ class SourceInfo:
     def live(self) -> bool:
         return self.kind in ("camera", "live")
 
+    def note(self, text: str) -> None:
+        """Add a note unless it is already there."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def unit_of(self, source_id: str) -> str:
         """What has outputs and tracks of its own: the file or address of a frame; all images of a source are one."""
         return self.uri if self.kind == "images" else source_id
@@ -237,24 +236,6 @@ class PullSource:
                 release()
             finally:
                 self._running.release()
-
-
-def note(info: SourceInfo, text: str) -> None:
-    """Add a note about a source unless it is already there."""
-    if text not in info.notes:
-        info.notes.append(text)
-
-
-def is_camera(source: Any) -> bool:
-    """Whether this names a camera: 0, "0" or "/dev/video0". A file named 0 is "./0"."""
-    if isinstance(source, (int, np.integer)):
-        return not isinstance(source, bool) and abs(int(source)) < 10**9
-    return isinstance(source, str) and re.fullmatch(r"(/dev/video)?[0-9]{1,9}", source) is not None
-
-
-def endless(source: Any) -> bool:
-    """Whether this names a camera or the address of a stream, which never ends."""
-    return is_camera(source) or (isinstance(source, str) and source.partition("://")[0].lower() in SCHEMES)
 
 
 def is_image(item: object) -> bool:

@@ -28,9 +28,8 @@ from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
 from framefuse.prediction import FrameInfo
 from framefuse.sources import Source, SourceInfo, SourceOptions
 from framefuse.sources.ffmpeg import wrap
-from framefuse.sources.images import open_images
+from framefuse.sources.images import open_images, to_video
 from framefuse.sources.source import Frames, PullSource
-from framefuse.sources.synthetic import to_video
 from framefuse.world import Truth, World
 
 INI = "seqinfo.ini"

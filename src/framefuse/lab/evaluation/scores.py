@@ -15,8 +15,7 @@ import numpy as np
 from framefuse.common.text import in_markdown
 from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation.coco import needed
-from framefuse.sinks._lines import encode, open_output, write_error
-from framefuse.sinks.run_folder import output_path
+from framefuse.sinks.run_folder import encode, open_output, output_path, write_error
 
 CONF = 0.25
 """Confidence threshold of precision, recall and the confusion matrix: the default of `predict`."""

@@ -36,7 +36,7 @@ from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo
 from framefuse.runtime.choices import check_cuda, choose_preprocess
 from framefuse.sources import Source, SourceOptions, open_spread
-from framefuse.sources.synthetic import to_video
+from framefuse.sources.images import to_video
 from framefuse.world import World
 
 __all__ = ["BoxDifference", "Certificate", "Check", "EngineResult", "PixelDifference", "certify"]

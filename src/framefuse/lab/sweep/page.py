@@ -16,7 +16,7 @@ from framefuse.lab.sweep.record import Choice, Recording, data_of
 from framefuse.lab.sweep.replay import Tracks, tracks_of, unmatched
 from framefuse.prediction import cut
 from framefuse.report.html import _list, _section, _table, page
-from framefuse.sinks.canvas import FrameConverter
+from framefuse.sinks.images import FrameConverter
 from framefuse.sources import SourceOptions, open_source
 
 MOST_ROWS = 500

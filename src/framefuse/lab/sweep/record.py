@@ -42,8 +42,7 @@ from framefuse.runtime.plan import plan_run
 from framefuse.runtime.tracking import RATE, rate_of
 from framefuse.sinks import SinkContext
 from framefuse.sinks.parquet import ParquetSink
-from framefuse.sources.paths import is_image_path
-from framefuse.sources.source import is_camera
+from framefuse.sources import is_camera, is_image_path
 from framefuse.world import World
 
 FLOOR = 0.01

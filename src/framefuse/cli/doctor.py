@@ -65,8 +65,7 @@ def power(
     if not 1 <= seconds <= 3600 or not re.fullmatch(r"auto|cpu|board|cuda(:\d{1,3})?", device):
         remedy = "use 1 to 3600 seconds, and auto, cpu, cuda, cuda:1 or board"
         raise UsageError(f"cannot measure {device} for {seconds:g} s", remedy=remedy)
-    gpus = [gpu_counter(int(device[5:]))] if ":" in device else gpu_counters()
-    found = [board_counter(), *gpus, cpu_counter()]
+    found = [board_counter(), *([gpu_counter(int(device[5:]))] if ":" in device else gpu_counters()), cpu_counter()]
     meter = Meter(counter for counter in found if device == "auto" or counter.device.startswith(device))
     meter.start()
     end = time.monotonic() + seconds
@@ -75,8 +74,8 @@ def power(
         time.sleep(min(left, 0.1))
     meter.stop()
     rows = meter.facts()
-    as_json = json.dumps([dataclasses.asdict(row) for row in rows], indent=2)
-    typer.echo(as_json if print_json else "\n".join(row.line() for row in rows))
+    lines = "\n".join(row.line() for row in rows)
+    typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) if print_json else lines)
     if all(row.missing for row in rows) and device != "auto":
         raise CapabilityError(f"--device {device}: {rows[0].missing}", remedy="--device auto shows all devices")
     for counter, row in zip(meter.counters, rows, strict=True):

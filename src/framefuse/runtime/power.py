@@ -54,8 +54,8 @@ class EnergyFacts:
         if self.watts is None:
             return f"{self.device} not measured, because {self.missing}"
         parts = [f"{self.joules_per_frame:.3g} J a frame"] if self.joules_per_frame else []
-        above = self.above_idle_per_frame
-        parts += [f"{above:.3g} J above the {self.idle_watts:.3g} W at rest"] if above else []
+        if self.above_idle_per_frame:
+            parts.append(f"{self.above_idle_per_frame:.3g} J above the {self.idle_watts:.3g} W at rest")
         parts += [f"{self.watts:.1f} W on average", f"by {self.source} ({self.error})"]
         split = ", ".join(f"{name} {joules:.2g}" for name, joules in self.stages.items())
         return f"{self.device} {', '.join(parts)}{f'; J by stage: {split}' if split else ''}"
@@ -65,15 +65,13 @@ class EnergyFacts:
 class Counter:
     """What measures one device, and what it has counted so far."""
 
-    device: str
-    """cpu, cuda:0, or board: all of a Jetson."""
+    device: str  # cpu, cuda:0, or board: all of a Jetson
     source: str
     error: str = ""  # what is known of it
     value: Callable[[], float] = float
     """Joules since any moment, or watts; may raise anything."""
     of_power: bool = False
-    missing: str = ""
-    """Why there is no number."""
+    missing: str = ""  # why there is no number
     joules: float = 0.0
     seconds: float = 0.0
     last: tuple[float, float] | None = None  # time and value
@@ -116,7 +114,7 @@ class Counter:
 class Meter:
     """Energy over a span: `start`, `read` now and then, `stop`; then `facts`. Thread-safe, never raises.
 
-    Only where a counter shows power, which has to be integrated, a thread reads them from `start` to `stop`.
+    Only where a counter shows power, which has to be integrated, a thread reads them all from `start` to `stop`.
     """
 
     def __init__(self, counters: Iterable[Counter] = (), clock: Callable[[], float] = time.perf_counter) -> None:
@@ -179,7 +177,6 @@ def _best(*counters: Counter) -> Counter:
 
 def gpu_counter(gpu: int) -> Counter:
     """NVML's energy counter of a GPU, numbered as by CUDA; its power reading where the GPU has no such counter."""
-    device = f"cuda:{gpu}"
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -187,12 +184,11 @@ def gpu_counter(gpu: int) -> Counter:
         handle = nvml.nvmlDeviceGetHandleByPciBusId(gpus.cupy().cuda.runtime.deviceGetPCIBusId(gpu))
         name = nvml.nvmlDeviceGetName(handle)
     except Exception as error:  # of NVML or CUDA
-        return Counter(device, "NVML", missing=f"NVML cannot be read by nvidia-ml-py: {reason(error)}")
+        return Counter(f"cuda:{gpu}", "NVML", missing=f"NVML cannot be read by nvidia-ml-py: {reason(error)}")
     energy, power = nvml.nvmlDeviceGetTotalEnergyConsumption, nvml.nvmlDeviceGetPowerUsage
-    accuracy = "±5 %, a mean of up to 1 s, integrated"
     return _best(
-        Counter(device, f"NVML's energy counter of {name}", "about ±5 %", lambda: energy(handle) / 1e3),
-        Counter(device, f"NVML's power of {name}", accuracy, lambda: power(handle) / 1e3, of_power=True),
+        Counter(f"cuda:{gpu}", f"NVML's energy counter of {name}", "about ±5 %", lambda: energy(handle) / 1e3),
+        Counter(f"cuda:{gpu}", f"NVML's power of {name}", "about ±5 %", lambda: power(handle) / 1e3, of_power=True),
     )
 
 

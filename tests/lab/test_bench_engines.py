@@ -55,8 +55,10 @@ def test_energy_of_an_image(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bench, "find_counters", lambda gpu: [replace(counter)])
     report = bench_engines(model, engines=["onnxruntime"], devices=["cpu"], imgsz=SIZE, batch=2, runs=5, seconds=1)
     (row,) = report.rows
-    assert row.energy and row.wall and row.energy.watts == pytest.approx(10, rel=0.01)
-    assert row.energy.joules_per_frame and 0 < row.energy.joules_per_frame < 10 * row.wall.max / 1e3
+    assert row.energy and row.wall and row.energy.watts == pytest.approx(10, rel=0.1)
+    assert row.energy.joules and row.energy.joules_per_frame
+    batches = row.energy.joules / row.energy.joules_per_frame / 2
+    assert batches == pytest.approx(round(batches)) and batches >= 1
     header, (line,) = report.table()
     assert line[header.index("J/img")] == f"{row.energy.joules_per_frame:.3g}"
 

@@ -39,6 +39,7 @@ from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
+from framefuse.runtime.power import Meter, find_counters
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
@@ -309,7 +310,7 @@ class Pipeline:
         sources: list[Iterable[Frame]] = list(self.sources)
         if self.settings.on_gpu and not self.sources[0].info.live:
             sources[0] = warm_up(self.sources[0], self._program, self._viewer)
-        self._recorder.start()
+        self._recorder.start(Meter(find_counters(self._gpu)))
         return self._write(self._infer(self._decode(sources)))
 
     def _decode(self, sources: Sequence[Iterable[Frame]]) -> Threaded[Frame]:

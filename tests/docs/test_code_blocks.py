@@ -25,7 +25,7 @@ from pages import blocks
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
 ELSEWHERE = ("cuda", "--gpus", "ptx", "rtsp://", "peer")
-ELSEWHERE += ("MOT17", "doctor", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
+ELSEWHERE += ("MOT17", "doctor", "power ", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
 """In a command that is only parsed here: it needs a GPU, a network or minutes, and has tests of its own."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from framefuse.cli.app import main
 from framefuse.engines import ENGINES, Slot
 from framefuse.engines.onnxruntime import engine as onnxruntime
 from framefuse.errors import CapabilityError, UsageError
+from framefuse.lab import bench
 from framefuse.lab.bench import BenchReport, Row, Timing, bench_engines
+from framefuse.runtime.power import Counter
 
 SIZE = (small_models.HEIGHT, small_models.WIDTH)
 
@@ -40,9 +43,32 @@ def test_every_engine_has_a_row(model: Path) -> None:
     assert rows["null"].error is None
     assert "runs on NVIDIA GPUs only" in rows["cudnn"].not_run and rows["cudnn"].wall is None
     header, lines = report.table()
-    assert all(len(line) in (1, len(header)) for line in lines) and len(lines) == len(report.rows)
+    assert all(len(line) in (1, len(header)) for line in lines)
+    assert len([line for line in lines if not line[0].startswith("J/img: ")]) == len(report.rows)
     assert any(line[0].startswith("cudnn on cpu: not run here, because ") for line in lines)
     assert json.loads(report.to_json())["rows"][0]["engine"]
+
+
+def test_energy_of_an_image(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that takes 10 W whatever it does: a slower engine takes more joules."""
+    counter = Counter("cpu", "RAPL", value=lambda: 10 * time.perf_counter())
+    monkeypatch.setattr(bench, "find_counters", lambda gpu: [replace(counter)])
+    report = bench_engines(model, engines=["onnxruntime"], devices=["cpu"], imgsz=SIZE, batch=2, runs=5, seconds=1)
+    (row,) = report.rows
+    assert row.energy and row.wall and row.energy.watts == pytest.approx(10, rel=0.1)
+    assert row.energy.joules and row.energy.joules_per_frame
+    batches = row.energy.joules / row.energy.joules_per_frame / 2
+    assert batches == pytest.approx(round(batches)) and batches >= 1
+    header, (line,) = report.table()
+    assert line[header.index("J/img")] == f"{row.energy.joules_per_frame:.3g}"
+
+
+def test_energy_that_cannot_be_measured_takes_no_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "find_counters", lambda gpu: [Counter("cpu", "RAPL", missing="there is none")])
+    report = bench_engines(model, engines=["null"], devices=["cpu"], imgsz=SIZE, warmups=0, runs=1)
+    header, lines = report.table()
+    assert lines[0][header.index("J/img")] == "-"
+    assert lines[1:] == [("J/img: cpu not measured, because there is none",)]
 
 
 def test_an_engine_that_breaks_is_a_row_and_no_more(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from framefuse.errors import SinkError, UsageError
 from framefuse.report import bar
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import Report, build_report
+from framefuse.runtime.power import EnergyFacts
 from framefuse.runtime.profiling import Recorder
 from framefuse.sources import SourceInfo
 from measured import EVIL, measurements
@@ -79,6 +80,26 @@ def test_table_fits_and_says_what_matters(tmp_path: Path) -> None:
     assert len(stage_lines) == 5 and max(map(len, stage_lines)) <= 100
     for text in (report.verdict, "free some space", "engine openvino", "a b.mp4", "2 corrupt"):
         assert text in table
+
+
+def test_energy_of_each_device_or_why_there_is_none() -> None:
+    gpu = EnergyFacts("cuda:0", "NVML", "±5 %", 3.6, 900.0, 250.0, 126.0, 3.0, 1.488, {"write": 2.5})
+    cpu = EnergyFacts("cpu", "RAPL", "some %", 3.6, 300.0, 83.3, None, 1.0)
+    report = build_report(replace(measurements(), energy=[gpu, cpu]))
+    assert report.energy_lines() == [
+        "cuda:0 3 J a frame, 1.49 J above the 126 W at rest, 250.0 W on average, by NVML (±5 %); J by stage: write 2.5",
+        "cpu 1 J a frame, 83.3 W on average, by RAPL (some %)",
+        "together 4 J a frame",
+    ]
+    assert Report.from_json(report.to_json()) == report and "together 4 J a frame" in report.to_html()
+    none = [EnergyFacts(name, "", "", missing=EVIL) for name in ("cuda:0", "cpu")]
+    report = build_report(replace(measurements(), energy=none))
+    stand_in = "; stand-in: 0.023 CPU-seconds a frame"
+    assert report.energy_lines() == [
+        f"cuda:0 not measured, because {EVIL}",
+        f"cpu not measured, because {EVIL}{stand_in}",
+    ]
+    assert stand_in in report.table() and "<script>" not in report.to_html()
 
 
 def test_a_notebook_shows_the_page(tmp_path: Path) -> None:

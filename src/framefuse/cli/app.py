@@ -37,6 +37,7 @@ app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf
 app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(models.tune)
 app.command(epilog="Example: framefuse repair runs/detect/predict")(predict.repair)
 app.command()(doctor.doctor)
+app.command(epilog="Example: framefuse power --seconds 10 --save-idle")(doctor.power)
 app.add_typer(doctor.bench)
 app.add_typer(config.app)
 app.add_typer(doctor.kernels)

@@ -80,6 +80,7 @@ def check_choice(name: str, value: str, known: Sequence[str], *, remedy: str | N
 def write_out(out: Path, text: str) -> None:
     """Write the file of --out; SinkError if that fails."""
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error

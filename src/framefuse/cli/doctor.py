@@ -1,5 +1,6 @@
 """framefuse doctor: what works on this machine, what does not, and what to do about it (exit code 3 if a core part does
 not work). framefuse bench: measurements of this machine. framefuse kernels: the compiled kernels and their code.
+framefuse power: what the devices of this machine draw.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import re
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from framefuse.cli.console import check_choice, check_out, print_rows, print_table, progress_printer, write_out
+from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.cli.options import PrintJson, option, size
 from framefuse.common.names import nearest
 from framefuse.errors import CapabilityError, UsageError
@@ -52,6 +56,37 @@ def doctor(print_json: PrintJson = False) -> int:
     broken = [check.name for check in found if check.core and check.status != "PASS"]
     if broken:
         raise CapabilityError(f"the core does not work here: {', '.join(broken)}", remedy="see the lines above")
+    return 0
+
+
+def power(
+    seconds: Annotated[float, option("N", "how long to measure")] = 5.0,
+    device: Annotated[str, option("auto|cpu|cuda|cuda:N|board", "auto: all; board: a Jetson")] = "auto",
+    save_idle: Annotated[bool, typer.Option("--save-idle", help="keep them as those at rest, for reports")] = False,
+    print_json: PrintJson = False,
+) -> int:
+    """Show the power of every device over some seconds, by which counter, and why others are missing."""
+    from framefuse.runtime.power import Meter, board_counter, cpu_counter, gpu_counter, gpu_counters
+
+    if not 1 <= seconds <= 3600 or not re.fullmatch(r"auto|cpu|board|cuda(:\d{1,3})?", device):
+        remedy = "use 1 to 3600 seconds, and auto, cpu, cuda, cuda:1 or board"
+        raise UsageError(f"cannot measure {device} for {seconds:g} s", remedy=remedy)
+    found = [board_counter(), *([gpu_counter(int(device[5:]))] if ":" in device else gpu_counters()), cpu_counter()]
+    meter = Meter(counter for counter in found if device == "auto" or counter.device.startswith(device))
+    meter.start()
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and any(not counter.missing for counter in meter.counters):
+        stop_if_interrupted()
+        time.sleep(min(left, 0.1))
+    meter.stop()
+    rows = meter.facts()
+    lines = "\n".join(row.line() for row in rows)
+    typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) if print_json else lines)
+    if all(row.missing for row in rows) and device != "auto":
+        raise CapabilityError(f"--device {device}: {rows[0].missing}", remedy="--device auto shows all devices")
+    for counter, row in zip(meter.counters, rows, strict=True):
+        if save_idle and row.watts:
+            write_out(counter.idle_file, f"{row.watts}")
     return 0
 
 

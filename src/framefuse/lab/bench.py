@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.cuda.device import current_gpu
 from framefuse.engines import Device, DeviceExecution, Engine, EngineOptions, Precision, engine_names, open_engine
 from framefuse.engines.requests import RequestPool, Slot, capture, device_request_pool
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
@@ -31,9 +32,10 @@ from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.onnx_file import read_onnx
 from framefuse.runtime.choices import check_size
+from framefuse.runtime.power import EnergyFacts, Meter, find_counters
 
 WARMUPS, RUNS, ROUNDS = 20, 100, 10
-SECONDS = 60.0
+SECONDS, ENERGY_SECONDS = 60.0, 3.0
 Array = NDArray[Any]
 
 
@@ -75,6 +77,8 @@ class Row:
     error: float | None = None
     """Norm of the difference from the reference's outputs, divided by the norm of those outputs."""
     reasons: list[str] = field(default_factory=list)
+    energy: EnergyFacts | None = None
+    """Per image, in further runs without a pause; it says why where the device cannot be measured."""
     not_run: str = ""
     """Why it did not run on this machine; empty if it did."""
 
@@ -112,7 +116,7 @@ class BenchReport:
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows of text; a row that did not run is a single sentence."""
         header = ("engine", "device", "precision", "median ms", "min", "mean", "p95", "p99", "max", "std", "FPS",
-                  "device ms", "img/s", "vs fastest", "build s", "size MB", "error")  # fmt: skip
+                  "device ms", "img/s", "vs fastest", "J/img", "build s", "size MB", "error")  # fmt: skip
         ran = [row for row in self.rows if row.wall is not None and row.engine != "null"]
         best = min((row.fastest for row in ran), default=0.0)
         lines: list[tuple[str, ...]] = []
@@ -126,11 +130,13 @@ class BenchReport:
                 f"{self.shape[0] / wall.median * 1e3:.0f}", f"{device.median:.3f}" if device else "-",
                 f"{self.shape[0] / row.fastest * 1e3:.0f}" if row.engine != "null" else "-",
                 f"{row.fastest / best:.2f}" if row.engine != "null" else "-",
+                f"{row.energy.joules_per_frame:.3g}" if row.energy and row.energy.joules_per_frame else "-",
                 f"{row.build_seconds:.1f}", f"{row.artifact_bytes / 1e6:.1f}",
                 "-" if row.error is None else f"{row.error:.1e}",
             ))  # fmt: skip
         lines += [(f"{row.title}: not run here, because {row.not_run}",) for row in self.rows if row.not_run]
-        return header, lines
+        why = dict.fromkeys(f"J/img: {row.energy.line()}" for row in self.rows if row.energy and row.energy.missing)
+        return header, [*lines, *((line,) for line in why)]
 
     def check(self, engines: Sequence[str] = ()) -> None:
         """Raise CapabilityError, with the reason, if one of `engines` was not measured, or none at all."""
@@ -164,6 +170,17 @@ class _Peer:
         self.wall.append((time.perf_counter() - started) * 1e3)
         if self.device_run is not None:
             self.device.append(self.device_run())
+
+    def measure_energy(self, seconds: float, gpu: int | None) -> None:
+        """Run without a pause; no run where nothing can be measured."""
+        meter, runs, started = Meter(find_counters(gpu)[:1]), 0, time.perf_counter()
+        meter.start()
+        while not meter.counters[0].missing and time.perf_counter() - started < seconds:
+            self.pool.submit(self.slot)
+            self.pool.wait(self.slot)
+            runs += 1
+        meter.stop()
+        self.row.energy = meter.facts(runs * len(self.slot.input))[0]
 
 
 def bench_engines(
@@ -226,6 +243,7 @@ def bench_engines(
     for peer in peers:
         peer.row.wall = Timing.of(peer.wall)
         peer.row.device_time = Timing.of(peer.device) if peer.device else None
+        peer.measure_energy(min(seconds, ENERGY_SECONDS), current_gpu() if peer.engine.device == "cuda" else None)
         peer.pool.close()
         peer.engine.close()
     return BenchReport(path.name, shape, rows, warmups, runs, reference, machine())

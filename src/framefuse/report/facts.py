@@ -155,7 +155,7 @@ class ReportFacts(Measured):
         lines = [self.summary(), "", *([f"model    {self.model.line()}"] if self.model else [])]
         lines += [f"views    {self.views.line()}"] if self.views else []
         lines += [f"source   {text}" for text in few([source.line() for source in self.sources])]
-        lines += self._stage_lines() if self.frames else []
+        lines += [*self._stage_lines(), *(f"energy   {text}" for text in self.energy_lines())] if self.frames else []
         lines += [f"copies   {self.copied()}"] if self.copies else []
         lines += self.events.text_lines() if self.events else []
         for title, texts in (("choice", self.choices), ("warning", self.warnings), ("wrote", self.outputs)):
@@ -182,6 +182,13 @@ class ReportFacts(Measured):
         cores = f"of {offered:.2f} available on {counted(self.cores, 'core')}"
         memory = f"; peak memory {self.peak_rss_mb:,.0f} MB" if self.peak_rss_mb else ""
         return [*lines, f"{'total':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
+
+    def energy_lines(self) -> list[str]:
+        """Joules a frame of each device, or why there are none, with CPU time as a stand-in for that of a CPU."""
+        stand_in = f"; stand-in: {self.cpu_ms_per_frame / 1e3:.3g} CPU-seconds a frame"
+        lines = [row.line() + (stand_in if row.missing and "cuda" not in row.device else "") for row in self.energy]
+        each = [row.joules_per_frame or 0.0 for row in self.energy]
+        return [*lines, *([f"together {sum(each):.3g} J a frame"] if len(each) > 1 and all(each) else [])]
 
     def copied(self) -> str:
         """What crossed the bus: "per frame over the bus: 0 bytes of pixels, 3,456 of tables and results"."""

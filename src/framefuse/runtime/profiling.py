@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from framefuse.runtime.power import EnergyFacts, Meter
 from framefuse.runtime.threads import COMM_LENGTH, HelperCpu
 
 
@@ -202,6 +203,8 @@ class Measured:
     """(second at the end of an interval, frames per second in it)."""
     peak_rss_mb: float | None = None
     """Of the process, since its start."""
+    energy: list[EnergyFacts] = field(default_factory=list)
+    """By device; a device whose energy was not measured is here with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +246,7 @@ class Recorder:
         self._lock = threading.Lock()
         self.start()
 
-    def start(self) -> None:
+    def start(self, meter: Meter | None = None) -> None:
         """Reset, and start to measure: called when the engine is loaded and no stage runs yet."""
         for clock in self._clocks.values():
             clock.busy, clock.device = Histogram(), Histogram()
@@ -253,6 +256,8 @@ class Recorder:
         self._interval = 0.25
         self._counts: list[int] = []
         self._helpers = HelperCpu()
+        self._meter = meter or Meter()
+        self._meter.start()
         self._begin = self._read()
         self._end: _Reading | None = None
         self._next_sample = 0.0
@@ -309,6 +314,7 @@ class Recorder:
 
     def sample(self) -> None:
         """Read the CPU time of all threads. Call it before threads end, for example before an encoder is closed."""
+        self._meter.read()
         with self._lock:
             self._helpers.sample()
 
@@ -317,6 +323,7 @@ class Recorder:
         if self._end is None:
             self.sample()
             self._end = self._read()
+            self._meter.stop()
 
     def snapshot(self) -> Measurements:
         """The measurements so far, also during a run; callable from any thread."""
@@ -326,6 +333,9 @@ class Recorder:
         seconds, ticks = end.time - begin.time, end.ticks - begin.ticks
         with self._lock:
             stages = [self._stats(clock) for clock in sorted(self._clocks.values(), key=_position)]
+        cpu = {stage.name: stage.cpu_ms or 0.0 for stage in stages}
+        rest = (end.cpu - begin.cpu) * 1e3 / max(self._frames, 1) - sum(cpu.values())
+        gpu = {stage.name: stage.items * stage.device_ms.mean for stage in stages if stage.device_ms}
         ends = [min(self._interval * (number + 1), seconds) for number in range(len(self._counts))]
         return Measurements(
             started=begin.date.isoformat(timespec="milliseconds"),
@@ -343,6 +353,7 @@ class Recorder:
             cpu_seconds=end.cpu - begin.cpu,
             machine_idle=(end.idle - begin.idle) / ticks if ticks else None,
             peak_rss_mb=_usage()[0],
+            energy=self._meter.facts(self._frames, cpu | {"other": max(rest, 0.0)}, gpu),
             minor_faults=None if end.faults is None or begin.faults is None else end.faults - begin.faults,
         )
 

@@ -6,7 +6,7 @@ For each model and batch, by the GPU's clock, graphs launched in turns, medians:
 
 - `fp16`: the engine as it runs by default
 - `tuned`: all in FP16, with an identity behind the bias where a convolution has no activation
-- `fp8`, `int8`: 8 bits wherever they may be (in `mixed_precision.groups`)
+- `fp8`, `int8`: 8 bits wherever they may be (in `autotune.groups`)
 - `fastest`: of each layer the type that is fastest by measured kernels, whatever it does to the results
 - `chosen`: what the engine takes: the fastest that agrees with FP16 enough, on frames of the source
 
@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.protocol import save
-from framefuse.engines.cudnn import mixed_precision
+from framefuse.engines.cudnn import autotune
 from framefuse.engines.cudnn.autotune import PrecisionTuner
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Builder
+from framefuse.engines.cudnn.execution import Weights
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.weights import Weights
 from framefuse.lab.lowering.judge import read_footage
 from framefuse.models import find_model
 from framefuse.models.card import read_card
@@ -51,9 +51,9 @@ def measure(path: Path, batch: int, plans: Plans, images: Any, row: dict[str, An
     compiled = compile_network(path, batch, SIZE, SIZE, streams=4)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     tuner = PrecisionTuner(compiled, plans, weights, images, {})
-    types: dict[str, tuple[Type, ...]] = {"fp16": (), "tuned": mixed_precision.uniform(compiled, [], "fp16")}
+    types: dict[str, tuple[Type, ...]] = {"fp16": (), "tuned": autotune.uniform(compiled, [], "fp16")}
     types["fastest"] = tuner.fastest(tuner.free, LOW_PRECISIONS)
-    types |= {kind: mixed_precision.uniform(compiled, tuner.free, kind) for kind in LOW_PRECISIONS}
+    types |= {kind: autotune.uniform(compiled, tuner.free, kind) for kind in LOW_PRECISIONS}
 
     def say(types: dict[str, tuple[Type, ...]]) -> None:
         executions = {name: tuner.execution(found) if found else tuner.base for name, found in types.items()}

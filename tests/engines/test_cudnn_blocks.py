@@ -16,8 +16,8 @@ from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines.cudnn import execution
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import BIAS, WEIGHT
+from framefuse.engines.cudnn.execution import Weights
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors
-from framefuse.engines.cudnn.weights import Weights
 from framefuse.errors import ModelError
 
 

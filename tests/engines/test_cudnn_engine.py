@@ -145,7 +145,7 @@ def test_a_stale_cache_says_what_has_changed(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{")
     cache = PlanCache({**ENVIRONMENT, "cudnn": "92000"}, tmp_path)
     assert cache.entries == {}
-    assert "stale (cudnn was 91900, is 92000): measured again" in cache.note
+    assert "stale (cudnn was '91900', is '92000'): measured again" in cache.note
     cache.update({"layer": ENTRY})
     assert PlanCache({**ENVIRONMENT, "cudnn": "92000"}, tmp_path).note == ""
 

@@ -17,14 +17,13 @@ from cudnn_nets import Net, backbone, detector, images, onnx_runtime, relative
 from cudnn_on_cpu import Chain, NumpyPlans, complete, decode
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import autotune, convolutions, mixed_precision
+from framefuse.engines.cudnn import autotune, convolutions
 from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult, agreement
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Layer
-from framefuse.engines.cudnn.execution import Execution
+from framefuse.engines.cudnn.execution import Execution, Weights, encode, rounded
 from framefuse.engines.cudnn.network import Conv, Head, Type
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.weights import Weights, encode, rounded
 from framefuse.errors import CapabilityError
 
 EIGHT: tuple[Type, ...] = ("fp8", "int8")
@@ -52,10 +51,10 @@ def wide(tmp_path: Path, seed: int = 0) -> Path:
 
 def typed(compiled: Compiled, x: Any, kind: Type) -> Compiled:
     """All that may have 8 bits, with ranges from a run in float32."""
-    free = [group for group, why in mixed_precision.groups(compiled).items() if not why]
-    types = mixed_precision.uniform(compiled, free, kind)
+    free = [group for group, why in autotune.groups(compiled).items() if not why]
+    types = autotune.uniform(compiled, free, kind)
     peaks = {kind: ranges(compiled, x)}
-    return replace(compiled, types=types, scales=mixed_precision.scales(compiled, free, types, peaks))
+    return replace(compiled, types=types, scales=autotune.scales(compiled, free, types, peaks))
 
 
 def ranges(compiled: Compiled, x: Any) -> dict[str, float]:
@@ -91,7 +90,7 @@ def test_what_may_have_8_bits(tmp_path: Path) -> None:
     net = Net()
     path = net.save(tmp_path / "net.onnx", *(net.conv(x, 16, act="none") for x in backbone(net, "images")))
     compiled = compile_network(path, 1, 64, 96)
-    groups = mixed_precision.groups(compiled)
+    groups = autotune.groups(compiled)
     whys = {why.split(" ")[0] if "channels" not in why else "channels" for why in groups.values()}
     assert whys == {"", "it", "channels"}
     for group, why in groups.items():

@@ -27,9 +27,8 @@ from framefuse.engines.cudnn.convolutions import (
     X,
     Y,
 )
-from framefuse.engines.cudnn.execution import Execution
+from framefuse.engines.cudnn.execution import FORMATS, Execution, encode
 from framefuse.engines.cudnn.network import Conv
-from framefuse.engines.cudnn.weights import FORMATS, encode
 
 TYPES = {"fp16": np.float16, "fp32": np.float32, "fp8": np.uint8, "int8": np.uint8}
 
@@ -55,7 +54,7 @@ class Chain:
 def complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """What executions and choices take of CuPy, added to `cuda_on_cpu.install`'s."""
     module = device.cupy()
-    names = "float16 float32 uint8 abs percentile clip rint frexp ldexp maximum lib"
+    names = "float16 float32 uint8 abs percentile clip rint frexp ldexp maximum"
     for name in names.split():
         setattr(module, name, getattr(np, name))
     module.cuda.Stream = module.cuda.Event = Chain

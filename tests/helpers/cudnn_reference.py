@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.compiled import Compiled
+from framefuse.engines.cudnn.execution import rounded, weight_scales
 from framefuse.engines.cudnn.network import Attention, Conv, Head, Pool, attend, decode
-from framefuse.engines.cudnn.weights import rounded, weight_scales
 
 Array = NDArray[Any]
 
@@ -42,7 +42,9 @@ def view(compiled: Compiled, arena: Array, name: str) -> Array:
     """A value as a writable view (batch, channels, height, width)."""
     found, size = compiled.view(name), arena.itemsize
     strides = (compiled.image(name) * size, size, found.row * size, found.column * size)
-    return as_strided(arena[compiled.address(name) :], (compiled.batch, *found.shape), strides)
+    return as_strided(
+        arena[compiled.memory.offsets[found.buffer] + found.offset :], (compiled.batch, *found.shape), strides
+    )
 
 
 def fill(compiled: Compiled, arena: Array, images: Array) -> None:

@@ -17,7 +17,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +82,8 @@ class EngineCache:
             found = self._read(path, key)
             if isinstance(found, Cached):
                 return found
-            if note := found or self._difference(key):
+            changed = difference(self.folder, "key", key, same=("model", "precision", "shapes"))
+            if note := found or (changed and f"an earlier build is stale: {changed}"):
                 _logger.warning("%s: %s", self.engine, note)
             self._sweep()
             started = time.perf_counter()
@@ -114,17 +115,18 @@ class EngineCache:
         except DAMAGED as error:
             return f"{path.with_suffix('.json').name} cannot be read ({error}): built again"
 
-    def _difference(self, key: Mapping[str, str]) -> str:
-        """How an artifact of the same model, precision and shapes differs: why it is stale."""
-        best = ""
-        for path in sorted(self.folder.glob("*.json")):
-            with contextlib.suppress(*DAMAGED):
-                other = json.loads(path.read_text(encoding="utf-8"))["key"]
-                if any(other[name] != key[name] for name in ("model", "precision", "shapes")):
-                    continue
-                changed = [name for name in key if other.get(name) != key[name]]
-                best = ", ".join(f"{name} was {other.get(name)!r}, is {key[name]!r}" for name in changed)
-        return f"an earlier build is stale: {best}" if best else ""
+
+def difference(folder: Path, entry: str, wanted: Mapping[str, str], *, same: Iterable[str] = ()) -> str:
+    """How `entry` of the most similar JSON file that agrees on `same` differs; empty if there is none."""
+    found: list[list[str]] = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(*DAMAGED):
+            other = json.loads(path.read_text(encoding="utf-8"))[entry]
+            changed = [name for name, value in wanted.items() if other.get(name) != value]
+            if changed and not {*changed} & {*same}:
+                found.append([f"{name} was {other.get(name)!r}, is {wanted[name]!r}" for name in changed])
+    nearest = min(found, key=len) if found else []
+    return ", ".join(nearest)
 
 
 def model_hash(model: Path) -> str:

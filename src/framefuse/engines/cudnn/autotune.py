@@ -1,30 +1,31 @@
 """Mixed-precision autotuning: FP16, FP8 or INT8 for each layer, by measured time and within an accuracy limit.
 
-1. Measure every convolution in each type, then what `mixed_precision.fastest` picks, until its picks are all measured.
+1. Measure every convolution in each type, then what `fastest` picks, until its picks are all measured.
 2. Calibrate on real images: the range of every value, and the agreement of the results with FP16.
 3. While agreement is too low, return buffers to FP16, first those whose rounding alone changes the results most.
 4. Time FP16 and the result as CUDA graphs, in turns. Keep 8-bit layers only if they are faster beyond noise.
+
+Types belong to buffers: a convolution multiplies the type of its input's buffer and writes that of its output's. So a
+change of type needs no conversion step, and no value is stored twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from itertools import product
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
-from framefuse.engines.cudnn import mixed_precision
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import CANDIDATES, Layer
-from framefuse.engines.cudnn.execution import Execution
-from framefuse.engines.cudnn.mixed_precision import Group
-from framefuse.engines.cudnn.network import LOW_PRECISIONS, AnchorHead, Head, Type
+from framefuse.engines.cudnn.execution import LARGEST, Execution, Weights, rounded
+from framefuse.engines.cudnn.network import LOW_PRECISIONS, AnchorHead, Conv, Head, Type, Upsample
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.weights import Weights, rounded
 from framefuse.engines.requests import capture
 
 Array = NDArray[Any]
@@ -43,6 +44,117 @@ OVERLAP = 0.9
 """Lowest IoU at which two boxes of one anchor count as equal."""
 DIFFERENCE = 0.1
 """Largest difference between two confidences that count as equal."""
+CHANNEL_MULTIPLE = 16
+"""Channels of an 8-bit value are multiples of this: 16 bytes."""
+NOISE = 0.02
+"""Relative differences of times below this count as noise."""
+Group: TypeAlias = frozenset[int]
+"""Buffers that share one type and scale, because values are copied between them."""
+
+
+def convolutions(compiled: Compiled) -> list[Conv]:
+    """The convolutions that cuDNN runs, in order."""
+    return [step for step in compiled.placement.steps if isinstance(step, Conv) and not step.depthwise]
+
+
+def groups(compiled: Compiled) -> dict[Group, str]:
+    """Groups of buffers, each with the reason why it must be float16; empty if it may be 8-bit."""
+    group = {buffer: frozenset({buffer}) for buffer in range(len(compiled.placement.sizes))}
+    why: dict[int, str] = {}
+
+    def require_fp16(name: str, reason: str) -> None:
+        why.setdefault(compiled.view(name).buffer, reason)
+
+    require_fp16(compiled.network.input, "it holds the images")
+    for name in compiled.network.outputs:
+        require_fp16(name, "it holds an output of the network")
+    for step in compiled.placement.steps:
+        names = (*step.reads, *step.writes)
+        if isinstance(step, Upsample):
+            joined = group[compiled.view(step.x).buffer] | group[compiled.view(step.y).buffer]
+            group |= dict.fromkeys(joined, joined)
+        elif not isinstance(step, Conv) or step.groups > 1:
+            for name in names:
+                require_fp16(name, f"{type(step).__name__} {step.name} has no 8-bit kernel")
+        for name in names:
+            view = compiled.view(name)
+            if any(count % CHANNEL_MULTIPLE for count in (view.offset, view.shape[0], view.column)):
+                require_fp16(name, f"its channels are not multiples of {CHANNEL_MULTIPLE}")
+    return {found: next((why[buffer] for buffer in sorted(found) if buffer in why), "") for found in group.values()}
+
+
+def scales(
+    compiled: Compiled, free: Iterable[Group], types: Sequence[Type], peaks: Mapping[Type, Mapping[str, float]]
+) -> tuple[float, ...]:
+    """Scale of each buffer, which maps the largest value of its group to the largest 8-bit number.
+
+    Args:
+        peaks: by type, the largest magnitude of each value by name.
+    """
+    found = [1.0] * len(types)
+    for group in free:
+        values = [name for name, view in compiled.placement.views.items() if view.buffer in group]
+        for buffer in group:
+            if (kind := types[buffer]) != "fp16":
+                peak = max((peaks[kind].get(name, 0.0) for name in values), default=0.0)
+                found[buffer] = float(np.float32(peak / LARGEST[kind])) or 1.0
+    return tuple(found)
+
+
+def uniform(compiled: Compiled, free: Collection[Group], kind: Type) -> tuple[Type, ...]:
+    """One type for all groups in `free`, float16 for the rest."""
+    none: list[Type] = ["fp16"] * len(compiled.placement.sizes)
+    return _with_changes(none, dict.fromkeys(free, kind))
+
+
+def fastest(
+    compiled: Compiled, free: Collection[Group], kinds: Sequence[Type], cost: Callable[[Layer], float]
+) -> tuple[Type, ...]:
+    """Types of the buffers with the least total cost, by local search from every uniform assignment.
+
+    A move changes the type of one group, or of two groups that one convolution touches.
+
+    Args:
+        free: groups that may be 8-bit.
+        cost: microseconds of a layer.
+    """
+    convs = convolutions(compiled)
+    of = {buffer: group for group in free for buffer in group}
+    touched = [{of[b] for name in (*conv.reads, *conv.writes) if (b := compiled.view(name).buffer) in of}
+               for conv in convs]  # fmt: skip
+    pairs = {frozenset(pair) for found in touched for pair in product(found, repeat=2)}
+    moves = [(sorted(pair, key=min), [conv for conv, found in zip(convs, touched, strict=True) if pair & found])
+             for pair in sorted(pairs, key=lambda pair: (len(pair), sorted(map(min, pair))))]  # fmt: skip
+
+    def total(types: tuple[Type, ...], affected: Sequence[Conv]) -> float:
+        typed = replace(compiled, types=types)
+        found = [Layer.of(typed, conv) for conv in affected]
+        return sum(cost(layer) * (1 + NOISE if layer.low_precision else 1) for layer in found)
+
+    best: tuple[float, tuple[Type, ...]] | None = None
+    for start in ("fp16", *kinds):
+        types = uniform(compiled, free, start)
+        improved = True
+        while improved:
+            improved = False
+            for changed, affected in moves:
+                before = total(types, affected)
+                for wanted in product(("fp16", *kinds), repeat=len(changed)):
+                    other = _with_changes(types, dict(zip(changed, wanted, strict=True)))
+                    if (after := total(other, affected)) < before - 1e-6:
+                        types, before, improved = other, after, True
+        found = total(types, convs), types
+        best = found if best is None or found[0] < best[0] - 1e-6 else best
+    assert best is not None
+    return best[1]
+
+
+def _with_changes(types: Sequence[Type], changes: dict[Group, Type]) -> tuple[Type, ...]:
+    new = list(types)
+    for group, kind in changes.items():
+        for buffer in group:
+            new[buffer] = kind
+    return tuple(new)
 
 
 def agreement(expected: list[Array], found: list[Array], head: Head | AnchorHead | None) -> float:
@@ -92,43 +204,6 @@ SAMPLE = 1 << 18
 """Maximum number of values for a percentile."""
 
 
-def observe_ranges(execution: Execution, batches: Sequence[NDArray[Any]], stream: Any) -> dict[Type, dict[str, float]]:
-    """Largest magnitude of each value that a step writes, by type and name.
-
-    Args:
-        execution: with all buffers in float16.
-        batches: (batch, 3, height, width) each.
-    """
-    cp = device.cupy()
-    found: dict[Type, dict[str, float]] = {"fp8": {}, "int8": {}}
-
-    def observe(step: Any) -> None:
-        for name in step.writes:
-            size = cp.abs(execution.values(name)).reshape(-1).astype(cp.float32)
-            peaks = {"fp8": size.max(), "int8": cp.percentile(size[:: max(1, size.size // SAMPLE)], PERCENTILE)}
-            for kind, peak in peaks.items():
-                found[kind][name] = max(found[kind].get(name, 0.0), float(peak))  # type: ignore[index]
-
-    with stream:
-        for batch in batches:
-            execution.pack(cp.asarray(batch), stream)
-            execution.step_by_step(stream, observe)
-    return found
-
-
-def round_values(execution: Execution, typed: Compiled) -> Callable[[Any], None]:
-    """A callback that rounds the values of a float16 network that are 8-bit in `typed`, after each step."""
-    cp = device.cupy()
-
-    def after(step: Any) -> None:
-        for name in step.writes:
-            if (kind := typed.type(name)) != "fp16":
-                values = execution.values(name)
-                values[...] = rounded(values, kind, typed.scale(name), cp)
-
-    return after
-
-
 @dataclass
 class TuningResult:
     """Tuned types of one batch and size, with the measurements behind them."""
@@ -168,7 +243,7 @@ class TuningResult:
         """
         if len(self.types) != len(compiled.placement.sizes):
             raise ValueError(f"{len(self.types)} types for {len(compiled.placement.sizes)} buffers")
-        return replace(compiled, types=tuple(self.types), scales=tuple(self.scales))
+        return replace(compiled, types=self.types, scales=self.scales)
 
 
 class PrecisionTuner:
@@ -184,19 +259,17 @@ class PrecisionTuner:
     ) -> None:
         self.compiled, self.plans, self.weights = compiled, plans, weights
         self.stream = device.cupy().cuda.Stream(non_blocking=True)
-        self.excluded = {group: why for group, why in mixed_precision.groups(compiled).items() if why}
-        self.free: list[Group] = [group for group in mixed_precision.groups(compiled) if group not in self.excluded]
+        self.excluded = {group: why for group, why in groups(compiled).items() if why}
+        self.free: list[Group] = [group for group in groups(compiled) if group not in self.excluded]
         plans.measure(self.layers(()), CANDIDATES)
         self.base = Execution(compiled, plans.builder, weights, plans)
         count = compiled.batch
         rows = np.resize(np.arange(len(images)), -(-len(images) // count) * count)
         self.batches = [images[rows[start : start + count]] for start in range(0, len(rows), count)]
-        self.expected = [self.run(self.base, batch) for batch in self.batches]
         self.peaks = {kind: dict(peaks) for kind in LOW_PRECISIONS}
+        self.expected = [self.run(self.base, batch, None if peaks else self._observe) for batch in self.batches]
         if peaks:
             self._exclude_unknown_ranges(peaks)
-        else:
-            self.peaks = observe_ranges(self.base, self.batches, self.stream)
 
     def tune(self, kinds: Sequence[Type], min_agreement: float = MIN_AGREEMENT) -> TuningResult:
         """The fastest types that agree with FP16 by at least `min_agreement`."""
@@ -212,32 +285,40 @@ class PrecisionTuner:
             if agrees >= min_agreement or len(returned) == len(order):
                 break
         result = self._result(types, agrees, dict.fromkeys(returned, "in 8 bits it disturbs the results too much"))
-        if order and result.us["chosen"] * (1 + mixed_precision.NOISE) > result.us["tuned"]:
+        if order and result.us["chosen"] * (1 + NOISE) > result.us["tuned"]:
             types = self.fastest([], kinds)
             note = f"8 bits are not faster beyond noise: {result.us['chosen']:.1f} us, {result.us['tuned']:.1f} in fp16"
             result = self._result(types, self.agreement(types), {}, note)
         return result
 
     def fastest(self, free: Sequence[Group], kinds: Sequence[Type]) -> tuple[Type, ...]:
-        """`mixed_precision.fastest`, with all layers of its result measured."""
+        """`fastest`, with all layers of its result measured."""
         for kind in ("fp16", *kinds):
-            types = mixed_precision.uniform(self.compiled, free, kind)
+            types = uniform(self.compiled, free, kind)
             self.plans.measure(self.layers(types), LOW_PRECISION_CANDIDATES)
-        cost = CostModel(self.plans)
         for _ in range(ROUNDS):
-            types = mixed_precision.fastest(self.compiled, free, kinds, cost)
+            types = fastest(self.compiled, free, kinds, cache(self.cost))
             missing = [layer for layer in self.layers(types) if self.plans.microseconds(layer) is None]
             if not missing:
                 break
             self.plans.measure(missing, LOW_PRECISION_CANDIDATES)
         return types
 
+    def cost(self, layer: Layer) -> float:
+        """Microseconds: measured, or else the best of the layers that multiply the same type and write another."""
+        if (found := self.plans.microseconds(layer)) is not None:
+            return found
+        kinds: tuple[Type, ...] = ("fp16", *LOW_PRECISIONS)
+        alike = (self.plans.microseconds(replace(layer, y_type=y, residual_type=r)) for y in kinds for r in kinds)
+        return min((us for us in alike if us is not None), default=float("inf"))
+
     def layers(self, types: tuple[Type, ...]) -> list[Layer]:
-        return mixed_precision.layers(self.compiled, types)
+        """The layer of each of `convolutions` with these types of buffers."""
+        typed = replace(self.compiled, types=types)
+        return [Layer.of(typed, conv) for conv in convolutions(typed)]
 
     def with_types(self, types: tuple[Type, ...]) -> Compiled:
-        scales = mixed_precision.scales(self.compiled, self.free, types, self.peaks)
-        return replace(self.compiled, types=types, scales=scales)
+        return replace(self.compiled, types=types, scales=scales(self.compiled, self.free, types, self.peaks))
 
     def execution(self, types: tuple[Type, ...]) -> Execution:
         return Execution(self.with_types(types), self.plans.builder, self.weights, self.plans)
@@ -285,14 +366,14 @@ class PrecisionTuner:
         self, types: tuple[Type, ...], agrees: float, returned: dict[Group, str], note: str = ""
     ) -> TuningResult:
         """The result, with times and the reason for each layer."""
-        tuned = mixed_precision.uniform(self.compiled, [], "fp16")
+        tuned = uniform(self.compiled, [], "fp16")
         executions = {"fp16": self.base, "tuned": self.execution(tuned), "chosen": self.execution(types)}
         us = self.times(executions)
         typed = self.with_types(types)
         result = TuningResult(types, typed.scales, round(agrees, 4), us, note=note)
         why = {buffer: reason for group, reason in [*self.excluded.items(), *returned.items()] for buffer in group}
         plain = self.layers(())
-        for conv, layer, fp16 in zip(mixed_precision.convolutions(typed), self.layers(types), plain, strict=True):
+        for conv, layer, fp16 in zip(convolutions(typed), self.layers(types), plain, strict=True):
             now, then = self.plans.microseconds(layer), self.plans.microseconds(fp16)
             reason = f"{now:.1f} us, {then:.1f} in fp16" if layer.x_type != "fp16" else (
                 note or why.get(self.compiled.view(conv.x).buffer) or "8 bits are no faster")  # fmt: skip
@@ -304,36 +385,32 @@ class PrecisionTuner:
         """Groups sorted by how much rounding them alone changes the results of the first batch."""
         noise: dict[Group, float] = {}
         for group in groups:
-            typed = self.with_types(mixed_precision.uniform(self.compiled, [group], types[min(group)]))
-            found = self.run(self.base, self.batches[0], round_values(self.base, typed))
+            typed = self.with_types(uniform(self.compiled, [group], types[min(group)]))
+            found = self.run(self.base, self.batches[0], partial(self._round, typed))
             noise[group] = 1 - agreement(self.expected[0], found, self.compiled.network.head)
         return sorted(groups, key=lambda group: -noise[group])
 
     def _exclude_unknown_ranges(self, peaks: dict[str, float]) -> None:
         """Keep buffers that convolutions read in FP16 where the file states no range for them."""
-        for conv in mixed_precision.convolutions(self.compiled):
-            for name in conv.reads:
-                buffer = self.compiled.view(name).buffer
-                known = any(view.buffer == buffer and other in peaks for other, view in
-                            self.compiled.placement.views.items())  # fmt: skip
-                for group in [group for group in self.free if buffer in group and not known]:
-                    self.free.remove(group)
-                    self.excluded[group] = "the file does not quantise it"
+        convs = convolutions(self.compiled)
+        unknown = {self.compiled.view(name).buffer for conv in convs for name in conv.reads}
+        unknown -= {view.buffer for name, view in self.compiled.placement.views.items() if name in peaks}
+        for group in [group for group in self.free if group & unknown]:
+            self.free.remove(group)
+            self.excluded[group] = "the file does not quantise it"
 
+    def _observe(self, step: Any) -> None:
+        """Raise `peaks` to what a step of `base` has written."""
+        cp = device.cupy()
+        for name in step.writes:
+            size = cp.abs(self.base.values(name)).reshape(-1).astype(cp.float32)
+            found = {"fp8": size.max(), "int8": cp.percentile(size[:: max(1, size.size // SAMPLE)], PERCENTILE)}
+            for kind, peaks in self.peaks.items():
+                peaks[name] = max(peaks.get(name, 0.0), float(found[kind]))
 
-class CostModel:
-    """Microseconds of a layer: measured, or else the best of those that multiply the same type and write another."""
-
-    def __init__(self, plans: Plans) -> None:
-        self._plans, self._estimates = plans, dict[Layer, float]()
-
-    def __call__(self, layer: Layer) -> float:
-        found = self._plans.microseconds(layer)
-        if found is not None:
-            return found
-        if layer not in self._estimates:
-            kinds: tuple[Type, ...] = ("fp16", *LOW_PRECISIONS)
-            alike = (replace(layer, y_type=y, residual_type=r) for y in kinds for r in kinds)
-            times = [us for other in alike if (us := self._plans.microseconds(other)) is not None]
-            self._estimates[layer] = min(times, default=float("inf"))
-        return self._estimates[layer]
+    def _round(self, typed: Compiled, step: Any) -> None:
+        """Round what a step of `base` has written and `typed` holds in 8 bits."""
+        for name in step.writes:
+            if (kind := typed.type(name)) != "fp16":
+                values = self.base.values(name)
+                values[...] = rounded(values, kind, typed.scale(name), device.cupy())

@@ -26,7 +26,6 @@ X, WEIGHT, BIAS, Y, RESIDUAL, SCALE, RESIDUAL_SCALE, OUTPUT_SCALE = range(1001, 
 `y = round((activation(conv(x, weight) * SCALE + bias) + residual * RESIDUAL_SCALE) * OUTPUT_SCALE)`."""
 CANDIDATES = 3
 """Plans to measure for a layer: cuDNN mostly lists the fastest first or second, and builds three in a second."""
-_FLOATS = {"fp16": "float16", "fp32": "float32"}
 REPEATS = 20
 """Kernel launches in the CUDA graph that times a plan."""
 
@@ -172,12 +171,8 @@ class Builder:
             value.set_data_type(accumulator)
             value = graph.mul(a=value, b=tensor(SCALE, *per_channel, "fp32"))
             value = graph.add(a=value, b=tensor(BIAS, *per_channel, "fp32"))
-        if layer.activation == "silu":
-            value = graph.swish(input=value)
-        elif layer.activation == "relu":
-            value = graph.relu(input=value)
-        elif layer.activation == "identity":
-            value = graph.identity(input=value)
+        activations = {"silu": graph.swish, "relu": graph.relu, "identity": graph.identity}
+        value = activations[layer.activation](input=value)
         if layer.residual_strides is not None:
             value.set_data_type(types.FLOAT)
             residual = tensor(RESIDUAL, layer.y, layer.residual_strides, layer.residual_type)
@@ -276,7 +271,9 @@ class Builder:
             size = 1 + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
             if kind in LOW_PRECISIONS:  # small numbers; none is NaN in FP8
                 return cp.random.randint(0, 0x30, size, dtype=cp.uint8)
-            return (cp.random.standard_normal(size, cp.float32) * scale).astype(_FLOATS[kind])
+            return (cp.random.standard_normal(size, cp.float32) * scale).astype(
+                "float16" if kind == "fp16" else "float32"
+            )
 
         fan_in, per_channel = int(np.prod(layer.weight[1:])), ((layer.weight[0],), (1,))
         wide = "fp16" if layer.x_type == "fp16" else "fp32"

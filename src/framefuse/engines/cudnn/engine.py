@@ -23,10 +23,9 @@ from framefuse.engines.cudnn import BACKEND
 from framefuse.engines.cudnn.autotune import MIN_AGREEMENT, PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
-from framefuse.engines.cudnn.execution import Execution
+from framefuse.engines.cudnn.execution import Execution, Weights
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.engines.cudnn.plans import Plans, environment
-from framefuse.engines.cudnn.weights import Weights
 from framefuse.engines.engine import Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.onnx_file import is_quantised

@@ -1,23 +1,117 @@
-"""A compiled network on the GPU: its memory, weights and plans, and how to start it or capture it in a CUDA graph."""
+"""A compiled network on the GPU: its memory, weights and plans, and how to start it or capture it in a CUDA graph.
+
+Weights are in float16, and quantised with their scales for 8-bit layers. 8-bit numbers are INT8, and FP8 as E4M3 (4
+bits of exponent, 3 of mantissa, no infinity; "FP8 formats for deep learning", Micikevicius et al., 2022). Conversion
+saturates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from framefuse.cuda import device
+from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
-from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, Upsample, cells
-from framefuse.engines.cudnn.weights import Scaled, Weights
+from framefuse.engines.cudnn.convolutions import BIAS, OUTPUT_SCALE, RESIDUAL, RESIDUAL_SCALE, SCALE, WEIGHT, X, Y
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, Type, Upsample, cells
 from framefuse.engines.requests import DeviceExecution
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.network import call as network
 
-BYTES = 2
-"""Of an element of the arena."""
+Array = NDArray[Any]
+LARGEST: dict[Type, float] = {"fp8": 448.0, "int8": 127.0}
+SMALLEST_EXPONENT = -6
+FORMATS: dict[Type, Any] = {"fp8": ml_dtypes.float8_e4m3fn, "int8": np.int8}
+ALIGNMENT = 256
+"""Bytes."""
+
+
+def encode(values: Array, kind: Type) -> NDArray[np.uint8]:
+    """The nearest 8-bit numbers as bytes; ties go to even."""
+    nearest: Array = _nearest(np.asarray(values, np.float32), kind, np)
+    return nearest.astype(FORMATS[kind]).view(np.uint8)
+
+
+def rounded(values: Any, kind: Type, scale: float | Array, xp: Any = np) -> Any:
+    """Values quantised with `scale` and dequantised, in float32; `xp` is NumPy or CuPy."""
+    return _nearest(values.astype(np.float32) / np.float32(scale), kind, xp) * np.float32(scale)
+
+
+def weight_scales(weight: Array, kind: Type) -> NDArray[np.float32]:
+    """Scale per output channel that maps its largest weight to the largest 8-bit number."""
+    size = np.abs(weight).reshape(len(weight), -1).max(1)
+    return np.where(size > 0, size / LARGEST[kind], 1).astype(np.float32)
+
+
+def _nearest(numbers: Any, kind: Type, xp: Any) -> Any:
+    """float32 numbers rounded to 8-bit numbers, in float32."""
+    if kind == "int8":
+        return xp.clip(xp.rint(numbers), -128, 127)
+    numbers = xp.clip(numbers, -LARGEST[kind], LARGEST[kind])
+    step = xp.ldexp(np.float32(1), xp.maximum(xp.frexp(numbers)[1] - 1, SMALLEST_EXPONENT) - 3)
+    return xp.rint(numbers / step) * step
+
+
+def parameters(compiled: Compiled, conv: Conv) -> dict[int, NDArray[Any]]:
+    """Tensors by their unique id in cuDNN's graph; empty if the layer is all float16."""
+    found: dict[int, NDArray[Any]] = {}
+    kind = compiled.type(conv.x)
+    if kind != "fp16":
+        scales = weight_scales(conv.weight, kind)
+        found[WEIGHT] = encode(conv.weight / scales[:, None, None, None], kind).transpose(0, 2, 3, 1)
+        found[SCALE] = scales * np.float32(compiled.scale(conv.x))
+        found[BIAS] = conv.bias.astype(np.float32)
+    if conv.residual is not None and compiled.type(conv.residual) != "fp16":
+        found[RESIDUAL_SCALE] = np.array([compiled.scale(conv.residual)], np.float32)
+    if compiled.type(conv.y) != "fp16":
+        found[OUTPUT_SCALE] = np.array([1 / compiled.scale(conv.y)], np.float32)
+    return found
+
+
+class Packed:
+    """Arrays in one allocation on the GPU.
+
+    Args:
+        arrays: by owner, then by unique id in cuDNN's graphs.
+    """
+
+    def __init__(self, arrays: Mapping[Hashable, Mapping[int, NDArray[Any]]]) -> None:
+        parts: list[bytes] = []
+        self._offsets: dict[Hashable, dict[int, int]] = {}
+        size = 0
+        for owner, tensors in arrays.items():
+            self._offsets[owner] = {}
+            for uid, values in tensors.items():
+                content = np.ascontiguousarray(values).tobytes()
+                self._offsets[owner][uid] = size
+                parts.append(content.ljust(-(-len(content) // ALIGNMENT) * ALIGNMENT, b"\0"))
+                size += len(parts[-1])
+        self._memory = device.cupy().asarray(np.frombuffer(b"".join(parts) or b"\0", np.uint8))
+
+    def pointers(self, owner: Hashable) -> dict[int, int]:
+        """Addresses of the owner's arrays, by unique id; empty if it has none."""
+        start = int(self._memory.data.ptr)
+        return {uid: start + offset for uid, offset in self._offsets.get(owner, {}).items()}
+
+
+class Weights(Packed):
+    """Weights and biases of all convolutions by name, float16, which batches and sizes share.
+
+    Their layout is (out channels, rows, columns, in channels), that of depthwise filters (rows, columns, channels).
+    """
+
+    def __init__(self, convs: Sequence[Conv]) -> None:
+        arrays: dict[Hashable, dict[int, NDArray[Any]]] = {}
+        for conv in convs:
+            order = (2, 3, 1, 0) if conv.depthwise else (0, 2, 3, 1)
+            found = {WEIGHT: conv.weight.transpose(order), BIAS: conv.bias}
+            arrays[conv.name] = {uid: values.astype(np.float16) for uid, values in found.items()}
+        super().__init__(arrays)
 
 
 class Execution(DeviceExecution):
@@ -33,18 +127,17 @@ class Execution(DeviceExecution):
     """
 
     def __init__(
-        self, compiled: Compiled, builder: Builder, weights: Weights, plan_of: Callable[[Layer], Plan], *,
-        fold: bool = False,
+        self, compiled: Compiled, builder: convolutions.Builder, weights: Weights,
+        plan_of: Callable[[convolutions.Layer], convolutions.Plan], *, fold: bool = False,
     ) -> None:  # fmt: skip
         cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
         network.prepare()
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
-        self.plans: dict[int, Plan] = {}
-        for index, step in enumerate(compiled.placement.steps):
-            if isinstance(step, Conv) and not step.depthwise:
-                self.plans[index] = plan_of(Layer.of(compiled, step))
-        self.scaled = Scaled(compiled)
+        convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
+        layers = {index: convolutions.Layer.of(compiled, conv) for index, conv in convs.items() if not conv.depthwise}
+        self.plans = {index: plan_of(layer) for index, layer in layers.items()}
+        self.scaled = Packed({index: parameters(compiled, conv) for index, conv in convs.items()})
         count = max(compiled.schedule.streams, default=0) + 1
         self.side = [cp.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
         sizes = [1] * count
@@ -53,15 +146,13 @@ class Execution(DeviceExecution):
             sizes[stream] = max(sizes[stream], plan.workspace)
         self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
         head, batch, image = compiled.network.head, compiled.batch, compiled.network.input
-        channels, height, width = compiled.view(image).shape
-        whole = self.arena[compiled.address(image) :][: batch * compiled.image(image)]
         # The channels after the image's own stay 0, so writers of the input may leave them out.
-        self.input = whole.reshape(batch, height, width, channels)
+        self.input = self._channels(image, compiled.view(image).shape[0])
         self.results: list[Any] = []
         if isinstance(head, Head) and fold:
             self.layout = head_cuda.LAYOUT
             counts = (4 * head.bins, head.classes) * len(head.levels)
-            self.results = [self._logits(name, count) for name, count in zip(head.values, counts, strict=True)]
+            self.results = [self._channels(name, count) for name, count in zip(head.values, counts, strict=True)]
         elif isinstance(head, AnchorHead):
             self.sizes = [cp.asarray(np.array(sizes, np.float32)) for sizes in head.sizes]
             self.results.append(cp.empty((batch, head.anchors, head.fields), cp.float32))
@@ -127,12 +218,7 @@ class Execution(DeviceExecution):
 
     def values(self, name: str) -> Any:
         """A float16 value in the arena, (batch, channels, rows, columns), until another value overwrites it."""
-        cp, view = device.cupy(), self.compiled.view(name)
-        strides = (self.compiled.image(name), 1, view.row, view.column)
-        whole = self.arena[self.compiled.address(name) :]
-        return cp.lib.stride_tricks.as_strided(
-            whole, (self.compiled.batch, *view.shape), [count * BYTES for count in strides]
-        )
+        return self._channels(name, self.compiled.view(name).shape[0]).transpose(0, 3, 1, 2)
 
     def convolve(self, index: int, step: Conv, number: int, stream: Any) -> None:
         """Start a convolution on `stream` with the scratch memory of stream `number`."""
@@ -169,8 +255,8 @@ class Execution(DeviceExecution):
             network.decode_anchors(x, *at, **places, stride=stride, stream=stream.ptr)
             first += len(anchors) * rows * columns
 
-    def _logits(self, name: str, channels: int) -> Any:
-        """A value in the arena, (batch, rows, columns, channels), without padding."""
+    def _channels(self, name: str, channels: int) -> Any:
+        """The first channels of a value in the arena, (batch, rows, columns, channels)."""
         compiled, view = self.compiled, self.compiled.view(name)
         start = compiled.memory.offsets[view.buffer]
         whole = self.arena[start : start + compiled.batch * compiled.image(name)]

@@ -28,7 +28,7 @@ HEAD_TOLERANCE = 2e-4
 """Relative to the largest coordinate, for float32 evaluation."""
 ATTENTION_TOLERANCE = 1e-4
 CHANNEL_MULTIPLE = 8
-"""Channels of a key and of a value are multiples of this."""
+"""Channels of a value are padded to multiples of this: 16 bytes of float16. Those of keys and values must be some."""
 
 
 class ImportState:
@@ -91,14 +91,24 @@ class ImportState:
                 wanted |= {*node.input, *map(self.resolve, node.input)}
         return needed[::-1]
 
-    def evaluate(self, nodes: list[Any], values: dict[str, Array], output: str) -> Array:
-        """Run nodes with onnx's evaluator, which raises errors of any class for what it cannot run."""
+    def evaluate(self, nodes: list[Any], values: dict[str, Array], output: str) -> Array | None:
+        """What nodes compute; None if onnx's evaluator cannot run them."""
         feeds = dict(values)
         for name in {name for node in nodes for name in node.input}:
             value = {**self.constants, **values}.get(self.resolve(name)) if name else None
             if value is not None:
                 feeds[name] = value
-        return evaluate(nodes, feeds, [output], self.model)[0]
+        try:
+            return evaluate(nodes, feeds, [output], self.model)[0]
+        except Exception:  # of any class
+            return None
+
+    def split_sizes(self, node: Any) -> list[int]:
+        """Sizes of the parts of a Split; empty if they are computed or not stated."""
+        sizes = attribute(node, "split", [])
+        if len(node.input) > 1:
+            sizes = self.constants.get(self.resolve(node.input[1]), np.zeros(0))
+        return [int(size) for size in sizes]
 
     def onnx_shape(self, name: str) -> tuple[int, ...]:
         channels, height, width = self.shapes[name]
@@ -158,12 +168,7 @@ def _anchor_head(state: ImportState, frontier: list[str]) -> AnchorHead | None:
 
 
 def _evaluate_tail(state: ImportState, values: dict[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """The tail's result for these values; None if onnx's evaluator cannot run it."""
-    output = state.resolve(state.model.graph.output[0].name)
-    try:
-        return state.evaluate(state.tail, values, output)
-    except Exception:  # of any class: onnx's evaluator cannot run these nodes
-        return None
+    return state.evaluate(state.tail, values, state.resolve(state.model.graph.output[0].name))
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,7 @@ def recognise_attention(state: ImportState, node: Any) -> bool:
     conv = next((op for op in state.operations if x in op.writes), None)
     first = [other for other in nodes if x in map(state.resolve, other.input)]
     shape = state.constants.get(state.resolve(first[0].input[1])) if first[0].op_type == "Reshape" else None
-    sizes = _split_sizes(state, splits[0])
+    sizes = state.split_sizes(splits[0]) if attribute(splits[0], "axis", 0) in (2, -2) else []
     if not isinstance(conv, Conv) or conv.residual or conv.groups > 1 or state.uses[x] != 1 or shape is None:
         return False
     channels, height, width = state.shapes[x]
@@ -235,10 +240,7 @@ def recognise_attention(state: ImportState, node: Any) -> bool:
     keys, _, values = sizes
     step = Attention(node.name or node.output[0], x, node.output[0], heads, keys, values, float(keys**-0.5))
     image = np.random.default_rng(0).normal(0, 1, (1, channels, height, width)).astype(np.float32)
-    try:
-        result = state.evaluate(nodes, {x: image}, node.output[0])
-    except Exception:  # of any class: onnx's evaluator cannot run these nodes
-        return False
+    result = state.evaluate(nodes, {x: image}, node.output[0])
     order = _channel_order(heads, keys, values)
     ours = image[:, order]
     if any(other.op_type == "Softmax" for other in nodes):
@@ -247,7 +249,7 @@ def recognise_attention(state: ImportState, node: Any) -> bool:
         expected, operation = ours[:, 2 * heads * keys :], None
     if keys > MAX_KEYS or values > MAX_VALUES or keys % CHANNEL_MULTIPLE or values % CHANNEL_MULTIPLE:
         return False
-    if result.shape != expected.shape or np.abs(result - expected).max() > ATTENTION_TOLERANCE:
+    if result is None or result.shape != expected.shape or np.abs(result - expected).max() > ATTENTION_TOLERANCE:
         return False
     if x not in state.reordered:
         state.reordered.add(x)
@@ -266,13 +268,3 @@ def _channel_order(heads: int, keys: int, values: int) -> list[int]:
     table = np.arange(heads * (2 * keys + values)).reshape(heads, -1)
     parts = np.split(table, [keys, 2 * keys], 1)
     return [int(channel) for part in parts for channel in part.reshape(-1)]
-
-
-def _split_sizes(state: ImportState, split: Any) -> list[int]:
-    """Sizes of the parts; empty if unknown or not along the channels of a head."""
-    if attribute(split, "axis", 0) not in (2, -2):
-        return []
-    if len(split.input) > 1:
-        sizes = state.constants.get(state.resolve(split.input[1]))
-        return [] if sizes is None else [int(size) for size in sizes]
-    return [int(size) for size in attribute(split, "split", [])]

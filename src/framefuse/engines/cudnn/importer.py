@@ -257,9 +257,9 @@ def _split(state: ImportState, node: Any, inputs: list[str]) -> None:
     channels, height, width = state.shapes[x]
     if attribute(node, "axis", 0) % state.ranks[x] != 1:
         raise Unsupported(" along an axis other than the channels")
-    sizes = state.constants[inputs[1]].tolist() if len(inputs) > 1 else attribute(node, "split", None)
     count = len(node.output)
-    sizes = sizes or [-(-channels // count)] * (count - 1) + [channels - -(-channels // count) * (count - 1)]
+    most = -(-channels // count)
+    sizes = state.split_sizes(node) or [most] * (count - 1) + [channels - most * (count - 1)]
     state.add(Split(node.name or node.output[0], x, tuple(node.output)), [(size, height, width) for size in sizes],
                state.ranks[x])  # fmt: skip
 

@@ -104,7 +104,8 @@ class PlanCache:
 
     def __post_init__(self) -> None:
         text = json.dumps({"format": FORMAT, **self.environment}, sort_keys=True)
-        self.path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        self._kernels = self.folder / hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.path = self._kernels.with_suffix(".json")
         self.note = ""
         """What is wrong with the cache, if anything."""
         self.entries: dict[str, dict[str, Any]] = self._read()
@@ -121,21 +122,19 @@ class PlanCache:
             return b""
         return content if hashlib.sha256(content).hexdigest() == name else b""
 
-    def update(self, entries: dict[str, dict[str, Any]], kernels: Mapping[str, bytes] | None = None) -> None:
+    def update(self, entries: dict[str, dict[str, Any]], kernels: Mapping[str, bytes] = {}) -> None:
         """Merge entries into the file, which is replaced atomically.
 
         Args:
             kernels: serialised kernels by layer.
         """
-        for layer, content in (kernels or {}).items():
+        for layer, content in kernels.items():
             entries[layer]["kernel"] = hashlib.sha256(content).hexdigest()
         self.entries = {**self.entries, **entries}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            (self._kernels if kernels else self.folder).mkdir(parents=True, exist_ok=True)
             with cache.locked(self.path.with_suffix(".lock")):
-                if kernels:
-                    self._kernels.mkdir(exist_ok=True)
-                for layer, content in (kernels or {}).items():
+                for layer, content in kernels.items():
                     cache.write_atomically(self._kernels / entries[layer]["kernel"], content)
                 self.entries = {**self._read(), **self.entries}
                 index = json.dumps({"environment": self.environment, "plans": self.entries}, indent=0)
@@ -144,38 +143,22 @@ class PlanCache:
             self.note = f"plans are measured again next time: {self.folder}: {error.strerror or error}"
             _logger.warning(self.note)
 
-    @property
-    def _kernels(self) -> Path:
-        return self.path.with_suffix("")
-
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            plans = content["plans"]
+            plans = dict(content["plans"])
             if content["environment"] != self.environment or not all(
                 isinstance(plan["engine"], int) and isinstance(plan["knobs"], dict) for plan in plans.values()
             ):
                 raise ValueError("it has another format")
+            return plans
         except FileNotFoundError:
-            self.note = self._difference()
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            changed = cache.difference(self.folder, "environment", self.environment)
+            self.note = f"cached kernels are stale ({changed}): measured again" if changed else ""
+        except cache.DAMAGED as error:
             self.note = f"{self.path} cannot be used and is rebuilt: {error}"
             _logger.warning(self.note)
-            return {}
-        return dict(plans)
-
-    def _difference(self) -> str:
-        """Why the most similar cache of this folder is stale; empty if there is none."""
-        nearest: list[str] | None = None
-        for path in self.folder.glob("*.json"):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                other = json.loads(path.read_text(encoding="utf-8"))["environment"]
-                differ = [name for name, value in self.environment.items() if other.get(name) != value]
-                changed = [f"{name} was {other.get(name)}, is {self.environment[name]}" for name in differ]
-                if changed and (nearest is None or len(changed) < len(nearest)):
-                    nearest = changed
-        return f"cached kernels are stale ({', '.join(nearest)}): measured again" if nearest else ""
+        return {}
 
 
 def environment(builder: Builder) -> dict[str, str]:
@@ -214,14 +197,13 @@ class Plans:
         self._unsaved_kernels: dict[str, bytes] = {}
 
     def __call__(self, layer: Layer) -> Plan:
-        plan = self._plans.get(layer)
-        if plan is None:
+        if layer not in self._plans:
             plan = self._from_cache(layer)
             if plan is None:
                 plan = self.builder.autotune(layer)
                 self._record(layer, plan)
             self._plans[layer] = plan
-        return plan
+        return self._plans[layer]
 
     def measure(self, layers: Iterable[Layer], candidates: int) -> None:
         """Autotune the layers whose time is unknown; worker processes build the candidates.

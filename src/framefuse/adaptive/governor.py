@@ -37,8 +37,10 @@ CREDIT = 3.0
 """How far the price falls below the first one where little is lost, so that a calm scene pays little for a crowd."""
 CHEAPEST, DEAREST = 0.3, 300.0
 """Bounds of the price: how many looks a frame's objects, all lost, are worth."""
-LEARNING, FLOOR = 0.05, 0.01
+LEARNING, FLOOR = 0.1, 0.01
 """How much one frame changes what is expected of later ones; added to both sides, so that tiny losses do not count."""
+SAMPLED = 3
+"""One in so many of the frames that halve a block is compared with the guess about it."""
 SURPRISE = 1.0
 """Objects, beyond three times those expected, by which an audit must differ to stop skipping."""
 HOLD, LONGEST_HOLD = 150, 2400
@@ -72,10 +74,11 @@ class Governor:
         """Objects expected to be lost, and all, lately."""
         self._looks, self._frames = 0.0, 1e-9
         """Frames that were inferred, and all, lately."""
-        self._inferred = self.audits = 0
+        self._inferred = self._compared = self.audits = 0
         self._expected = self._observed = 0.1
         """Losses of frames that were looked at, lately; their ratio corrects EXPECTED."""
         self._hold, self._next_hold = 0, HOLD
+        self._ahead = limits.ahead
         self.why = ""
 
     @property
@@ -85,8 +88,8 @@ class Governor:
 
     @property
     def ahead(self) -> int:
-        """Distance from the end of a block to that of the next one."""
-        return 1 if self._hold > 0 else self._limits.ahead
+        """Distance from the end of a block to that of the next one: a scene that changes gets short blocks at once."""
+        return 1 if self._hold > 0 else min(self._ahead, self._limits.ahead)
 
     def looked(self) -> None:
         """Count a frame that is inferred."""
@@ -95,7 +98,7 @@ class Governor:
     def split(self, bridge: Bridge) -> int | None:
         """The frame to infer next, by its distance from the first end; None: the block is accepted."""
         gap = bridge.gap
-        loss = _expected(bridge) * self._observed / self._expected
+        loss = _expected(bridge) * self._observed / self._expected if gap > 1 else 0.0
         if gap > 1 and (self._hold > 0 or loss * (gap - 1) * self._price > 1):
             return gap // 2
         self.why = f"{gap} frames alike" if gap > 1 else "every frame counts"
@@ -112,7 +115,11 @@ class Governor:
         return self._random.randrange(1, bridge.gap)
 
     def compare(self, bridge: Bridge, step: int, found: Detections, *, audit: bool) -> None:
-        """Learn from a frame of a block: what it shows, and what was expected of it."""
+        """Learn from a frame of a block: what it shows, and what was expected of it. One in SAMPLED is enough, except
+        for audits."""
+        self._compared += 1
+        if not audit and self._compared % SAMPLED:
+            return
         objects = 1 + bridge.objects
         expected, observed = _expected(bridge), disagreement(found, bridge.at(step, 0.0)) / objects
         self._expected += LEARNING * (expected + FLOOR - self._expected)
@@ -126,7 +133,7 @@ class Governor:
 
     def _accept(self, bridge: Bridge, loss: float) -> None:
         gap, limits, objects = bridge.gap, self._limits, 1 + bridge.objects
-        fade = math.exp(-gap / MEMORY)
+        fade, self._ahead = math.exp(-gap / MEMORY), 2 * gap
         self._lost = fade * self._lost + loss * (gap - 1) * objects
         self._seen = fade * self._seen + gap * objects
         self._looks, self._frames = fade * self._looks, fade * self._frames + gap

@@ -34,11 +34,14 @@ class Bridge:
 
     Args:
         gap: distance of the two, in frames.
+
+    Attributes:
+        objects: of a frame, weighted by confidence.
     """
 
     def __init__(self, first: Detections, last: Detections, gap: int) -> None:
         self.first, self.last, self.gap = first, last, gap
-        self._rows, self._columns = _continued(first, last, gap)
+        self.objects = float(first.confidence.sum() + last.confidence.sum()) / 2
 
     def at(self, step: int, conf: float) -> Detections:
         """The objects `step` frames after the first end, those above `conf`.
@@ -46,7 +49,7 @@ class Bridge:
         A box that only one end has fades with the distance from it.
         """
         first, last, share = self.first, self.last, step / self.gap
-        rows, columns, begun, ended = self._rows, self._columns, *self._single
+        (rows, columns), (begun, ended) = self._pairs, self._single
         near, far = first.confidence[begun] * (1 - share), last.confidence[ended] * share
         both = (1 - share) * first.confidence[rows] + share * last.confidence[columns]
         boxes = (1 - share) * first.xyxy[rows] + share * last.xyxy[columns], first.xyxy[begun], last.xyxy[ended]
@@ -62,17 +65,23 @@ class Bridge:
         )
 
     @cached_property
+    def _pairs(self) -> tuple[Array, Array]:
+        """Indices of the boxes of the first frame, and of their continuations in the last."""
+        return _continued(self.first, self.last, self.gap)
+
+    @cached_property
     def _single(self) -> tuple[Array, Array]:
         """Boxes that only the first, and that only the last frame has."""
         begun, ended = np.ones(len(self.first), np.bool_), np.ones(len(self.last), np.bool_)
-        begun[self._rows], ended[self._columns] = False, False
+        rows, columns = self._pairs
+        begun[rows], ended[columns] = False, False
         return begun.nonzero()[0], ended.nonzero()[0]
 
     @cached_property
     def signs(self) -> Array:
         """(6,) what makes the frames between hard to guess, each per object: 1, the share of objects that only one end
         has, motion in their own sizes, change of confidence; then the distance, and the number of objects."""
-        first, last, rows, columns = self.first, self.last, self._rows, self._columns
+        first, last, (rows, columns) = self.first, self.last, self._pairs
         count = 1 + self.objects
         ones, others = first.xyxy[rows].astype(np.float64), last.xyxy[columns].astype(np.float64)
         before, after = first.confidence[rows], last.confidence[columns]
@@ -81,11 +90,6 @@ class Bridge:
         single = float(first.confidence.sum() - before.sum() + last.confidence.sum() - after.sum()) / 2
         changed = float(np.abs(before - after).sum())
         return np.array((1.0, single / count, moved / count, changed / count, self.gap / LONG, self.objects / BUSY))
-
-    @property
-    def objects(self) -> float:
-        """Objects of a frame, weighted by confidence."""
-        return float(self.first.confidence.sum() + self.last.confidence.sum()) / 2
 
 
 def _continued(first: Detections, last: Detections, gap: int) -> tuple[Array, Array]:

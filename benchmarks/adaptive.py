@@ -211,10 +211,17 @@ def rows_of(clip: Clip, costs: dict[tuple[str, int], float]) -> list[dict[str, A
         add(f"stride {stride} tracked", 1 / stride, tracked(best, stride))
         add(f"stride {stride} interpolated", len(kept) / count, interpolated(best, kept))
     for agreement in AGREEMENTS:
+        begun = time.process_time()
         found, inferred, governor = adaptive(clip, agreement)
+        decision_us = 1e6 * (time.process_time() - begun) / count
         share = len(inferred) / count
         real = 1 - sum(map(disagreement, best, found)) / sum(1 + float(one.confidence.sum()) for one in best)
-        more = {"agreement": real, "expected": governor.agreement, "audits": governor.audits}
+        more = {
+            "agreement": real,
+            "expected": governor.agreement,
+            "audits": governor.audits,
+            "decision_us": decision_us,
+        }
         add(f"adaptive {agreement}", share, found, **more)
         chance = np.random.default_rng(clip.seed).choice(np.arange(1, count - 1), max(0, len(set(inferred)) - 2), False)
         add(f"random, as adaptive {agreement}", share, interpolated(best, [0, *sorted(chance.tolist()), count - 1]))

@@ -62,12 +62,13 @@ def _share(rows: list[dict[str, Any]], kind: str, ending: str, wanted: float) ->
 
 def guard(records: Records) -> list[str]:
     """The agreement that was asked for, expected, and real."""
-    lines = ["| clip | seed | asked for | expected | real | audits |", "|---|---|---|---|---|---|"]
+    lines = ["| clip | seed | asked for | expected | real | audits | decisions, µs a frame |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for clip in records("adaptive")["clips"]:
         for row in clip["rows"]:
             if row["policy"].startswith("adaptive"):
                 asked = row["policy"].removeprefix("adaptive ")
-                values = f"{row['expected']:.3f} | {row['agreement']:.3f} | {row['audits']}"
+                values = f"{row['expected']:.3f} | {row['agreement']:.3f} | {row['audits']} | {row['decision_us']:.0f}"
                 lines.append(f"| {clip['clip']} | {clip['seed']} | {asked} | {values} |")
     return lines
 

@@ -338,3 +338,37 @@ def test_far_and_density_out_of_range(bad: str) -> None:
 def test_only_the_street_has_a_farther_camera() -> None:
     with pytest.raises(UsageError, match="bodies"):
         World.parse(f"{BODIES}&far=2")
+
+
+def test_objects_move_as_fast_as_pace_says() -> None:
+    def speed(address: str) -> float:
+        world = World.parse(address + "&complexity=1")
+        places = []
+        for truth in (world[450].truth, world[453].truth):
+            places.append(dict(zip(truth.track_id.tolist(), truth.boxes[:, ::2].mean(1), strict=True)))
+        common = set(places[0]) & set(places[1])
+        return float(np.quantile([abs(places[0][number] - places[1][number]) for number in common], 0.8))
+
+    assert speed(STREET + "&pace=3") > 1.7 * speed(STREET)
+
+
+def test_a_day_is_mostly_empty_and_its_camera_stands_still() -> None:
+    world = World.parse("synthetic://street?seed=3&frames=900&size=320x240&split=test&schedule=day")
+    counts = [len(world[number].truth.boxes) for number in range(0, 900, 10)]
+    assert np.mean([count <= 3 for count in counts]) > 0.6
+    assert max(counts) >= 8
+    empty = [number * 10 for number, count in enumerate(counts) if count == 0]
+    one, other = (world[number].image.astype(int) for number in empty[:2])
+    assert np.median(abs(one - other)) <= 6
+
+
+def test_pace_and_schedule_are_in_the_address() -> None:
+    world = World.parse(STREET + "&pace=2&schedule=day")
+    assert World.parse(write(world)) == world
+    assert "&pace=2.0&schedule=day" in write(world)
+
+
+@pytest.mark.parametrize("bad", ["pace=0.5", "pace=9", "schedule=night", "schedule=day&complexity=1"])
+def test_pace_and_schedule_out_of_range(bad: str) -> None:
+    with pytest.raises(UsageError, match=bad.partition("=")[0]):
+        World.parse(STREET + "&" + bad)

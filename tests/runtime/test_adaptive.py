@@ -13,6 +13,7 @@ import pytest
 from framefuse import Pipeline, View
 from framefuse.adaptive import disagreement
 from framefuse.errors import CapabilityError, UsageError
+from framefuse.lab.evaluation import validate
 from framefuse.prediction import Result
 
 DAY = "synthetic://street?seed=5&frames=150&size=640x360&schedule=day&split=test"
@@ -173,3 +174,12 @@ def test_an_error_of_the_source_keeps_what_was_found() -> None:
             results.append(result.frame.index)
     assert results == list(range(len(results)))
     assert len(results) >= 17
+
+
+def test_validation_says_what_it_costs() -> None:
+    plain, adapted = (validate("scout-n", STREET, adaptive=adaptive) for adaptive in (False, True))
+    assert plain.frames == adapted.frames == 48
+    assert plain.boxes is not None
+    assert adapted.boxes is not None
+    assert 0 < adapted.boxes.map50_95 < plain.boxes.map50_95 + 0.05
+    assert adapted.boxes.map50_95 > plain.boxes.map50_95 - 0.05

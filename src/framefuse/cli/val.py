@@ -30,7 +30,8 @@ FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
     *("conf", "iou", "max_det", "classes", "agnostic_nms", "tiles", "tiles_whole", "target_fps"),
     *("roi", "stereo", "track", "track_high", "track_low", "track_new", "track_buffer", "track_match"),
-    *("track_confirm", "track_agnostic", "decode_threads", "queue", "project", "name", "exist_ok"),
+    *("track_confirm", "track_agnostic", "adaptive", "min_agreement", "decode_threads", "queue", "project", "name"),
+    "exist_ok",
 )
 OF_PARITY = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb", "start", "end")
 PAGES = (".html", ".md", ".json")
@@ -44,7 +45,9 @@ def val(
         option("DATA", "COCO file, synthetic://street?split=test, MOTChallenge folder; repeatable", "--data", "-d"),
     ],
     images: Annotated[Path | None, option("PATH", "folder or video of the COCO file (default: next to it)")] = None,
-    limit: Annotated[int | None, option("N", "at most N frames, evenly spaced; the first with --track", min=1)] = None,
+    limit: Annotated[
+        int | None, option("N", "at most N frames, evenly spaced; the first with --track, --adaptive", min=1)
+    ] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,
     quiet: Quiet = False,

@@ -67,7 +67,7 @@ def validate(
     defaults = DEFAULTS | (TRACK_DEFAULTS if options.get("track") else {})
     chosen = settings_from(options if settings else {**defaults, **options}, base=settings)
     spread = opened.spread(limit)
-    keys = opened.keys[: len(spread)] if chosen.track else spread
+    keys = opened.keys[: len(spread)] if chosen.track or chosen.adaptive else spread
     with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
         card = pipeline.card
         counter = PixelCounter(card, opened) if card.task == "semantic" else _Objects(card, opened, chosen)

@@ -152,7 +152,7 @@ def test_plans_of_another_gpu_are_never_used(tmp_path: Path) -> None:
     assert PlanCache(other, tmp_path).get("layer") is not None
     cache = PlanCache(here, tmp_path)
     assert cache.get("layer") is None
-    assert "gpu was NVIDIA L4, is NVIDIA H200" in cache.note
+    assert "gpu was 'NVIDIA L4', is 'NVIDIA H200'" in cache.note
     PlanCache(other, tmp_path).path.rename(cache.path)  # a folder copied from another machine, and renamed
     moved = PlanCache(here, tmp_path)
     assert moved.get("layer") is None

@@ -58,6 +58,7 @@ def test_rows_and_metadata(tmp_path: Path) -> None:
         "time_base": "1/1000",
         "width": 96,
         "height": 64,
+        "inferred": True,
     }
     box = {"class_id": 2, "class": NAMES[2], "confidence": 0.25, "x1": 5.0, "y1": 6.0, "x2": 50.0, "y2": 60.0}
     assert rows[1] == {**facts, **box, "tracker_id": None, "view": None}

@@ -30,8 +30,6 @@ LONGEST = 16
 """Frames of a block."""
 LIVE_LATENCY = 0.3
 """Seconds for which frames of a live source are held back, unless `max_latency` says otherwise."""
-_Key = tuple[str, int, int, int]
-"""Source, connection, width and height."""
 Group = tuple[list[Frame], int]
 """Rows that run in one batch, and the places that they take in it."""
 
@@ -67,8 +65,10 @@ def adapter_for(settings: Settings, card: Card, info: SourceInfo, *, views: bool
 
 @dataclass(eq=False)
 class _Stream:
-    """Frames of one source and size."""
+    """Frames of one source and size, in a row."""
 
+    key: tuple[str, int, int, int]
+    """Source, connection, width and height."""
     blocks: Blocks
     held: dict[int, Frame] = field(default_factory=dict)
     """Number -> a frame whose result is not known."""
@@ -84,11 +84,14 @@ class Adapter:
 
     def __init__(self, limits: Limits, *, conf: float, max_latency: float | None = None) -> None:
         self._limits, self._conf, self._max_latency = limits, conf, max_latency
-        self._streams: dict[_Key, _Stream] = {}
-        self._current: dict[Hashable, _Key] = {}
+        self._streams: list[_Stream] = []
+        """Those with frames that are held back, or to come."""
+        self._current: dict[Hashable, _Stream] = {}
         """What each reader reads now."""
         self._due: list[Group] = []
-        self._frames = self._inferred = self._late = 0
+        self._begun = self._frames = self._inferred = self._late = self._audits = 0
+        self._agreed = 0.0
+        """Expected agreement of the streams that have ended, times their frames."""
 
     def keep_up(self, program: Program, rate: float | None) -> None:
         """Leave time for so many frames per second, by the time of the model on an idle program; None: any number."""
@@ -99,13 +102,14 @@ class Adapter:
     def rows(self, frame: Frame, reader: Hashable) -> list[Group]:
         """The frame, if the model is to see it at once."""
         key = frame.source_id, frame.connection, frame.width, frame.height
-        if self._current.setdefault(reader, key) != key:
-            self._end(self._current[reader])
-            self._current[reader] = key
-        if key not in self._streams:
-            governor = Governor(self._limits, seed=len(self._streams))
-            self._streams[key] = _Stream(Blocks(governor, self._conf))
-        stream = self._streams[key]
+        stream = self._current.get(reader)
+        if stream is None or stream.key != key:
+            if stream is not None:
+                self._end(stream)
+            stream = _Stream(key, Blocks(Governor(self._limits, seed=self._begun), self._conf))
+            self._begun += 1
+            self._current[reader] = stream
+            self._streams.append(stream)
         stream.held[stream.count], stream.numbers[frame.index] = frame, stream.count
         stream.count += 1
         self._frames += 1
@@ -119,14 +123,15 @@ class Adapter:
 
     def finish(self) -> list[Group]:
         """The sources have ended: the last frames."""
-        for key in list(self._streams):
-            self._end(key)
+        for stream in self._current.values():
+            self._end(stream)
+        self._current.clear()
         return self.more()
 
     @property
     def full(self) -> bool:
         """Whether so many frames are held back that the model has to come first."""
-        return any(len(stream.held) > 3 * self._limits.ahead for stream in self._streams.values())
+        return any(len(stream.held) > 3 * self._limits.ahead for stream in self._streams)
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
         """One result for each frame, in the order of those of its source."""
@@ -134,31 +139,33 @@ class Adapter:
             if result is None:
                 continue
             of = result.result.frame
-            stream = next(
-                stream for key, stream in self._streams.items() if key[0] == of.source_id and of.index in stream.numbers
-            )
+            stream = next(one for one in self._streams if one.key[0] == of.source_id and of.index in one.numbers)
             number = stream.numbers[of.index]
             stream.results[number] = result
             self._look(stream, stream.blocks.found(number, result.result.detections))
             for ready in stream.blocks.ready():
                 yield self._passed(stream, ready)
+            if not stream.held and stream not in self._current.values():
+                self._streams.remove(stream)
+                self._agreed += stream.blocks.governor.agreement * stream.count
+                self._audits += stream.blocks.governor.audits
 
     @property
     def reasons(self) -> list[str]:
         """What was saved so far."""
         if not self._frames:
             return []
-        governors = [stream.blocks.governor for stream in self._streams.values()]
-        agreement = sum(governor.agreement for governor in governors) / len(governors)
-        audits = sum(governor.audits for governor in governors)
+        governors = [(stream.blocks.governor, stream.count) for stream in self._streams]
+        agreed = self._agreed + sum(governor.agreement * count for governor, count in governors)
+        agreement, audits = agreed / self._frames, self._audits + sum(governor.audits for governor, _ in governors)
         late = f", {counted(self._late, 'frame')} too late" if self._late else ""
         return [
             f"adaptive: the model saw {self._inferred / self._frames:.0%} of the frames; expected agreement "
             f"{agreement:.3f} of {self._limits.agreement:g} asked for, {counted(audits, 'audit')}{late}"
         ]
 
-    def _end(self, key: _Key) -> None:
-        self._look(self._streams[key], self._streams[key].blocks.end())
+    def _end(self, stream: _Stream) -> None:
+        self._look(stream, stream.blocks.end())
 
     def _look(self, stream: _Stream, numbers: Iterable[int]) -> None:
         for number in numbers:

@@ -120,49 +120,51 @@ def _infer(
         adapter: asks for rows of earlier frames as results come.
     """
 
-    def batches_of(groups: Sequence[Group], now: float) -> Iterator[list[Frame]]:
+    def submitted(groups: Sequence[Group]) -> Iterator[FrameResult]:
         for group, places in groups:
-            shape = program.batch_key(group[0])
-            yield from batcher.add(*group, shape=shape, reader=frames.turn, now=now, places=places)
+            shape, now = program.batch_key(group[0]), monotonic()
+            for batch in batcher.add(*group, shape=shape, reader=frames.turn, now=now, places=places):
+                yield from program.submit(batch)
+
+    def ended() -> Iterator[FrameResult]:
+        """The results of all that came."""
+        for batch in batcher.flush():
+            yield from program.submit(batch)
+        yield from program.drain()
+        while adapter is not None and (due := adapter.finish()):
+            yield from submitted(due)
+            yield from program.drain()
 
     try:
         while True:
+            while adapter is not None and adapter.full and program.in_flight:
+                yield from program.finish()
+                yield from submitted(adapter.more())
             deadline = monotonic() if program.in_flight else batcher.deadline  # of what is due next; None: nothing is
-            if adapter is not None:
-                while adapter.full and program.in_flight:
-                    yield from program.finish()
-                    for batch in batches_of(adapter.more(), monotonic()):
-                        yield from program.submit(batch)
-            frame = frames.get(None if deadline is None else max(0.0, deadline - monotonic()))
+            try:
+                frame = frames.get(None if deadline is None else max(0.0, deadline - monotonic()))
+            except Exception:
+                yield from ended()
+                raise
             if frame is None:
                 break
-            now = monotonic()
             if frame is EMPTY:
-                batches = batcher.due(now)
+                batches = batcher.due(monotonic())
                 if not batches:
                     yield from program.finish(timeout=POLL_SECONDS)
+                for batch in batches:
+                    yield from program.submit(batch)
             else:
                 rows = rows_of(frame, frames.turn)
-                batches = list(batches_of(rows, now))
                 if not rows:
                     yield None
-            for batch in batches:
-                yield from program.submit(batch)
+                yield from submitted(rows)
             if adapter is not None:
-                for batch in batches_of(adapter.more(), monotonic()):
-                    yield from program.submit(batch)
+                yield from submitted(adapter.more())
     except Exception:
         yield from program.drain()
         raise
-    for batch in batcher.flush():
-        yield from program.submit(batch)
-    yield from program.drain()
-    due = adapter.finish() if adapter is not None else []
-    while adapter is not None and due:
-        for batch in batches_of(due, monotonic()):
-            yield from program.submit(batch)
-        yield from program.drain()
-        due = adapter.more()
+    yield from ended()
 
 
 def track(found: Iterable[FrameResult], tracks: Tracks | None) -> Iterator[FrameResult]:

@@ -61,15 +61,21 @@ def _share(rows: list[dict[str, Any]], kind: str, ending: str, wanted: float) ->
 
 
 def guard(records: Records) -> list[str]:
-    """The agreement that was asked for, expected, and real."""
-    lines = ["| clip | seed | asked for | expected | real | audits | decisions, µs a frame |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    """The agreement that was asked for, and what came of it on each schedule: over the seeds."""
+    found = defaultdict[tuple[str, str], list[dict[str, float]]](list)
     for clip in records("adaptive")["clips"]:
         for row in clip["rows"]:
             if row["policy"].startswith("adaptive"):
-                asked = row["policy"].removeprefix("adaptive ")
-                values = f"{row['expected']:.3f} | {row['agreement']:.3f} | {row['audits']} | {row['decision_us']:.0f}"
-                lines.append(f"| {clip['clip']} | {clip['seed']} | {asked} | {values} |")
+                found[clip["clip"], row["policy"].removeprefix("adaptive ")].append(row)
+    lines = [
+        "| clip | asked for | real, lowest to highest | expected, lowest to highest | audits | decisions, µs a frame |"
+    ]
+    lines += ["|---|---|---|---|---|---|"]
+    for (name, asked), rows in sorted(found.items()):
+        ranges = [f"{min(row[key] for row in rows):.3f} to {max(row[key] for row in rows):.3f}"
+                  for key in ("agreement", "expected")]  # fmt: skip
+        audits, spent = (median(row[key] for row in rows) for key in ("audits", "decision_us"))
+        lines.append(f"| {name} | {asked} | {' | '.join(ranges)} | {audits:.0f} | {spent:.0f} |")
     return lines
 
 

@@ -341,7 +341,7 @@ class Pipeline:
             [gpus.on(self._gpu, track(results, self._tracks), "run a batch")],
             name="program",
             cancel=frames.close,
-            capacity=max(self.settings.queue, 2 * self._batcher.size, len(self.sources)),
+            capacity=max(self._burst, 2 * self._batcher.size),
             **self._young(lambda found: found.result.arrival),
             keep_newest=True,
             on_drop=lambda found, cause: self._drop(found.frame, found.result.frame.source_id, cause),
@@ -366,7 +366,7 @@ class Pipeline:
             [self._noted(written)],
             name="write",
             cancel=found.close,
-            capacity=max(self.settings.queue, len(self.sources)),
+            capacity=self._burst,
             **self._young(lambda result: result.arrival),
             keep_newest=True,
             on_drop=self._pass_over,
@@ -475,6 +475,12 @@ class Pipeline:
             f"{self.card.path.stem} knows only framefuse's synthetic world, so what it finds in other images means "
             "nothing: export a detector of your own (guide: Your own model)"
         ]
+
+    @property
+    def _burst(self) -> int:
+        """Results that wait between two stages: fewer would drop those of a live source that come at once."""
+        at_once = self._adapter.burst if self._adapter else 1
+        return max(self.settings.queue, len(self.sources) * at_once)
 
     @property
     def _live(self) -> bool:

@@ -16,6 +16,7 @@ from framefuse.adaptive import disagreement
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.lab.evaluation import validate
 from framefuse.prediction import Result
+from servers import Server
 
 DAY = "synthetic://street?seed=5&frames=150&size=640x360&schedule=day&split=test"
 STREET = "synthetic://street?seed=5&frames=48&size=640x360&split=test"
@@ -198,3 +199,17 @@ def test_validation_says_what_it_costs() -> None:
     assert adapted.boxes is not None
     assert 0 < adapted.boxes.map50_95 < plain.boxes.map50_95 + 0.05
     assert adapted.boxes.map50_95 > plain.boxes.map50_95 - 0.05
+
+
+def test_a_live_source_loses_no_frame_and_stays_young() -> None:
+    results = []
+    with Server() as server:
+        pipeline = Pipeline(server.url(), "squares", adaptive=True)
+        for result in pipeline:
+            results.append(result)
+            if len(results) == 60:
+                break
+    assert not all(result.inferred for result in results)
+    numbers = [result.frame.index for result in results]
+    assert numbers == sorted(numbers)
+    assert len(numbers) > 0.8 * (numbers[-1] - numbers[0])

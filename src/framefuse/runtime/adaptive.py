@@ -129,6 +129,11 @@ class Adapter:
         return self.more()
 
     @property
+    def burst(self) -> int:
+        """Most results of a source that come at once."""
+        return self._limits.ahead
+
+    @property
     def full(self) -> bool:
         """Whether so many frames are held back that the model has to come first."""
         return any(len(stream.held) > 3 * self._limits.ahead for stream in self._streams)

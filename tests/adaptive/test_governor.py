@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def swaying(number: int) -> Detections:
 class Run:
     """What becomes of a scene."""
 
-    def __init__(self, scene: Scene, frames: int, **limits: float):
-        self.governor = Governor(Limits(**limits))  # type: ignore[arg-type]
+    def __init__(self, scene: Scene, frames: int, **limits: Any):
+        self.governor = Governor(Limits(**limits))
         self._blocks, self._scene = Blocks(self.governor, 0.0), scene
         self.results: list[Detections] = []
         self.inferred: list[bool] = []

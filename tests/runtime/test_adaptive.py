@@ -110,7 +110,8 @@ def test_tracks_go_on_through_frames_that_were_not_inferred() -> None:
     results = run(STREET, adaptive=True, track=True)
     skipped = [result for result in results if not result.inferred]
     assert skipped
-    with_ids = [result for result in skipped if (result.detections.tracker_id >= 0).any()]  # type: ignore[operator]
+    ids = [result.detections.tracker_id for result in skipped]
+    with_ids = [one for one in ids if one is not None and (one >= 0).any()]
     assert len(with_ids) > 0.8 * len(skipped)
 
 
@@ -135,7 +136,9 @@ def test_parquet_marks_them_too(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     pipeline = Pipeline(STREET, "scout-n", adaptive=True, save_parquet=True, project=tmp_path)
     inferred = {result.frame.index: result.inferred for result in pipeline}
-    (path,) = pipeline.folder.glob("*.parquet")  # type: ignore[union-attr]
+    folder = pipeline.folder
+    assert folder is not None
+    (path,) = folder.glob("*.parquet")
     table = parquet.read_table(path).to_pydict()
     assert dict(zip(table["frame"], table["inferred"], strict=True)) == inferred
 

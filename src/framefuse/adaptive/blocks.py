@@ -12,7 +12,6 @@ Frames are numbers, from 0.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from framefuse.adaptive.governor import Governor
@@ -35,11 +34,14 @@ class Blocks:
 
     Args:
         conf: objects of frames that were not inferred are left out at this confidence and below.
+
+    Attributes:
+        count: frames that have come.
     """
 
     def __init__(self, governor: Governor, conf: float) -> None:
         self.governor, self._conf = governor, conf
-        self._count, self._last, self._started = 0, 0, False
+        self.count = self._last = 0
         self._blocks: deque[tuple[int, int]] = deque()
         """First and last number of each block; what is left of the oldest one first, in parts."""
         self._known: dict[int, Detections] = {}
@@ -51,15 +53,15 @@ class Blocks:
 
     def arrived(self) -> list[int]:
         """Count a frame; the frames to infer."""
-        number, self._count = self._count, self._count + 1
+        number, self.count = self.count, self.count + 1
         if number == 0 or number >= self._last + self.governor.ahead:
             self._bound(number)
         return self._taken()
 
     def end(self) -> list[int]:
         """No frame follows; the frames to infer."""
-        if self._last < self._count - 1:
-            self._bound(self._count - 1)
+        if self._last < self.count - 1:
+            self._bound(self.count - 1)
         return self._taken()
 
     def found(self, number: int, detections: Detections) -> list[int]:
@@ -68,8 +70,7 @@ class Blocks:
         if check := self._checks.pop(number, None):
             bridge, step, audit = check
             self.governor.compare(bridge, step, detections, audit=audit)
-        if not self._started and number == 0:
-            self._started = True
+        if number == 0:
             self._ready.append(Ready(0, detections, True, "first frame"))
         while self._blocks and all(end in self._known for end in self._blocks[0]) and not self._divided():
             pass
@@ -109,11 +110,8 @@ class Blocks:
             self._look(begin + step)
             return True
         self._blocks.popleft()
-        self._ready += self._between(bridge, begin, governor.why)
+        steps = range(1, bridge.gap)
+        self._ready += [Ready(begin + step, bridge.at(step, self._conf), False, governor.why) for step in steps]
         self._ready.append(Ready(end, self._known[end], True, governor.why))
         del self._known[begin]
         return False
-
-    def _between(self, bridge: Bridge, begin: int, why: str) -> Iterator[Ready]:
-        for step in range(1, bridge.gap):
-            yield Ready(begin + step, bridge.at(step, self._conf), False, why)

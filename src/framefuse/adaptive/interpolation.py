@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import lap
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +22,8 @@ DRIFT = 0.4
 """Share of its size by which an object is expected to move from a frame to the next, at most."""
 OVERLAP = 0.1
 """Least IoU, after the margin for DRIFT, of a box and its continuation."""
+NO_FIT, FULL_FIT = 0.45, 0.95
+"""IoU up to which a box does not show an object at all, and from which it shows it fully."""
 BUSY = 20.0
 """Objects of a scene that counts as 1 in `signs`."""
 LONG = 8
@@ -108,19 +109,16 @@ def _continued(first: Detections, last: Detections, gap: int) -> tuple[Array, Ar
 def disagreement(truth: Detections, found: Detections) -> float:
     """Objects, weighted by confidence, in which two opinions about one frame differ.
 
-    An object counts as found by as much as its box fits, as in the mean of AP over IoU 0.50 to 0.95: not at all at
-    0.45, fully at 0.95. A box on nothing counts half.
+    An object counts as found by as much as its box fits, as in the mean of AP over IoU 0.50 to 0.95: not at all up
+    to NO_FIT, fully from FULL_FIT on. A box on nothing counts half.
     """
     if not (len(truth) and len(found)):
         return float(truth.confidence.sum() + found.confidence.sum() / 2)
-    ones, others = truth.xyxy.astype(np.float64)[:, None], found.xyxy.astype(np.float64)[None]
-    sides = np.minimum(ones[..., 2:], others[..., 2:]) - np.maximum(ones[..., :2], others[..., :2])
-    common = np.maximum(sides, 0).prod(-1)
-    areas = (ones[..., 2:] - ones[..., :2]).prod(-1) + (others[..., 2:] - others[..., :2]).prod(-1)
-    fit = np.clip((common / np.maximum(areas - common, 1e-9) - 0.45) / 0.5, 0, 1)
-    fit *= truth.class_id[:, None] == found.class_id[None]
-    rows, columns = lap.lapjvx(-fit * truth.confidence[:, None], extend_cost=True, return_cost=False)
-    fits = fit[rows, columns]
-    missed = truth.confidence.sum() - (truth.confidence[rows] * fits).sum()
-    false = found.confidence.sum() - found.confidence[columns[fits > 0]].sum()
+    ones, others = truth.xyxy.T.astype(np.float64), found.xyxy.T.astype(np.float64)
+    pairs = overlapping(ones, others, NO_FIT, np.zeros(len(truth)))
+    pairs = pairs.where((truth.class_id[pairs.rows] == found.class_id[pairs.columns]) & (pairs.worth > NO_FIT))
+    fits = np.minimum((pairs.worth - NO_FIT) / (FULL_FIT - NO_FIT), 1)
+    pairs = assign(pairs._replace(worth=fits * truth.confidence[pairs.rows]))
+    missed = truth.confidence.sum() - pairs.worth.sum()
+    false = found.confidence.sum() - found.confidence[pairs.columns].sum()
     return float(missed + false / 2)

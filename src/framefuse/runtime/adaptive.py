@@ -26,8 +26,6 @@ from framefuse.sources import SourceInfo
 if TYPE_CHECKING:
     from framefuse.config import Settings
 
-LONGEST = 16
-"""Frames of a block."""
 LIVE_LATENCY = 0.3
 """Seconds for which frames of a live source are held back, unless `max_latency` says otherwise."""
 Group = tuple[list[Frame], int]
@@ -55,10 +53,10 @@ def adapter_for(settings: Settings, card: Card, info: SourceInfo, *, views: bool
         raise CapabilityError("adaptive compute runs on the CPU only so far", remedy="use --device cpu")
     if card.task != "detect":
         raise CapabilityError(f"adaptive compute needs boxes, and {card.path.name} gives masks", remedy="leave it out")
-    ahead = LONGEST
+    ahead = Limits.ahead
     if info.live or settings.max_latency:
         held = settings.max_latency or LIVE_LATENCY
-        ahead = max(1, min(LONGEST, int(held * rate_of(info) / settings.vid_stride / 2)))
+        ahead = max(1, min(ahead, int(held * rate_of(info) / settings.vid_stride / 2)))
     limits = Limits(settings.min_agreement, ahead)
     return Adapter(limits, conf=least_confidence(settings), max_latency=settings.max_latency)
 
@@ -76,7 +74,6 @@ class _Stream:
     """`Frame.index` -> number, of the same frames."""
     results: dict[int, FrameResult] = field(default_factory=dict)
     """Number -> what the model says, until it is passed on."""
-    count: int = 0
 
 
 class Adapter:
@@ -110,8 +107,8 @@ class Adapter:
             self._begun += 1
             self._current[reader] = stream
             self._streams.append(stream)
-        stream.held[stream.count], stream.numbers[frame.index] = frame, stream.count
-        stream.count += 1
+        number = stream.blocks.count
+        stream.held[number], stream.numbers[frame.index] = frame, number
         self._frames += 1
         self._look(stream, stream.blocks.arrived())
         return self.more()
@@ -152,7 +149,7 @@ class Adapter:
                 yield self._passed(stream, ready)
             if not stream.held and stream not in self._current.values():
                 self._streams.remove(stream)
-                self._agreed += stream.blocks.governor.agreement * stream.count
+                self._agreed += stream.blocks.governor.agreement * stream.blocks.count
                 self._audits += stream.blocks.governor.audits
 
     @property
@@ -160,7 +157,7 @@ class Adapter:
         """What was saved so far."""
         if not self._frames:
             return []
-        governors = [(stream.blocks.governor, stream.count) for stream in self._streams]
+        governors = [(stream.blocks.governor, stream.blocks.count) for stream in self._streams]
         agreed = self._agreed + sum(governor.agreement * count for governor, count in governors)
         agreement, audits = agreed / self._frames, self._audits + sum(governor.audits for governor, _ in governors)
         late = f", {counted(self._late, 'frame')} too late" if self._late else ""

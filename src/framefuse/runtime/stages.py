@@ -143,7 +143,7 @@ def _infer(
             deadline = monotonic() if program.in_flight else batcher.deadline  # of what is due next; None: nothing is
             try:
                 frame = frames.get(None if deadline is None else max(0.0, deadline - monotonic()))
-            except Exception:
+            except Exception:  # of a source; what it gave before counts
                 yield from ended()
                 raise
             if frame is None:

@@ -240,7 +240,7 @@ def test_cache_of_machine_code_survives_what_disks_and_neighbours_do(
     reset_warning()
     kept.unlink()
     with monkeypatch.context() as patch, caplog.at_level("WARNING"):
-        patch.setattr(cubins, "_write", full)
+        patch.setattr(cubins, "write_atomically", full)
         assert count_of_compilations() == 1
         assert count_of_compilations() == 1
     assert [record.message for record in caplog.records] == [

@@ -22,14 +22,13 @@ import ast
 import hashlib
 import json
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from framefuse.common.files import user_cache, write_atomically
 from framefuse.cuda import nvrtc
 from framefuse.errors import CapabilityError, UsageError
 
@@ -46,15 +45,9 @@ KERNEL = re.compile(
     r"(?P<head>(?:template <(?P<formals>.+)>\n|extern \"C\" )__global__ void (?P<bounds>__launch_bounds__\(.+?\)\s)?"
     r"(?P<name>\w+)\()(?P<parameters>[^{]+)\) \{\n"
 )
-TYPES = {
-    "int": "int32",
-    "unsigned": "uint32",
-    "int64_t": "int64",
-    "uint64_t": "uint64",
-    "uint32_t": "uint32",
-    "float": "float32",
-    "bool": "bool",
-}
+TYPES = dict(
+    int="int32", unsigned="uint32", int64_t="int64", uint64_t="uint64", uint32_t="uint32", float="float32", bool="bool"
+)
 """Type of a parameter in C -> in the launcher; pointers aside."""
 
 _logger = logging.getLogger(__name__)
@@ -212,9 +205,8 @@ def describe(symbol: str) -> Description:
 
 
 def cache_directory() -> Path:
-    """Folder of the cached machine code: $XDG_CACHE_HOME/framefuse/kernels."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "framefuse" / "kernels"
+    """Folder of the cached machine code."""
+    return user_cache() / "kernels"
 
 
 def machine_code(description: Description, capability: int) -> bytes:
@@ -241,22 +233,11 @@ def machine_code(description: Description, capability: int) -> bytes:
         return stored[:-32]
     code = compiler.compile(source, description.symbol, target, description.options, ptx)
     try:
-        _write(path, code + hashlib.sha256(code).digest())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, code + hashlib.sha256(code).digest())
     except OSError as error:
         _warn_once(f"compiled kernels are kept in memory only: {path.parent}: {error.strerror or error}")
     return code
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(scratch, path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
 
 
 @lru_cache(maxsize=1)

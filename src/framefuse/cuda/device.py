@@ -1,4 +1,4 @@
-"""The CUDA device through CuPy: arrays, addresses, pinned memory, streams, the current GPU of a thread, errors.
+"""The CUDA device through CuPy: arrays, addresses, memory, streams, the current GPU of a thread, errors, pools.
 
 CuPy is the array type and owns the CUDA context. A run on `--device cuda:1` sets the current GPU for each of its
 threads; all other code on CUDA uses that one and takes no number.
@@ -6,11 +6,12 @@ threads; all other code on CUDA uses that one and takes no number.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from framefuse.errors import CapabilityError, EngineError, GpuLostError, GpuMemoryError, UsageError
 
 T = TypeVar("T")
+GRAIN = 256
+"""Alignment in bytes of arrays within one allocation."""
 OUT_OF_MEMORY = 2
 LESS_MEMORY = "use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU"
 """Remedy for a GPU that runs out of memory."""
@@ -158,16 +161,11 @@ def _stream_type() -> Any:
 
 def stream_at(pointer: int) -> Any:
     """The stream at a pointer as a stream of CuPy, which does not own it; `with` makes it the current one."""
-    streams = cupy().cuda
-    if hasattr(streams.Stream, "from_external"):  # CuPy >= 14, where ExternalStream is deprecated
-        return _stream_type().from_external(_Pointer(pointer))
-    return streams.ExternalStream(pointer)
+    return _stream_type().from_external(_Pointer(pointer))
 
 
 _uploads: dict[int, Any] = {}
 """The stream of each device on which constant tables are uploaded."""
-
-
 PLAN_FIRST = "record the call with kernels.record_launches before the capture, and capture the plan instead"
 """Remedy where a call cannot be captured."""
 
@@ -217,21 +215,21 @@ def uploaded(array: NDArray[Any]) -> Any:
         raise UsageError("this call needs a table that is not on the GPU yet", remedy=PLAN_FIRST)
     module = cupy()
     gpu = current_gpu()
-    stream = _uploads.get(gpu) or _uploads.setdefault(gpu, module.cuda.Stream(non_blocking=True))
+    stream = _uploads.get(gpu) or _uploads.setdefault(gpu, new_stream())
     with stream:
         found = module.asarray(array)
     stream.synchronize()
     return found
 
 
+def new_stream() -> Any:
+    """A stream that does not synchronise with the default stream."""
+    return cupy().cuda.Stream(non_blocking=True)
+
+
 def capturing(stream: int | None) -> bool:
     """Whether a stream (None: CuPy's current one) is being captured in a graph."""
     return bool(cupy().cuda.runtime.streamIsCapturing(current_stream() if stream is None else stream))
-
-
-def number(asked: int | None) -> int:
-    """The requested GPU, or this thread's current one for None."""
-    return current_gpu() if asked is None else asked
 
 
 @contextmanager
@@ -297,3 +295,56 @@ def translate_cuda_error(error: Exception, doing: str) -> EngineError:
             remedy="start again; if it comes back, run `framefuse doctor` and look for Xid lines in the kernel's log",
         )
     return EngineError(f"CUDA could not {doing}: {text}")
+
+
+def packed_allocation(
+    shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[int], Any]
+) -> tuple[list[Any], Any]:
+    """Arrays one after the other in a single allocation, so that one copy moves all of them, and the allocation.
+
+    Args:
+        shapes: shape and dtype of each array.
+        allocate: number of bytes -> uint8 array of that size.
+    """
+    sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // GRAIN) * GRAIN for shape, dtype in shapes]
+    memory = allocate(sum(sizes))
+    arrays, start = [], 0
+    for (shape, dtype), size in zip(shapes, sizes, strict=True):
+        used = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays.append(memory[start : start + used].view(dtype).reshape(shape))
+        start += size
+    return arrays, memory
+
+
+def free_cached_memory() -> None:
+    """Return the memory that CuPy's pools cache, so that other sizes and other processes can use it."""
+    cp = cupy()
+    gc.collect()  # the traceback of a failed allocation often holds arrays in a cycle
+    cp.get_default_memory_pool().free_all_blocks()
+    cp.get_default_pinned_memory_pool().free_all_blocks()
+
+
+class StreamPool:
+    """Hands out objects to one user at a time and keeps all of them until the process ends.
+
+    The pool also references objects that are in use. Otherwise a user and its CuPy stream could be garbage of one
+    cycle: Python would finalize the stream, which destroys it, and the user's finalizer would release a dead stream.
+
+    Args:
+        make: creates an object on the current device.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._all: list[Any] = []
+        self._free: dict[int, list[Any]] = {}
+
+    def acquire(self) -> tuple[Any, Callable[[], None]]:
+        """An object of the current device and the function that releases it, which any thread may call."""
+        free = self._free.setdefault(current_gpu(), [])
+        try:
+            found = free.pop()
+        except IndexError:
+            found = self._make()
+            self._all.append(found)
+        return found, partial(free.append, found)

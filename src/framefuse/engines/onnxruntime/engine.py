@@ -24,8 +24,7 @@ from framefuse.common.files import user_cache
 from framefuse.common.machine import available_cores
 from framefuse.common.ort import SILENT, cpu_session, onnxruntime
 from framefuse.cuda import device
-from framefuse.cuda.device import translate_cuda_error
-from framefuse.cuda.pools import StreamPool, new_stream
+from framefuse.cuda.device import StreamPool, new_stream, translate_cuda_error
 from framefuse.engines.backend import Backend
 from framefuse.engines.engine import Engine, EngineOptions, not_quantised
 from framefuse.engines.onnx_shapes import at_shape, load

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from framefuse.common.files import file_hash
+from framefuse.common.files import file_hash, write_atomically
 from framefuse.cuda import device
-from framefuse.engines.cache import DAMAGED, Cached, EngineCache, model_hash, write_atomically
+from framefuse.engines.cache import DAMAGED, Cached, EngineCache, model_hash
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.engines.tensorrt.build import Bindings, Plan, Shapes, bindings, build_plan
 from framefuse.errors import EngineError, ModelError, SinkError

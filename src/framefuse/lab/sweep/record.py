@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from framefuse.common.files import user_cache
+from framefuse.common.files import user_cache, write_atomically
 from framefuse.common.redact import redact_source
 from framefuse.common.version import __version__
 from framefuse.config import Settings, settings_from
-from framefuse.engines.cache import DAMAGED, locked, model_hash, write_atomically
+from framefuse.engines.cache import DAMAGED, locked, model_hash
 from framefuse.errors import SinkError, SourceError, UsageError
 from framefuse.lab.evaluation import open_data
 from framefuse.lab.evaluation.data import INI

@@ -143,10 +143,8 @@ def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
         text = path.read_text(encoding="utf-8")
         kernels = list(KERNEL.finditer(text))
         if len(kernels) != len(re.findall("__global__", text)):
-            raise UsageError(
-                f"{path} has kernels that do not say how to launch them",
-                remedy="put a line `// launch: grid (...), block ...` above each",
-            )
+            message = f"{path} has kernels that do not say how to launch them"
+            raise UsageError(message, remedy="put a line `// launch: grid (...), block ...` above each")
         for kernel in kernels:
             parameters = tuple(map(_parameter, kernel["parameters"].split(",")))
             grid = ast.parse(f"f({kernel['grid'].replace('/', '//')})", mode="eval").body

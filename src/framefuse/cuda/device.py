@@ -74,10 +74,8 @@ def _no_gpu(runtime: Any, error: Any) -> CapabilityError:
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if status == NO_DEVICE and visible is not None:
-        return CapabilityError(
-            f"CUDA finds no GPU: CUDA_VISIBLE_DEVICES is {visible!r}",
-            remedy="unset it, or set it to a GPU that `nvidia-smi -L` lists",
-        )
+        message = f"CUDA finds no GPU: CUDA_VISIBLE_DEVICES is {visible!r}"
+        return CapabilityError(message, remedy="unset it, or set it to a GPU that `nvidia-smi -L` lists")
     return CapabilityError(f"CUDA finds no usable GPU{f': {error}' if error else ''}", remedy="check `nvidia-smi`")
 
 
@@ -111,10 +109,8 @@ def as_cupy(array: Any) -> Any:
         return module.asarray(array)
     if hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] == 2:  # kDLCUDA
         return module.from_dlpack(array)
-    raise UsageError(
-        f"{type(array).__name__} is not an array on a GPU",
-        remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU",
-    )
+    message = f"{type(array).__name__} is not an array on a GPU"
+    raise UsageError(message, remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU")
 
 
 def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, get_args
+from pkgutil import resolve_name
+from typing import get_args
 
 from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, limited, not_quantised
 from framefuse.engines.onnx_shapes import read_profile
@@ -127,10 +128,10 @@ class Backend:
         if not self.checker:
             return None
         try:
-            why: str | None = self._call(self.checker, model, precision, height, width)
+            why: str | None = resolve_name(self.checker)(model, precision, height, width)
+            return why
         except FramefuseError as error:
             return error.message
-        return why
 
     def open(self, model: Path, options: EngineOptions) -> Engine:
         """Load a model. `options.device` is one of its devices.
@@ -144,7 +145,7 @@ class Backend:
                 remedy="start processes by multiprocessing.get_context('spawn'), or run only in the children",
             )
         _opened.setdefault((self.name, options.device), os.getpid())
-        engine: Engine = self._call(self.opener, model, options)
+        engine: Engine = resolve_name(self.opener)(model, options)
         return engine
 
     def _lost_by_fork(self, device: str) -> str | None:
@@ -160,17 +161,12 @@ class Backend:
             CapabilityError: something is missing here.
             Exception: whatever goes wrong.
         """
-        return str(self._call(self.tester, self, device))
+        return str(resolve_name(self.tester)(self, device))
 
     def versions(self, device: str) -> str:
         """The packages with their versions, as far as they are installed."""
         names = [package.name for package in self.needs.get(device, Needs()).packages]
         return ", ".join(f"{name} {number}" for name in names if (number := version_of(name))) or "built in"
-
-    @staticmethod
-    def _call(target: str, *arguments: Any) -> Any:
-        module, _, function = target.partition(":")
-        return getattr(importlib.import_module(module), function)(*arguments)
 
 
 ENGINES: dict[str, str] = {

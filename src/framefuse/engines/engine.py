@@ -58,10 +58,8 @@ def limited(name: str, seconds: float, load: Callable[[], Loaded]) -> Loaded:
     try:
         return interruptibly(load, seconds)
     except TimeoutError as error:
-        raise EngineError(
-            f"engine {name} has not loaded the model within {seconds:g} s (option load_timeout)",
-            remedy="use a larger --load-timeout, or another engine",
-        ) from error
+        message = f"engine {name} has not loaded the model within {seconds:g} s (option load_timeout)"
+        raise EngineError(message, remedy="use a larger --load-timeout, or another engine") from error
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,5 @@ class Engine:
 
 def not_quantised() -> UsageError:
     """int8 of a model in floating point."""
-    return UsageError(
-        "precision int8 was asked for, but the model has no quantised layers",
-        remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
-    )
+    message = "precision int8 was asked for, but the model has no quantised layers"
+    return UsageError(message, remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto")

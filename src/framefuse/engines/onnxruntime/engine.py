@@ -51,10 +51,8 @@ def cannot_load(path: Path, error: Exception) -> ModelError:
     )
     if found:
         name = next(group for group in found.groups() if group)
-        return ModelError(
-            f"ONNX Runtime has no operator {name}, which {path} uses",
-            remedy="export the model with an opset that has it",
-        )
+        message = f"ONNX Runtime has no operator {name}, which {path} uses"
+        return ModelError(message, remedy="export the model with an opset that has it")
     return ModelError(f"ONNX Runtime cannot load {path}: {first_line(error)}")
 
 
@@ -78,9 +76,6 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
-
-
 class OnnxRuntimeEngine(Engine):
     name = BACKEND.name
     capabilities = BACKEND.capabilities
@@ -102,9 +97,8 @@ class OnnxRuntimeEngine(Engine):
             raise cannot_load(model, error) from error
         entry = self._session.get_inputs()[0]
         self._input_name = entry.name
-        self.input_dtype = np.dtype(DTYPES[entry.type])
-        nodes = {node.type for node in self._session.get_inputs()}
-        self.precision = "fp16" if "tensor(float16)" in nodes else "fp32"
+        self.input_dtype = _dtype(entry.type)
+        self.precision = "fp16" if self.input_dtype == np.float16 else "fp32"
         why = "ONNX Runtime runs the model as it is written"
         if b"DequantizeLinear" in model.read_bytes():
             why = "the model is quantised, but where no quantiser follows a convolution ONNX Runtime multiplies in fp32"
@@ -217,11 +211,9 @@ class OnnxRuntimeCudaEngine(Engine):
             "user_compute_stream": str(stream.ptr),
             "cudnn_conv_algo_search": "EXHAUSTIVE",
             "cudnn_conv_use_max_workspace": "1",
-            "prefer_nhwc": "1" if self.precision != "fp32" else "0",
-            "fuse_conv_bias": "1" if self.precision != "fp32" else "0",
-            # If off, float16 convolutions do not use tensor cores either: 2.8 ms instead of 0.8.
-            "use_tf32": "1" if self.precision != "fp32" else "0",
             "enable_cuda_graph": "1" if own_graph else "0",
+            # If TF32 is off, float16 convolutions do not use tensor cores either: 2.8 ms instead of 0.8.
+            **dict.fromkeys(("prefer_nhwc", "fuse_conv_bias", "use_tf32"), "0" if self.precision == "fp32" else "1"),
         }
         return options | ({"gpu_mem_limit": str(self._workspace)} if self._workspace else {})
 
@@ -231,17 +223,13 @@ class OnnxRuntimeCudaEngine(Engine):
         folder.mkdir(parents=True, exist_ok=True)
         if self.name == "onnxruntime-nvrtx":
             return options | {"nv_runtime_cache_path": str(folder), "enable_cuda_graph": "1" if own_graph else "0"}
-        return (
-            options
-            | {
-                "trt_fp16_enable": "1" if self.precision == "fp16" else "0",
-                "trt_engine_cache_enable": "1",
-                "trt_engine_cache_path": str(folder),
-                "trt_timing_cache_enable": "1",
-                "trt_cuda_graph_enable": "1" if own_graph else "0",
-            }
-            | ({"trt_max_workspace_size": str(self._workspace)} if self._workspace else {})
-        )
+        options |= dict.fromkeys(("trt_engine_cache_enable", "trt_timing_cache_enable"), "1")
+        options |= {"trt_max_workspace_size": str(self._workspace)} if self._workspace else {}
+        return options | {
+            "trt_fp16_enable": "1" if self.precision == "fp16" else "0",
+            "trt_engine_cache_path": str(folder),
+            "trt_cuda_graph_enable": "1" if own_graph else "0",
+        }
 
 
 class Execution(DeviceExecution):

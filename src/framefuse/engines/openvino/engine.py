@@ -85,10 +85,8 @@ class OpenVinoEngine(Engine):
             return self._core.read_model(self._model)
         except RuntimeError as error:
             if found := re.search(r"No conversion rule found for operations: (.+)", str(error)):
-                raise ModelError(
-                    f"OpenVINO has no operator {found[1].strip()}, which {self._model} uses",
-                    remedy="export the model without it, or use another engine",
-                ) from error
+                message = f"OpenVINO has no operator {found[1].strip()}, which {self._model} uses"
+                raise ModelError(message, remedy="export the model without it, or use another engine") from error
             raise ModelError(f"OpenVINO cannot read {self._model}: {_last_line(error)}") from error
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Any:
@@ -119,10 +117,7 @@ class OpenVinoEngine(Engine):
             ) from error
 
     def _compile(self, network: Any) -> Any:
-        return self._core.compile_model(self._fitted(network), "CPU", self._config)
-
-    def _fitted(self, network: Any) -> Any:
-        """The network with the inputs and outputs of a slot."""
+        """The network with the inputs and outputs of a slot, compiled."""
         ov = _openvino()
         if self._head is not None:
             network = cut_head(ov, network, self._head)
@@ -135,7 +130,7 @@ class OpenVinoEngine(Engine):
             changes.output(number).tensor().set_layout(ov.Layout("NHWC"))
             # Always stated: an FP16 network has float16 outputs, which post-processing does not read.
             changes.output(number).tensor().set_element_type(ov.Type.bf16 if self._hint == "bf16" else ov.Type.f32)
-        return changes.build()
+        return self._core.compile_model(changes.build(), "CPU", self._config)
 
     def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:
         able = set(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
@@ -143,10 +138,8 @@ class OpenVinoEngine(Engine):
             raise not_quantised()
         if quantised:
             if asked not in ("auto", "int8"):
-                raise UsageError(
-                    f"the model is quantised to int8, it cannot run at {asked}",
-                    remedy="use the model it was built from",
-                )
+                message = f"the model is quantised to int8, it cannot run at {asked}"
+                raise UsageError(message, remedy="use the model it was built from")
             rest = "bf16" if _has_bf16(core) else "fp32"
             self.reasons.append(f"precision int8: the model is quantised; layers that are not run in {rest}")
             return "int8"
@@ -155,10 +148,8 @@ class OpenVinoEngine(Engine):
             self.reasons.append(f"precision {'fp32' if against else 'bf16'}: {against or 'the fastest of this CPU'}")
             return "fp32" if against else "bf16"
         if asked in ("bf16", "fp16") and asked.upper() not in able:
-            raise CapabilityError(
-                f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(able))})",
-                remedy="use --precision auto",
-            )
+            message = f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(able))})"
+            raise CapabilityError(message, remedy="use --precision auto")
         self.reasons.append(f"precision {asked}: as asked")
         return asked
 
@@ -213,10 +204,8 @@ def _openvino() -> Any:
         import openvino.opset13
         import openvino.preprocess
     except ImportError as error:
-        raise CapabilityError(
-            f"engine openvino needs the package openvino: {error}",
-            remedy="pip install openvino, or use another --engine",
-        ) from error
+        message = f"engine openvino needs the package openvino: {error}"
+        raise CapabilityError(message, remedy="pip install openvino, or use another --engine") from error
     return openvino
 
 
@@ -281,10 +270,8 @@ def _failed(slot: Slot, error: RuntimeError) -> EngineError:
 
 def _too_large(shape: object, error: Exception, *, slots: int = 0) -> HostMemoryError:
     requests = f" in each of {slots} requests" if slots else ""
-    return HostMemoryError(
-        f"not enough memory for OpenVINO at input {shape}{requests}: {lacks_memory(error)}",
-        remedy="use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else ""),
-    )
+    message = f"not enough memory for OpenVINO at input {shape}{requests}: {lacks_memory(error)}"
+    return HostMemoryError(message, remedy="use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else ""))
 
 
 def _last_line(error: BaseException) -> str:

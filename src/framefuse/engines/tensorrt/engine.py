@@ -84,10 +84,8 @@ class TensorrtEngine(Engine):
                 return engine
         if self._model.suffix in PLANS:
             ((shapes, _),) = self._loaded
-            raise UsageError(
-                f"{self._model.name} takes {shapes} (min:opt:max), and {batch}x3x{height}x{width} is outside",
-                remedy="build it with --shapes that include it",
-            )
+            message = f"{self._model.name} takes {shapes} (min:opt:max), and {batch}x3x{height}x{width} is outside"
+            raise UsageError(message, remedy="build it with --shapes that include it")
         kept, shapes = cached(
             self._model,
             self.precision,

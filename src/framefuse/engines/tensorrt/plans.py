@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,16 +183,6 @@ def _wider(cache: EngineCache, wanted: dict[str, str], request: tuple[int, int, 
     return None
 
 
-def _timing(cache: EngineCache, found: Bindings) -> Callable[[bytes | None], bytes]:
-    """Reads (None) or writes TensorRT's timing cache. Of two concurrent builders, the last one wins."""
-    name = "-".join(place(found).values()) if not found.rtx else "none"
-    path = cache.folder / f"{''.join(letter if letter.isalnum() else '_' for letter in name)}.timing"
-
-    def timing(content: bytes | None) -> bytes:
-        if content is None:
-            return path.read_bytes() if path.exists() else b""
-        cache.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-        return content
-
-    return timing
+def _timing(cache: EngineCache, found: Bindings) -> Path:
+    """The file of TensorRT's timing cache."""
+    return cache.folder / (re.sub("[^0-9A-Za-z]", "_", "-".join(place(found).values())) + ".timing")

@@ -122,10 +122,8 @@ class Execution(DeviceExecution):
         except FramefuseError:
             raise
         except torch.cuda.OutOfMemoryError as error:
-            raise GpuMemoryError(
-                f"the GPU has no room for PyTorch at input {tuple(self.input.shape)}: {error}",
-                remedy="use a smaller batch, or close what else uses the GPU",
-            ) from error
+            message = f"the GPU has no room for PyTorch at input {tuple(self.input.shape)}: {error}"
+            raise GpuMemoryError(message, remedy="use a smaller batch, or close what else uses the GPU") from error
         except Exception as error:  # whatever the model's own code raises
             raise EngineError(f"PyTorch failed at input {tuple(self.input.shape)}: {error}") from error
 

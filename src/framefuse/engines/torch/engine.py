@@ -127,10 +127,8 @@ class TorchEngine(Engine):
         if isinstance(module, torch.export.ExportedProgram):
             found = {value.dtype for value in module.state_dict.values() if value.is_floating_point()}
             if found - {dtype}:
-                raise UsageError(
-                    f"{self._what} was exported in {', '.join(sorted(map(str, found)))}, not in {self.precision}",
-                    remedy="export it in that precision, or pass the nn.Module",
-                )
+                message = f"{self._what} was exported in {', '.join(sorted(map(str, found)))}, not in {self.precision}"
+                raise UsageError(message, remedy="export it in that precision, or pass the nn.Module")
             return module.module().to(self._device)
         return module.eval().to(device=self._device, dtype=dtype, memory_format=torch.channels_last)
 

@@ -141,6 +141,7 @@ def _read(folder: Path) -> dict[str, Description]:
 def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
     for path in sorted(folder.glob("*.cu")):
         text = path.read_text(encoding="utf-8")
+        family = path.stem if path.stem == folder.name else f"{folder.name}_{path.stem}"
         kernels = list(KERNEL.finditer(text))
         if len(kernels) != len(re.findall("__global__", text)):
             message = f"{path} has kernels that do not say how to launch them"
@@ -151,23 +152,11 @@ def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
             assert isinstance(grid, ast.Call)
             x, y, z = [*map(ast.unparse, grid.args), "1", "1"][:3]
             across, down = [*map(int, kernel["block"].split("*")), 1][:2]
+            shape = (x, y, z), (across, down, 1), int(kernel["shared"] or 0)
+            options, waits = tuple(kernel["options"].split(", ")[1:]), kernel["waits"] is not None
             for symbol, actuals in re.findall(r"(\w+) <(.+?)>", kernel["kernels"]) or [(kernel["name"], "")]:
-                yield (
-                    symbol,
-                    Description(
-                        symbol=symbol,
-                        family=path.stem if path.stem == folder.name else f"{folder.name}_{path.stem}",
-                        file=path,
-                        entry=symbol,
-                        parameters=parameters,
-                        grid=(x, y, z),
-                        block=(across, down, 1),
-                        shared=int(kernel["shared"] or 0),
-                        options=tuple(kernel["options"].split(", ")[1:]),
-                        waits=kernel["waits"] is not None,
-                        head=(kernel["head"], _instance(kernel, symbol, actuals)),
-                    ),
-                )
+                head = kernel["head"], _instance(kernel, symbol, actuals)
+                yield symbol, Description(symbol, family, path, symbol, parameters, *shape, options, waits, head=head)
 
 
 def _parameter(text: str) -> tuple[str, str]:

@@ -217,22 +217,14 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     dynamic_size = image.shape[2] is None and image.shape[3] is None
     fit: Fit = facts.get("fit", "stretch" if layout.name == "detr" else "letterbox", default)
     uint8 = image.dtype == "uint8"
-    preprocess = Preprocess(
-        width=width,
-        height=height,
-        fit=fit,
-        rectangular=facts.get("rect", dynamic_size and fit == "letterbox", "default: yes if height and width are free"),
-        stride=facts.get("stride", 32, default),
-        interpolation=facts.get("interpolation", "linear", default),
-        pad_value=facts.get("pad_value", 114.0, default),
-        mean=facts.get("mean", (0.0, 0.0, 0.0), default),
-        std=facts.get("std", (1.0,) * 3 if uint8 else (255.0,) * 3, "default of uint8 input" if uint8 else default),
-        channel_order=facts.get("channel_order", "rgb", default),
-    )
+    free = facts.get("rect", dynamic_size and fit == "letterbox", "default: yes if height and width are free")
+    std, why = (1.0 if uint8 else 255.0,) * 3, {"std": "default of uint8 input"} if uint8 else {}
+    usual = dict(stride=32, interpolation="linear", pad_value=114.0, mean=(0.0,) * 3, std=std, channel_order="rgb")
+    options: dict[str, Any] = {key: facts.get(key, value, why.get(key, default)) for key, value in usual.items()}
+    preprocess = Preprocess(width=width, height=height, fit=fit, rectangular=free, **options)
     if preprocess.rectangular and not dynamic_size:
         raise CardError(f"rect: true, but the input is fixed at {width}x{height}", remedy="remove rect from the card")
-    batch = image.shape[0]
-    about_keys = {"licence": "license", "calibration": CALIBRATION_KEY}
+    batch, about_keys = image.shape[0], {"licence": "license", "calibration": CALIBRATION_KEY}
     stated = {ours: text for ours, key in about_keys.items() if (text := onnx_facts.metadata.get(key))}
     return Card(
         path=model,

@@ -16,6 +16,7 @@ import contextlib
 import io
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.common.ort import SILENT, cpu_session, onnxruntime
+from framefuse.common.ort import cpu_session, onnxruntime
 from framefuse.errors import ModelError
 from framefuse.models.onnx_file import QUANTIZE_OPERATORS, opset_of, plain_words
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
@@ -50,7 +51,6 @@ def prepare(path: Path) -> Any:
     opset = opset_of(model)
     _check(path, model, opset)
     options = ort.SessionOptions()
-    options.log_severity_level = SILENT
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # only standard ONNX operators
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "model.onnx")
@@ -173,10 +173,8 @@ def quantise(model: Any, ranges: Any, layers: Iterable[str]) -> Any:
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
     quantizer = QDQQuantizer(
-        copy,
+        deepcopy(model),
         per_channel=True,
         reduce_range=False,
         weight_qType=QuantType.QInt8,
@@ -232,10 +230,8 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
 
     ort = onnxruntime("build")
     options = ort.SessionOptions()
-    options.log_severity_level = SILENT
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(model)
+    tapped = deepcopy(model)
     known = {value.name for value in tapped.graph.output}
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
     return cpu_session(ort, tapped.SerializeToString(), options)

@@ -22,7 +22,7 @@ import numpy as np
 
 from framefuse.common.files import user_cache
 from framefuse.common.machine import available_cores
-from framefuse.common.ort import SILENT, cpu_session, onnxruntime
+from framefuse.common.ort import cpu_session, onnxruntime
 from framefuse.cuda import device
 from framefuse.cuda.device import StreamPool, new_stream, translate_cuda_error
 from framefuse.engines.backend import Backend
@@ -88,9 +88,7 @@ class OnnxRuntimeEngine(Engine):
         session_options.intra_op_num_threads = threads
         # Spinning workers burn the cores that decoding needs, and collapse beside a busy neighbour.
         session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session_options.log_severity_level = SILENT
         self._run_options = ort.RunOptions()
-        self._run_options.log_severity_level = SILENT
         try:
             self._session = cpu_session(ort, model, session_options)
         except Exception as error:  # the bindings raise a dozen unrelated classes
@@ -183,7 +181,6 @@ class OnnxRuntimeCudaEngine(Engine):
         """A session on `stream`, which may capture and replay a graph of its own."""
         ort = self._ort
         options = ort.SessionOptions()
-        options.log_severity_level = SILENT
         options.intra_op_num_threads = 1  # threads would only spin
         providers = {"CUDAExecutionProvider": self._cuda_options(stream, own_graph=own_graph)}
         if self._provider not in providers:

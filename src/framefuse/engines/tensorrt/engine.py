@@ -61,7 +61,7 @@ class TensorrtEngine(Engine):
         device.cupy()
         self._said = Messages(self._found.trt)
         self._runtime = self._found.trt.Runtime(self._said.logger)
-        self._model, self._options = model, options
+        self._model, self._workspace = model, options.workspace_mb
         self._loaded: list[tuple[Shapes, Any]] = []
         self.reasons = [f"{self._found}"]
         if model.suffix in PLANS:
@@ -86,13 +86,8 @@ class TensorrtEngine(Engine):
             ((shapes, _),) = self._loaded
             message = f"{self._model.name} takes {shapes} (min:opt:max), and {batch}x3x{height}x{width} is outside"
             raise UsageError(message, remedy="build it with --shapes that include it")
-        kept, shapes = cached(
-            self._model,
-            self.precision,
-            (batch, height, width),
-            workspace_mb=self._options.workspace_mb,
-            found=self._found,
-        )
+        wanted = batch, height, width
+        kept, shapes = cached(self._model, self.precision, wanted, workspace_mb=self._workspace, found=self._found)
         self.reasons.append(f"shapes {shapes}: {kept.reason}")
         return self._load(kept.path.read_bytes(), shapes, kept.path)
 
@@ -196,11 +191,10 @@ def run_selftest(backend: Backend, where: Device) -> str:
     """As `framefuse.engines.selftest.run`; CapabilityError also where a plan is built but does not run."""
     found = bindings()
     built = str(found)
-    with tempfile.TemporaryDirectory() as folder:
-        if found.rtx:
-            path = selftest.write(Path(folder, "two.onnx"))
-            size = selftest.SIZE
-            built += f" builds ({build_plan(path, Shapes.exact(1, size, size), found=found).build_s:.1f} s)"
+    if found.rtx:
+        with tempfile.TemporaryDirectory() as folder:
+            path, shapes = selftest.write(Path(folder, "two.onnx")), Shapes.exact(1, selftest.SIZE, selftest.SIZE)
+            built += f" builds ({build_plan(path, shapes, found=found).build_s:.1f} s)"
     try:
         return f"{built}, {selftest.run(backend, where)}"
     except (CapabilityError, EngineError) as error:

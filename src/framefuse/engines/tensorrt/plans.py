@@ -48,12 +48,8 @@ def this_gpu() -> tuple[str, int, int, int]:
 
 def key(found: Bindings, model: Path, precision: str, shapes: Shapes, workspace_mb: int = 0) -> dict[str, str]:
     """Key of a plan in the cache."""
-    return place(found) | {
-        "model": model_hash(model),
-        "precision": precision,
-        "shapes": str(shapes),
-        "flags": f"{FLAGS}, workspace {workspace_mb or 'default'} MiB",
-    }
+    flags = f"{FLAGS}, workspace {workspace_mb or 'default'} MiB"
+    return place(found) | dict(model=model_hash(model), precision=precision, shapes=str(shapes), flags=flags)
 
 
 def cached(
@@ -84,9 +80,8 @@ def cached(
     try:
         return cache.get(wanted | {"shapes": str(shapes)}, build, suffix=SUFFIX), shapes
     except OSError as error:
-        raise EngineError(
-            f"a plan cannot be kept in {cache.folder}: {error.strerror or error}", remedy="set XDG_CACHE_HOME"
-        ) from error
+        message = f"a plan cannot be kept in {cache.folder}: {error.strerror or error}"
+        raise EngineError(message, remedy="set XDG_CACHE_HOME") from error
 
 
 def build(
@@ -124,14 +119,11 @@ def build(
 
 def write(path: Path, plan: Plan, about: dict[str, str]) -> None:
     """Write a plan and then its description, so that an incomplete pair is refused."""
-    facts = {
-        "key": about | {"precision": plan.precision, "shapes": str(plan.shapes)},
-        "bytes": len(plan.content),
-        "seconds": {"parse": round(plan.parse_s, 3), "build": round(plan.build_s, 3)},
-        "messages": plan.messages,
-    }
     write_atomically(path, plan.content)
-    facts["sha256"] = file_hash(path)
+    stated = about | {"precision": plan.precision, "shapes": str(plan.shapes)}
+    seconds = {"parse": round(plan.parse_s, 3), "build": round(plan.build_s, 3)}
+    size, digest = len(plan.content), file_hash(path)
+    facts = dict(key=stated, bytes=size, seconds=seconds, messages=plan.messages, sha256=digest)
     write_atomically(_description(path), json.dumps(facts, indent=1).encode())
 
 

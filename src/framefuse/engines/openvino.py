@@ -20,14 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores, lacks_memory
-from framefuse.engines.engine import Engine, EngineOptions, not_quantised
-from framefuse.engines.openvino import BACKEND
+from framefuse.engines.backend import Backend, Needs, Package
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions, not_quantised
 from framefuse.engines.requests import Slot, SlotPool
 from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
 from framefuse.kernels.boxes.call import HEAD
 from framefuse.kernels.boxes.reference import yolov8, yolov8_head
 from framefuse.kernels.cpu import cpu_flags
 
+BACKEND = Backend(
+    "openvino",
+    Capabilities(
+        {"cpu": ("fp32", "bf16", "fp16", "int8")},
+        cpu_flags={
+            "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert"),
+            "fp16": ("avx512_fp16", "amx_fp16", "avx_ne_convert"),
+        },
+        survives_fork=False,
+    ),
+    opener="framefuse.engines.openvino:OpenVinoEngine",
+    needs={"cpu": Needs((Package("openvino", ("openvino",)),))},
+)
 HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 SCORE_TOLERANCE, PIXEL_TOLERANCE = 2e-6, 0.02
 """For float32 rounding, of decoding that is cut off."""

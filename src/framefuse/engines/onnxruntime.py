@@ -1,5 +1,5 @@
 """ONNX Runtime: on the CPU the light and portable engine, whose `submit` runs the model; on NVIDIA GPUs its CUDA
-provider, and its TensorRT providers if they are installed.
+provider, and its TensorRT providers if they are installed: engines onnxruntime, onnxruntime-tensorrt and -nvrtx.
 
 Title: how it gets into our CUDA graph
     A session launches on our stream and uses our memory. After a first run, which loads and allocates everything, its
@@ -25,15 +25,31 @@ from framefuse.common.machine import available_cores
 from framefuse.common.ort import cpu_session, onnxruntime
 from framefuse.cuda import device
 from framefuse.cuda.device import StreamPool, new_stream, translate_cuda_error
-from framefuse.engines.backend import Backend
-from framefuse.engines.engine import Engine, EngineOptions, not_quantised
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions, not_quantised
 from framefuse.engines.onnx_shapes import at_shape, load
-from framefuse.engines.onnxruntime import BACKEND, NVRTX, TENSORRT
 from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool, capture, fork_join
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 from framefuse.models.onnx_file import inputs_of, is_quantised
 
+
+def _cuda(library: str) -> Needs:
+    return Needs((Package("onnxruntime-gpu", ("onnxruntime",), f"capi/libonnxruntime_providers_{library}.so"), CUPY),
+                 "cuda13")  # fmt: skip
+
+
+_ON_GPU = {"cuda": ("fp32", "fp16", "int8")}
+BACKEND = Backend(
+    "onnxruntime",
+    Capabilities({"cpu": ("fp32",), **_ON_GPU}, capturable=True, quantised_as_written=True),
+    opener=f"{__name__}:open_engine",
+    needs={"cpu": Needs((Package("onnxruntime", ("onnxruntime",)),), "ort"), "cuda": _cuda("cuda")},
+)
+TENSORRT, NVRTX = (
+    Backend(f"onnxruntime-{name}", Capabilities(_ON_GPU), f"{__name__}:open_{name}", {"cuda": _cuda(library)})
+    for name, library in (("tensorrt", "tensorrt"), ("nvrtx", "nv_tensorrt_rtx"))
+)
 NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|out of memory|ALLOC(ATION)?_FAILED")
 NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
 """Messages of libraries that cannot initialise, mostly for lack of memory."""
@@ -45,11 +61,8 @@ LIBRARY = re.compile(r"(?:CUDA|CUBLAS|CUDNN|CUFFT) (?:failure|error) .*?(?= ;|$)
 
 def cannot_load(path: Path, error: Exception) -> ModelError:
     """The error for a model that does not load; names an operator that is missing."""
-    text = str(error)
-    found = re.search(
-        r"No Op registered for (\w+)|implementation for (\w+)\(|(?:Fatal error: )?(\S+)\(-1\) is not a", text
-    )
-    if found:
+    missing = r"No Op registered for (\w+)|implementation for (\w+)\(|(?:Fatal error: )?(\S+)\(-1\) is not a"
+    if found := re.search(missing, str(error)):
         name = next(group for group in found.groups() if group)
         message = f"ONNX Runtime has no operator {name}, which {path} uses"
         return ModelError(message, remedy="export the model with an opset that has it")
@@ -107,8 +120,7 @@ class OnnxRuntimeEngine(Engine):
 
     def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
-        slot = Slot(np.zeros(shape, self.input_dtype))
-        return SlotPool(shape, [slot], start=self._run)
+        return SlotPool(shape, [Slot(np.zeros(shape, self.input_dtype))], start=self._run)
 
     def _run(self, slot: Slot) -> None:
         try:

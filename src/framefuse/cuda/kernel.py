@@ -106,7 +106,9 @@ class Packing:
         code = f"lambda *, {names}: (({', '.join(values)},), ({', '.join(description.grid)}))"
         evaluate = eval(code, {"address": device.address})
         self._evaluate: Callable[..., tuple[tuple[Any, ...], tuple[int, int, int]]] = evaluate
-        formats = [_format(kind) for _, kind in description.parameters]
+        # `bytes N` is a table of N bytes, which is the last parameter.
+        kinds = (kind.split() for _, kind in description.parameters)
+        formats = [f"{size[0]}s" if kind == "bytes" else FORMATS[kind] for kind, *size in kinds]
         self._pack = struct.Struct("<" + "".join(formats)).pack_into
         self.slots = sum(struct.calcsize(f"<{each}") // 8 for each in formats)
         """Number of 8-byte slots that the parameters take."""
@@ -122,12 +124,6 @@ class Packing:
         if grid[0] > 2**31 - 1 or max(grid[1:]) > 65535:
             raise UsageError(f"{self.description.symbol}: {grid} blocks are more than CUDA allows")
         return grid
-
-
-def _format(kind: str) -> str:
-    """Format of a parameter for `struct`; `bytes N` is a table of N bytes, which is the last parameter."""
-    name, _, size = kind.partition(" ")
-    return f"{size}s" if name == "bytes" else FORMATS[name]
 
 
 class _Loaded:

@@ -208,11 +208,8 @@ def find_backend(name: str) -> Backend:
     if name not in targets:
         raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(targets))}")
     module, _, attribute = targets[name].partition(":")
-    content = vars(importlib.import_module(module))
-    found = content.get(attribute or "BACKEND")
-    if isinstance(found, Backend):
-        return found
-    return Backend(name, UNKNOWN, f"{module}:{attribute or 'open_engine'}")
+    found = getattr(importlib.import_module(module), attribute or "BACKEND", None)
+    return found if isinstance(found, Backend) else Backend(name, UNKNOWN, f"{module}:{attribute or 'open_engine'}")
 
 
 def backends() -> Iterator[Backend]:

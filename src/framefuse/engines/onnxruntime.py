@@ -342,9 +342,7 @@ def _dtype(text: str) -> Any:
 
 def open_engine(model: Path, options: EngineOptions) -> Engine:
     """Load an ONNX model."""
-    if options.device == "cuda":
-        return OnnxRuntimeCudaEngine(model, options)
-    return OnnxRuntimeEngine(model, options)
+    return OnnxRuntimeCudaEngine(model, options) if options.device == "cuda" else OnnxRuntimeEngine(model, options)
 
 
 open_tensorrt = partial(OnnxRuntimeCudaEngine, backend=TENSORRT)

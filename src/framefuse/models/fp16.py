@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.errors import ModelError
-from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph, reads
+from framefuse.models.onnx_file import WEIGHTED, OnnxGraph, reads
 
 FP16_MAX = 65504.0
 HEADROOM = 8.0

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.ort import cpu_session, onnxruntime
 from framefuse.errors import ModelError
-from framefuse.models.onnx_file import QUANTIZE_OPERATORS, opset_of, plain_words
-from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+from framefuse.models.onnx_file import QUANTIZE_OPERATORS, WEIGHTED, OnnxGraph, opset_of, plain_words
 
 Calibration = Literal["percentile", "entropy", "minmax"]
 PERCENTILE = 99.999

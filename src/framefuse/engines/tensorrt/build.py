@@ -124,9 +124,6 @@ class Messages:
         self.said: dict[str, list[str]] = {}
 
         class Logger(trt.ILogger):  # type: ignore[misc]
-            def __init__(logger) -> None:
-                trt.ILogger.__init__(logger)
-
             def log(logger, severity: Any, message: str) -> None:
                 lines = self.said.setdefault(severity.name, [])
                 if len(lines) < KEPT and message not in lines:

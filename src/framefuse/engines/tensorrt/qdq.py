@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.errors import ModelError
-from framefuse.models.onnx_file import is_quantised, opset_of
-from framefuse.models.onnx_graph import attribute
+from framefuse.models.onnx_file import attribute, is_quantised, opset_of
 
 FP8_LARGEST = 448.0
 """The largest number of float8e4m3fn."""

@@ -28,7 +28,7 @@ from framefuse.models import find_model
 from framefuse.models.card import CALIBRATION_KEY, Card, read_card
 from framefuse.models.fp16 import network_tensors, plan_fp16, to_fp16
 from framefuse.models.int8 import Calibration, calibrate, largest_values, plan_int8, prepare, quantise, sensitivities
-from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+from framefuse.models.onnx_file import WEIGHTED, OnnxGraph
 from framefuse.runtime.calibration import FEWEST
 
 Precision = Literal["fp16", "int8"]

@@ -47,9 +47,8 @@ def cupy() -> Any:
     try:
         import cupy as module
     except ImportError as error:
-        raise CapabilityError(
-            f"CUDA needs CuPy, which cannot be imported: {error}", remedy="pip install 'framefuse[cuda13]'"
-        ) from error
+        message = f"CUDA needs CuPy, which cannot be imported: {error}"
+        raise CapabilityError(message, remedy="pip install 'framefuse[cuda13]'") from error
     try:
         count = module.cuda.runtime.getDeviceCount()
     except module.cuda.runtime.CUDARuntimeError as error:
@@ -286,10 +285,8 @@ def translate_cuda_error(error: Exception, doing: str) -> EngineError:
             free = f" ({left / 1e6:,.0f} of {total / 1e6:,.0f} MB are free)"
         return GpuMemoryError(f"the GPU has no room to {doing}{free}: {text}", remedy=LESS_MEMORY)
     if code in LOST:
-        return GpuLostError(
-            f"CUDA could not {doing}: {LOST[code]} ({text})",
-            remedy="start again; if it comes back, run `framefuse doctor` and look for Xid lines in the kernel's log",
-        )
+        remedy = "start again; if it comes back, run `framefuse doctor` and look for Xid lines in the kernel's log"
+        return GpuLostError(f"CUDA could not {doing}: {LOST[code]} ({text})", remedy=remedy)
     return EngineError(f"CUDA could not {doing}: {text}")
 
 

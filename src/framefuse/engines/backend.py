@@ -140,10 +140,8 @@ class Backend:
             EngineError: this process was forked after its parent had opened the engine, which then hangs.
         """
         if why := self._lost_by_fork(options.device):
-            raise EngineError(
-                f"engine {self.name}: {why}",
-                remedy="start processes by multiprocessing.get_context('spawn'), or run only in the children",
-            )
+            remedy = "start processes by multiprocessing.get_context('spawn'), or run only in the children"
+            raise EngineError(f"engine {self.name}: {why}", remedy=remedy)
         _opened.setdefault((self.name, options.device), os.getpid())
         engine: Engine = resolve_name(self.opener)(model, options)
         return engine
@@ -283,9 +281,8 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
         error.remedy = error.remedy or "export it again with opset 17, or use another engine"
         raise
     if not isinstance(engine, Engine):
-        raise EngineError(
-            f"engine {name} is a {type(engine).__name__}", remedy="let its class derive from framefuse.engines.Engine"
-        )
+        message = f"engine {name} is a {type(engine).__name__}"
+        raise EngineError(message, remedy="let its class derive from framefuse.engines.Engine")
     engine.capabilities, engine.load_timeout = backend.capabilities, options.load_timeout
     if as_written:
         engine.reasons.append(f"the file is int8 as it is; engine {name} multiplies in {engine.precision}")

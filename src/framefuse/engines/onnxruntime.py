@@ -209,10 +209,9 @@ class OnnxRuntimeCudaEngine(Engine):
         return session
 
     def _does_not_load(self, why: str) -> CapabilityError:
-        return CapabilityError(
-            f"{self._provider} of ONNX Runtime {self._ort.__version__} does not load: {why}",
-            remedy="install its libraries (CUDA and cuDNN: pip install 'framefuse[cuda13]', with a driver for CUDA 13)",
-        )
+        message = f"{self._provider} of ONNX Runtime {self._ort.__version__} does not load: {why}"
+        remedy = "install its libraries (CUDA and cuDNN: pip install 'framefuse[cuda13]', with a driver for CUDA 13)"
+        return CapabilityError(message, remedy=remedy)
 
     def _cuda_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
         options = {

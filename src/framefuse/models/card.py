@@ -285,10 +285,9 @@ def _input_size(image: TensorFacts, facts: _Facts) -> tuple[int, int]:
         return int(fixed[0] or 0), int(fixed[1] or 0)
     for axis, known, wanted in zip(("height", "width"), fixed, stated, strict=True):
         if known is not None and known != wanted:
-            raise CardError(
-                f"imgsz {list(stated)} says {axis} {wanted}, but the model's input is fixed at {known}",
-                remedy=f"set imgsz: {[int(v or w) for v, w in zip(fixed, stated, strict=True)]} in the card",
-            )
+            message = f"imgsz {list(stated)} says {axis} {wanted}, but the model's input is fixed at {known}"
+            remedy = f"set imgsz: {[int(v or w) for v, w in zip(fixed, stated, strict=True)]} in the card"
+            raise CardError(message, remedy=remedy)
     return stated[0], stated[1]
 
 

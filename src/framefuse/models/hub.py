@@ -121,10 +121,9 @@ def _stage(
         found = file_hash(path)
         for wanted in filter(None, (sha256, origin.sha256)):
             if found != wanted.lower():
-                raise ModelError(
-                    f"{origin.address} is not the file that it should be: its SHA-256 is {found}, not {wanted}",
-                    remedy="try again; if it stays so, compare the hash with the one that its author publishes",
-                )
+                message = f"{origin.address} is not the file that it should be: its SHA-256 is {found}, not {wanted}"
+                remedy = "try again; if it stays so, compare the hash with the one that its author publishes"
+                raise ModelError(message, remedy=remedy)
         for external in external_files(path):
             if external == PureWindowsPath(external).name:  # no other folder
                 origin.bring(external, folder / external)
@@ -190,10 +189,9 @@ def _on_hub(address: str) -> Origin:
     try:
         facts = _json(f"{endpoint}/api/models/{repository}/revision/{revision}?blobs=true", address, token)
     except FileNotFoundError as error:
-        raise ModelError(
-            f"{address}: there is no such repository or revision, or it is private",
-            remedy="check the address; private repositories need the variable HF_TOKEN",
-        ) from error
+        message = f"{address}: there is no such repository or revision, or it is private"
+        remedy = "check the address; private repositories need the variable HF_TOKEN"
+        raise ModelError(message, remedy=remedy) from error
     files = {one["rfilename"]: one for one in facts["siblings"]}
     wanted = [parts[3].lstrip("/")] if parts[3] else ["onnx/model.onnx", "model.onnx"]
     file = next((name for name in wanted if name in files), None)

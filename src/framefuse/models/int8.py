@@ -59,10 +59,9 @@ def prepare(path: Path) -> Any:
             cpu_session(ort, model.SerializeToString(), options)
             prepared = onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
         except Exception as error:  # converter, shape inference and ONNX Runtime raise unrelated classes
-            raise ModelError(
-                f"{path} (opset {opset}) cannot be prepared: {plain_words(error)}",
-                remedy="export it again with opset 17 and operators that ONNX Runtime supports",
-            ) from error
+            message = f"{path} (opset {opset}) cannot be prepared: {plain_words(error)}"
+            remedy = "export it again with opset 17 and operators that ONNX Runtime supports"
+            raise ModelError(message, remedy=remedy) from error
     names: set[str] = set()
     for node in prepared.graph.node:  # layers are identified by name
         if not node.name or node.name in names:

@@ -61,13 +61,11 @@ def bindings() -> Bindings:
             continue
         version = str(trt.__version__)
         if name == "tensorrt" and int(version.partition(".")[0]) < OLDEST:
-            raise CapabilityError(
-                f"TensorRT {version} is installed; {OLDEST} is the oldest that is known", remedy="pip install tensorrt"
-            )
+            message = f"TensorRT {version} is installed; {OLDEST} is the oldest that is known"
+            raise CapabilityError(message, remedy="pip install tensorrt")
         return Bindings(trt, name, version)
-    raise CapabilityError(
-        "neither package tensorrt nor tensorrt-rtx is installed", remedy="pip install 'framefuse[tensorrt-rtx]'"
-    )
+    message = "neither package tensorrt nor tensorrt-rtx is installed"
+    raise CapabilityError(message, remedy="pip install 'framefuse[tensorrt-rtx]'")
 
 
 class Shapes(Profile):

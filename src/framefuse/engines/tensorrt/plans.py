@@ -141,9 +141,8 @@ def read(path: Path, found: Bindings) -> tuple[bytes, Shapes, str]:
         shapes, precision = Shapes.parse(about["shapes"]), str(about["precision"])
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise ModelError(
-            f"{error.filename} is missing; without its description a plan may be of any model and version", remedy=again
-        ) from error
+        message = f"{error.filename} is missing; without its description a plan may be of any model and version"
+        raise ModelError(message, remedy=again) from error
     except DAMAGED as error:
         raise ModelError(f"{_description(path)} describes no plan: {error!r}", remedy=again) from error
     if len(content) < size:

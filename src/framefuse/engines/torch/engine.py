@@ -44,10 +44,8 @@ class TorchEngine(Engine):
         on_gpu = options.device == "cuda"
         self.device = "cuda" if on_gpu else "cpu"
         if on_gpu and not torch.cuda.is_available():
-            raise CapabilityError(
-                f"PyTorch {torch.__version__} finds no GPU that it can use",
-                remedy="install a PyTorch for this GPU's CUDA (pytorch.org), or use --device cpu",
-            )
+            remedy = "install a PyTorch for this GPU's CUDA (pytorch.org), or use --device cpu"
+            raise CapabilityError(f"PyTorch {torch.__version__} finds no GPU that it can use", remedy=remedy)
         options.refuse_workspace(self.name)
         if options.streams > 1:
             raise UsageError(f"engine torch runs one request at a time, not {options.streams}", remedy="leave it 0")
@@ -149,10 +147,8 @@ def _read(torch: Any, path: Path) -> Any:
         return torch.export.load(path) if path.suffix == ".pt2" else torch.jit.load(path, map_location="cpu")
     except Exception as error:  # a zip's, pickle's, or PyTorch's own classes
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise ModelError(
-            f"PyTorch cannot load {path}: {first}",
-            remedy="pass an exported program (.pt2), TorchScript (.pt, .ts) or ONNX; weights alone are no model",
-        ) from error
+        remedy = "pass an exported program (.pt2), TorchScript (.pt, .ts) or ONNX; weights alone are no model"
+        raise ModelError(f"PyTorch cannot load {path}: {first}", remedy=remedy) from error
 
 
 def _torch() -> Any:

@@ -326,10 +326,8 @@ class OnnxNetwork:
 
         graph = model.graph
         if missing := sorted({node.op_type for node in graph.node} - set(OPERATORS)):
-            raise ModelError(
-                f"engine torch lacks operators that the model uses: {', '.join(missing)}",
-                remedy="use another engine, or pass the model as an nn.Module, .pt2 or TorchScript file",
-            )
+            remedy = "use another engine, or pass the model as an nn.Module, .pt2 or TorchScript file"
+            raise ModelError(f"engine torch lacks operators that the model uses: {', '.join(missing)}", remedy=remedy)
         self._device = device
         self._known: dict[str, torch.Tensor] = {}
         for tensor in graph.initializer:

@@ -33,5 +33,4 @@ def onnxruntime(extra: str) -> Any:
 
 def cpu_session(ort: Any, model: Path | bytes, options: Any = None) -> Any:
     """A session on the CPU. Its fallback is off, as that prints to stdout, for example when memory runs out."""
-    source = model if isinstance(model, bytes) else str(model)
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)

@@ -21,13 +21,10 @@ from framefuse.cuda.cubins import add as add  # kernels of users
 from framefuse.cuda.driver import check
 from framefuse.errors import UsageError
 
-SLOTS = 128
-"""Parameters that a kernel may have at most. Each takes 8 bytes on its way to the driver; a table takes its size."""
-
 FORMATS = dict(pointer="Q", int64="q", uint64="Q", float64="d") | dict(
     int32="i4x", uint32="I4x", float32="f4x", bool="?7x", int8="b7x", uint8="B7x"
 )
-"""How `struct` packs a parameter of each type into a slot."""
+"""How `struct` packs a parameter of each type into a slot of 8 bytes; a table takes its size."""
 
 CONFIGURATION = struct.Struct("<7I4xQQI4x")
 """CUlaunchConfig: blocks and threads in x, y and z, shared memory, stream, attributes and their number."""

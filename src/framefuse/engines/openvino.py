@@ -123,11 +123,9 @@ class OpenVinoEngine(Engine):
         except (RuntimeError, MemoryError) as error:
             if lacks_memory(error):
                 raise _too_large(shape if size else "of any size", error) from error
-            raise EngineError(
-                f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}",
-                remedy="ask for another size (sides are multiples of the model's stride, mostly 32), or use another "
-                "engine",
-            ) from error
+            message = f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}"
+            remedy = "ask for another size (sides are multiples of the stride, mostly 32), or use another engine"
+            raise EngineError(message, remedy=remedy) from error
 
     def _compile(self, network: Any) -> Any:
         """The network with the inputs and outputs of a slot, compiled."""
@@ -226,10 +224,8 @@ _starting = threading.Lock()
 
 
 def _core() -> Any:
-    """The only core, made by the first thread that needs it while the others wait.
-
-    OpenVINO initialises itself on its first calls, and holds the GIL while it waits for another thread that does so.
-    """
+    """The only core, made by the first thread that needs it while the others wait: OpenVINO initialises itself on its
+    first calls, and holds the GIL while it waits for another thread that does so."""
     with _starting:
         return _started()
 
@@ -334,10 +330,8 @@ def _logits(network: Any) -> list[str] | None:
 
 
 def _sources(node: Any, anchors: int) -> list[Any]:
-    """The convolutions, with their bias, whose results lead to a node without another one in between.
-
-    The mean by softmax is a convolution too, over (4, anchors); what feeds it is looked for instead.
-    """
+    """The convolutions, with their bias, whose results lead to a node without another one in between. The mean by
+    softmax is a convolution too, over (4, anchors); what feeds it is looked for instead."""
 
     def convolves(node: Any) -> bool:
         return node.get_type_name() == "Convolution" and bool(math.prod(node.output(0).get_shape()[2:]) <= anchors)

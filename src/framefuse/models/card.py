@@ -98,11 +98,9 @@ class Card:
         shapes = [output.shape for output in outputs]
         found = layouts.count_classes(layout or self.layout, shapes, self.activation)
         if self.names and found is not None and found != self.class_count:
-            raise CardError(
-                f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')}), "
-                f"but its outputs have {found} ({self.layout}: {', '.join(map(str, shapes))})",
-                remedy=f"correct names or layout in the card {self.path.with_suffix('.yaml')}",
-            )
+            stated = f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')})"
+            message = f"{stated}, but its outputs have {found} ({self.layout}: {', '.join(map(str, shapes))})"
+            raise CardError(message, remedy=f"correct names or layout in the card {self.path.with_suffix('.yaml')}")
 
 
 class _Facts:

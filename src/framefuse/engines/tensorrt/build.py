@@ -250,9 +250,8 @@ def build_plan(
     if timed:
         timed.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(timed, bytes(config.get_timing_cache().serialize()))
-    return Plan(
-        bytes(content), written, shapes, parsed - started, ended - parsed, int(network.num_layers), said.worse()
-    )
+    times = parsed - started, ended - parsed
+    return Plan(bytes(content), written, shapes, *times, int(network.num_layers), said.worse())
 
 
 def _parser_errors(parser: Any) -> str:

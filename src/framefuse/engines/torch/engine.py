@@ -50,9 +50,8 @@ class TorchEngine(Engine):
         if options.streams > 1:
             raise UsageError(f"engine torch runs one request at a time, not {options.streams}", remedy="leave it 0")
         self._device = torch.device(self.device)
-        self.precision = options.precision
-        if options.precision == "auto":
-            self.precision = "fp16" if on_gpu else "fp32"
+        usual = "fp16" if on_gpu else "fp32"
+        self.precision = usual if options.precision == "auto" else options.precision
         if self.precision not in self.capabilities.precisions[self.device]:
             raise CapabilityError(f"engine torch has no {self.precision}", remedy="use another engine")
         self._half = torch.bfloat16 if self.precision == "bf16" else torch.float16

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.common.aside import interruptibly
+from framefuse.common.aside import aside
 from framefuse.engines.onnx_shapes import Profile
 from framefuse.engines.requests import DeviceExecution, RequestPool, device_request_pool
 from framefuse.errors import CapabilityError, EngineError, UsageError
@@ -55,8 +55,10 @@ class EngineOptions:
 
 def limited(name: str, seconds: float, load: Callable[[], Loaded]) -> Loaded:
     """What `load` returns; if that takes longer than `load_timeout`, it is an EngineError."""
+    if not seconds and threading.current_thread() is not threading.main_thread():  # neither a limit nor a signal
+        return load()
     try:
-        return interruptibly(load, seconds)
+        return aside(load, seconds or None)
     except TimeoutError as error:
         message = f"engine {name} has not loaded the model within {seconds:g} s (option load_timeout)"
         raise EngineError(message, remedy="use a larger --load-timeout, or another engine") from error

@@ -22,26 +22,16 @@ Operator = Callable[..., Any]
 """(inputs, attributes) -> the output, or a tuple of outputs."""
 
 
-def conv(inputs: Inputs, a: Attributes) -> Any:
-    x, weight, *bias = inputs
-    _no_auto_pad("Conv", a)
+def conv(inputs: Inputs, a: Attributes, transposed: bool = False) -> Any:
+    x, weight, bias = [*inputs, None][:3]
+    _no_auto_pad("ConvTranspose" if transposed else "Conv", a)
     sides = weight.dim() - 2
-    x, padding = _padded(x, a.get("pads", [0] * 2 * sides), 0.0)
-    call = (F.conv1d, F.conv2d, F.conv3d)[sides - 1]
-    strides, dilations = a.get("strides", [1] * sides), a.get("dilations", [1] * sides)
-    return call(x, weight, bias[0] if bias else None, strides, padding, dilations, a.get("group", 1))
-
-
-def conv_transpose(inputs: Inputs, a: Attributes) -> Any:
-    x, weight, *bias = inputs
-    _no_auto_pad("ConvTranspose", a)
-    pads, sides = a.get("pads", [0, 0, 0, 0]), weight.dim() - 2
-    if sides != 2 or list(pads[:2]) != list(pads[2:]):
-        raise _lacks(f"ConvTranspose over {sides} axes with pads {pads}")
-    return F.conv_transpose2d(
-        x, weight, bias[0] if bias else None, a.get("strides", [1, 1]), pads[:2], a.get("output_padding", [0, 0]),
-        a.get("group", 1), a.get("dilations", [1, 1]),
-    )  # fmt: skip
+    pads, extra, ones = a.get("pads", [0] * 2 * sides), a.get("output_padding", [0] * sides), [1] * sides
+    if transposed and list(pads[:sides]) != list(pads[sides:]):
+        raise _lacks(f"ConvTranspose with pads {pads}")
+    x, padding = _padded(x, pads, 0.0)
+    strides, dilations, groups = a.get("strides", ones), a.get("dilations", ones), a.get("group", 1)
+    return torch.convolution(x, weight, bias, strides, padding, dilations, transposed, extra, groups)
 
 
 def max_pool(inputs: Inputs, a: Attributes) -> Any:
@@ -248,14 +238,14 @@ def arg(call: Callable[..., Any]) -> Operator:
 ALIKE = "Add Sub Mul Pow MatMul Sigmoid Relu Tanh Exp Log Sqrt Erf Neg Abs Floor Ceil Where"
 """Operators that PyTorch has by the same name."""
 OPERATORS: dict[str, Operator] = {
-    "QuantizeLinear": quantize, "DequantizeLinear": dequantize,
-    "Conv": conv, "ConvTranspose": conv_transpose, "MaxPool": max_pool, "AveragePool": average_pool, "Resize": resize,
-    "Split": split, "Reshape": reshape, "Slice": cut, "Gather": gather, "Unsqueeze": unsqueeze, "Squeeze": squeeze,
+    "QuantizeLinear": quantize, "DequantizeLinear": dequantize, "Resize": resize, "Split": split, "Reshape": reshape,
+    "Conv": conv, "ConvTranspose": partial(conv, transposed=True), "MaxPool": max_pool, "AveragePool": average_pool,
+    "Slice": cut, "Gather": gather, "Unsqueeze": unsqueeze, "Squeeze": squeeze,
     "Expand": expand, "Gemm": gemm, "BatchNormalization": batch_norm, "Clip": clip, "Div": divide,
     "Pad": pad, "CumSum": cumulative_sum, "TopK": top_k, "GatherElements": gather_elements,
     "ArgMax": arg(torch.argmax), "ArgMin": arg(torch.argmin), "Tile": lambda inputs, a: inputs[0].repeat(*inputs[1]),
-    "ReduceMean": reduce(torch.mean), "ReduceSum": reduce(torch.sum), "ReduceMax": reduce(torch.amax),
-    "ReduceMin": reduce(torch.amin),
+    "ReduceMean": reduce(torch.mean), "ReduceSum": reduce(torch.sum),
+    "ReduceMax": reduce(torch.amax), "ReduceMin": reduce(torch.amin),
     "GlobalAveragePool": lambda inputs, a: inputs[0].mean((2, 3), keepdim=True),
     "Concat": lambda inputs, a: torch.cat(tuple(inputs), a["axis"]),
     "Transpose": lambda inputs, a: inputs[0].permute(*a.get("perm", range(inputs[0].dim())[::-1])),

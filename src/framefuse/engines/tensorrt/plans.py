@@ -53,13 +53,7 @@ def key(found: Bindings, model: Path, precision: str, shapes: Shapes, workspace_
 
 
 def cached(
-    model: Path,
-    precision: str,
-    request: tuple[int, int, int],
-    *,
-    workspace_mb: int = 0,
-    found: Bindings | None = None,
-    cache: EngineCache | None = None,
+    model: Path, precision: str, request: tuple[int, int, int], *, workspace_mb: int = 0, found: Bindings | None = None
 ) -> tuple[Cached, Shapes]:
     """A plan for an input of (batch, height, width): one in the cache that allows it, or one built now, for the shapes
     that the file states (`framefuse.build_engine`), or for exactly this one.
@@ -67,7 +61,7 @@ def cached(
     Raises:
         ModelError, EngineError, UsageError, CapabilityError: as `build_plan`.
     """
-    found, cache = found or bindings(), cache or EngineCache("tensorrt")
+    found, cache = found or bindings(), EngineCache("tensorrt")
     stated = read_profile(model)
     own = Shapes.exact(*request) if stated is None else Shapes(stated.min, stated.opt, stated.max)
     wanted = key(found, model, precision, own, workspace_mb)
@@ -92,7 +86,6 @@ def build(
     output: Path | None = None,
     workspace_mb: int = 0,
     found: Bindings | None = None,
-    cache: EngineCache | None = None,
 ) -> tuple[Path, Plan]:
     """Build a plan and write it: to `output`, with a JSON beside it, or into the cache, where the engine finds it.
 
@@ -100,11 +93,10 @@ def build(
         ModelError, EngineError, UsageError, CapabilityError: as `build_plan`.
         SinkError: it cannot be written.
     """
-    found, cache = found or bindings(), cache or EngineCache("tensorrt")
+    found, cache = found or bindings(), EngineCache("tensorrt")
     about = key(found, model, precision, shapes, workspace_mb)
-    plan = build_plan(
-        model, shapes, precision=precision, workspace_mb=workspace_mb, found=found, timing_cache=_timing(cache, found)
-    )
+    options: dict[str, Any] = {"precision": precision, "workspace_mb": workspace_mb, "found": found}
+    plan = build_plan(model, shapes, timing_cache=_timing(cache, found), **options)
     try:
         if output is not None:
             write(output, plan, about)

@@ -66,11 +66,10 @@ def _no_gpu(runtime: Any, error: Any) -> CapabilityError:
     """The reason why `getDeviceCount` found no GPU, as far as it is known."""
     status = getattr(error, "status", NO_DEVICE)
     if status == INSUFFICIENT_DRIVER:
-        driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
-        return CapabilityError(
-            f"the NVIDIA driver supports CUDA {version(driver)}, but the installed CuPy needs CUDA {version(needed)}",
-            remedy=f"update the driver to one for CUDA {needed // 1000} (`nvidia-smi` shows what it supports)",
-        )
+        driver, needed = version(runtime.driverGetVersion()), version(runtime.runtimeGetVersion())
+        message = f"the NVIDIA driver supports CUDA {driver}, but the installed CuPy needs CUDA {needed}"
+        remedy = f"update the driver to one for CUDA {needed.split('.')[0]} (`nvidia-smi` shows what it supports)"
+        return CapabilityError(message, remedy=remedy)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if status == NO_DEVICE and visible is not None:
         message = f"CUDA finds no GPU: CUDA_VISIBLE_DEVICES is {visible!r}"

@@ -113,10 +113,8 @@ class OnnxRuntimeEngine(Engine):
         why = "ONNX Runtime runs the model as it is written"
         if b"DequantizeLinear" in model.read_bytes():
             why = "the model is quantised, but where no quantiser follows a convolution ONNX Runtime multiplies in fp32"
-        self.reasons = [
-            f"precision {self.precision}: {why}",
-            f"{threads} threads without spinning, one request at a time",
-        ]
+        how = f"{threads} threads without spinning, one request at a time"
+        self.reasons = [f"precision {self.precision}: {why}", how]
 
     def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
@@ -156,12 +154,11 @@ class OnnxRuntimeCudaEngine(Engine):
         self._ort = ort = _onnxruntime()
         available = ort.get_available_providers()
         if self._provider not in available:
-            raise CapabilityError(
-                f"this ONNX Runtime ({ort.__version__}) has no {self._provider}; it has {', '.join(available)}",
-                remedy="pip uninstall onnxruntime, then pip install 'framefuse[cuda13]'"
-                if name == "onnxruntime"
-                else f"install an ONNX Runtime that was built with {self._provider}, or use another engine",
-            )
+            message = f"this ONNX Runtime ({ort.__version__}) has no {self._provider}; it has {', '.join(available)}"
+            remedy = f"install an ONNX Runtime that was built with {self._provider}, or use another engine"
+            if name == "onnxruntime":
+                remedy = "pip uninstall onnxruntime, then pip install 'framefuse[cuda13]'"
+            raise CapabilityError(message, remedy=remedy)
         options.refuse_threads(name)
         device.cupy()
         self._path, self._workspace = model, options.workspace_mb << 20
@@ -169,10 +166,8 @@ class OnnxRuntimeCudaEngine(Engine):
         quantised = is_quantised(self._model)
         self.precision = _choose_precision(options.precision, quantised)
         why = "as asked" if options.precision != "auto" else "the model is quantised" if quantised else "the GPU's own"
-        self.reasons = [
-            f"precision {self.precision}: {why}",
-            f"ONNX Runtime {ort.__version__}, {self._provider}, on our stream and memory",
-        ]
+        how = f"ONNX Runtime {ort.__version__}, {self._provider}, on our stream and memory"
+        self.reasons = [f"precision {self.precision}: {why}", how]
         kind = inputs_of(self._model)[0].type.tensor_type.elem_type
         self.input_dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 

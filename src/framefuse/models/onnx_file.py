@@ -342,31 +342,26 @@ def _tensors(graph: Any) -> Iterator[Any]:
 def _check_external(path: Path, tensor: Any) -> None:
     """Require external data to be complete and in the model's folder, because a model must not read other files."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
+    location, folder = entries.get("location", ""), path.resolve().parent
     written = PureWindowsPath(location)  # splits at / and \
-    folder = path.resolve().parent
     try:
         target = (folder / location).resolve()
         present = target.is_file()
         start, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
     except (OSError, ValueError, RuntimeError) as error:  # an impossible file name, or invalid numbers
-        raise ModelError(
-            f"{path} has invalid external data: tensor {brief(tensor.name)} in {brief(location)}: "
-            f"{getattr(error, 'strerror', None) or str(error)[:100]}",
-            remedy="export the model again",
-        ) from error
+        why = getattr(error, "strerror", None) or str(error)[:100]
+        message = f"{path} has invalid external data: tensor {brief(tensor.name)} in {brief(location)}: {why}"
+        raise ModelError(message, remedy="export the model again") from error
     if not location or written.anchor or ".." in written.parts or not target.is_relative_to(folder):
         message = f"{path} keeps weights outside its folder: tensor {brief(tensor.name)} is in {brief(location)}"
         raise ModelError(message, remedy="put the model and its external data into one folder, without links")
     if not present:
         message = f"{path} keeps tensor {brief(tensor.name)} in {brief(location)}, but there is no such file"
         raise ModelError(message, remedy="copy the external data next to the model")
-    size = target.stat().st_size
-    if start < 0 or length < 0 or start + length > size:
-        raise ModelError(
-            f"{target} is truncated: tensor {brief(tensor.name)} ends at byte {start + length}, the file at {size}",
-            remedy="copy the external data again",
-        )
+    size, end = target.stat().st_size, start + length
+    if start < 0 or length < 0 or end > size:
+        message = f"{target} is truncated: tensor {brief(tensor.name)} ends at byte {end}, the file at {size}"
+        raise ModelError(message, remedy="copy the external data again")
 
 
 def _facts(value: Any) -> TensorFacts:

@@ -172,12 +172,10 @@ def rewrite(path: Path, precision: str) -> tuple[Any, PlanPrecision]:
         model = symmetric(model)
     if precision not in ("auto", written):
         other = "int8" if precision == "fp8" else precision
-        raise UsageError(
-            f"precision {precision} was asked for, but {path.name} is written in {written}, and TensorRT follows the "
-            f"file",
-            remedy=f"framefuse build {path.name} --engine tensorrt --precision {precision}, or build the file with "
-            f"--precision {other} first",
-        )
+        asked = f"precision {precision} was asked for, but {path.name} is written in {written}"
+        build = f"framefuse build {path.name} --engine tensorrt --precision {precision}"
+        remedy = f"{build}, or build the file with --precision {other} first"
+        raise UsageError(f"{asked}, and TensorRT follows the file", remedy=remedy)
     inputs = inputs_of(model)
     if len(inputs) != 1:
         raise ModelError(f"{path.name} has {len(inputs)} inputs; a detector has one")

@@ -65,11 +65,9 @@ class TorchEngine(Engine):
         threads = options.threads or available_cores()
         if not on_gpu:
             torch.set_num_threads(threads)
-        self.reasons = [
-            f"precision {self.precision}: {'as asked' if options.precision != 'auto' else f'usual on {self._device}'}",
-            f"PyTorch {torch.__version__}, channels last"
-            + ("" if on_gpu else f", {threads} threads, one request at a time"),
-        ]
+        why = f"usual on {self._device}" if options.precision == "auto" else "as asked"
+        how = "channels last" if on_gpu else f"channels last, {threads} threads, one request at a time"
+        self.reasons = [f"precision {self.precision}: {why}", f"PyTorch {torch.__version__}, {how}"]
         # What the first layer reads, if NumPy has that type.
         self.input_dtype = np.dtype(np.float16 if self.precision == "fp16" and on_gpu else np.float32)
 

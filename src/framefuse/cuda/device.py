@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -298,14 +299,10 @@ def packed_allocation(
         shapes: shape and dtype of each array.
         allocate: number of bytes -> uint8 array of that size.
     """
-    sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // GRAIN) * GRAIN for shape, dtype in shapes]
-    memory = allocate(sum(sizes))
-    arrays, start = [], 0
-    for (shape, dtype), size in zip(shapes, sizes, strict=True):
-        used = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays.append(memory[start : start + used].view(dtype).reshape(shape))
-        start += size
-    return arrays, memory
+    sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes]
+    *starts, end = accumulate((-(-size // GRAIN) * GRAIN for size in sizes), initial=0)
+    memory, parts = allocate(end), zip(shapes, starts, sizes, strict=True)
+    return [memory[at : at + size].view(dtype).reshape(shape) for (shape, dtype), at, size in parts], memory
 
 
 def free_cached_memory() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import get_args
 
-from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, limited, not_quantised
+from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, check_int8, limited
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.onnx_file import is_quantised, plain_words
@@ -266,8 +266,7 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
     check_capabilities(backend, options.device, options.precision, calibrate=bool(options.calibration))
     as_written = options.precision == "int8" and "int8" not in backend.capabilities.precisions[options.device]
     if as_written:
-        if not is_quantised(model):
-            raise not_quantised()
+        check_int8("int8", is_quantised(model))
         options = replace(options, precision="auto")
     try:
         if options.device == "cpu":

@@ -184,7 +184,11 @@ class Engine:
             self.profile.check((batch, self.profile.opt[1], height, width))
 
 
-def not_quantised() -> UsageError:
-    """int8 of a model in floating point."""
-    message = "precision int8 was asked for, but the model has no quantised layers"
-    return UsageError(message, remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto")
+def check_int8(asked: str, quantised: bool) -> None:
+    """A UsageError if int8 is asked of a model in floating point, or another precision of a quantised one."""
+    if quantised and asked not in ("auto", "int8"):
+        message = f"the model is quantised to int8, it cannot run at {asked}"
+        raise UsageError(message, remedy="use the model it was built from")
+    if asked == "int8" and not quantised:
+        remedy = "framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto"
+        raise UsageError("precision int8 was asked for, but the model has no quantised layers", remedy=remedy)

@@ -26,10 +26,10 @@ from framefuse.common.ort import cpu_session, onnxruntime
 from framefuse.cuda import device
 from framefuse.cuda.device import StreamPool, new_stream, translate_cuda_error
 from framefuse.engines.backend import CUPY, Backend, Needs, Package
-from framefuse.engines.engine import Capabilities, Engine, EngineOptions, not_quantised
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions, check_int8
 from framefuse.engines.onnx_shapes import at_shape, load
 from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool, capture, fork_join
-from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 from framefuse.models.onnx_file import inputs_of, is_quantised
 
@@ -164,7 +164,9 @@ class OnnxRuntimeCudaEngine(Engine):
         self._path, self._workspace = model, options.workspace_mb << 20
         self._model = load(model)
         quantised = is_quantised(self._model)
-        self.precision = _choose_precision(options.precision, quantised)
+        check_int8(options.precision, quantised)
+        usual = "int8" if quantised else "fp16"
+        self.precision = usual if options.precision == "auto" else options.precision
         why = "as asked" if options.precision != "auto" else "the model is quantised" if quantised else "the GPU's own"
         how = f"ONNX Runtime {ort.__version__}, {self._provider}, on our stream and memory"
         self.reasons = [f"precision {self.precision}: {why}", how]
@@ -317,14 +319,6 @@ def _onnxruntime() -> Any:
     if "CUDAExecutionProvider" in ort.get_available_providers():
         ort.preload_dlls()  # CUDA's libraries from their pip packages
     return ort
-
-
-def _choose_precision(asked: str, quantised: bool) -> str:
-    if quantised and asked not in ("auto", "int8"):
-        raise UsageError(f"an int8 model cannot run at {asked}", remedy="use the one it was built from")
-    if asked == "int8" and not quantised:
-        raise not_quantised()
-    return "int8" if quantised else "fp16" if asked == "auto" else asked
 
 
 def _dtype(text: str) -> Any:

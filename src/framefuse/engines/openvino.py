@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores, lacks_memory
 from framefuse.engines.backend import Backend, Needs, Package
-from framefuse.engines.engine import Capabilities, Engine, EngineOptions, not_quantised
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions, check_int8
 from framefuse.engines.requests import Slot, SlotPool
-from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
+from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError
 from framefuse.kernels.boxes.call import HEAD
 from framefuse.kernels.boxes.reference import yolov8, yolov8_head
 from framefuse.kernels.cpu import cpu_flags
@@ -145,12 +145,8 @@ class OpenVinoEngine(Engine):
 
     def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:
         able = set(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
-        if asked == "int8" and not quantised:
-            raise not_quantised()
+        check_int8(asked, quantised)
         if quantised:
-            if asked not in ("auto", "int8"):
-                message = f"the model is quantised to int8, it cannot run at {asked}"
-                raise UsageError(message, remedy="use the model it was built from")
             rest = "bf16" if _has_bf16(core) else "fp32"
             self.reasons.append(f"precision int8: the model is quantised; layers that are not run in {rest}")
             return "int8"

@@ -174,8 +174,8 @@ ENGINES: dict[str, str] = {
     "onnxruntime-tensorrt": "framefuse.engines.onnxruntime:TENSORRT",
     "onnxruntime-nvrtx": "framefuse.engines.onnxruntime:NVRTX",
     "cudnn": "framefuse.engines.cudnn",
-    "tensorrt": "framefuse.engines.tensorrt",
-    "torch": "framefuse.engines.torch",
+    "tensorrt": "framefuse.engines.tensorrt.engine",
+    "torch": "framefuse.engines.torch.engine",
     "tvm": "framefuse.engines.tvm",
 }
 """Engine name -> module whose `BACKEND` describes it, or module:name, imported on use. Entry points of the group

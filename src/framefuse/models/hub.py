@@ -108,13 +108,11 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
         read_card(path)
     except CardError as error:
         problem = "\n".join(filter(None, (error.message, error.remedy)))
-    return Fetched(name, path, *done, problem)
+    return Fetched(name, path, origin.address, *done, problem)
 
 
-def _stage(
-    origin: Origin, folder: Path, name: str, sha256: str | None, known: Known | None
-) -> tuple[str, str, str, int]:
-    """Bring the model and its card into a folder; returns source, licence, hash and size."""
+def _stage(origin: Origin, folder: Path, name: str, sha256: str | None, known: Known | None) -> tuple[str, str, int]:
+    """Bring the model and its card into a folder; returns licence, hash and size."""
     path = folder / f"{name}.onnx"
     try:
         origin.bring(origin.file, path)
@@ -136,7 +134,7 @@ def _stage(
     licence = known.licence if known else str(stated)
     card["about"] = {**about, "source": origin.address, "licence": licence, "sha256": found}
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(card, sort_keys=False), encoding="utf-8")
-    return origin.address, licence, found, path.stat().st_size
+    return licence, found, path.stat().st_size
 
 
 def _origin(source: str, checked: bool) -> Origin:

@@ -23,15 +23,22 @@ import numpy as np
 
 from framefuse.cuda import device
 from framefuse.engines import selftest
-from framefuse.engines.backend import Backend
-from framefuse.engines.engine import Device, Engine, EngineOptions
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions
 from framefuse.engines.onnx_shapes import load
 from framefuse.engines.requests import DeviceExecution
-from framefuse.engines.tensorrt import BACKEND
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, build_plan, precision_of
 from framefuse.engines.tensorrt.plans import cached, read, this_gpu
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
 
+BACKEND = Backend(
+    "tensorrt",
+    Capabilities({"cuda": ("fp32", "fp16", "int8", "fp8")}, capturable=True),
+    opener=f"{__name__}:TensorrtEngine",
+    needs={"cuda": Needs((Package("tensorrt", ("tensorrt", "tensorrt_rtx")), CUPY), "tensorrt,cuda13")},
+    tester=f"{__name__}:run_selftest",
+    checker=f"{__name__}:why_not",
+)
 PLANS = (".plan", ".engine")
 CHANNELS = 8
 """Of an input image: three, and zeros up to those of the format HWC8."""

@@ -16,13 +16,27 @@ from typing import Any
 import numpy as np
 
 from framefuse.common.machine import available_cores
-from framefuse.engines.engine import Engine, EngineOptions
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions
 from framefuse.engines.onnx_shapes import at_shape, folded, load
 from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool
-from framefuse.engines.torch import BACKEND
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
+BACKEND = Backend(
+    "torch",
+    Capabilities(
+        {"cpu": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16")},
+        capturable=True,
+        quantised_as_written=True,
+        survives_fork=False,  # a fork has none of OpenMP's workers
+    ),
+    opener=f"{__name__}:TorchEngine",
+    needs={
+        "cpu": Needs((Package("torch", ("torch",)),), "torch"),
+        "cuda": Needs((Package("torch", ("torch",), "lib/libtorch_cuda.so"), CUPY), "torch,cuda13"),
+    },
+)
 SUFFIXES = (".onnx", ".pt2", ".pt", ".ts", ".torchscript")
 HALVES = ("fp16", "bf16")
 Network = Callable[[Any], Sequence[Any]]

@@ -67,7 +67,6 @@ class Execution(DeviceExecution):
         self.input = cp.zeros(shape, dtype)
         self._image = torch.as_tensor(self.input, device="cuda").permute(0, 3, 1, 2)
         cp.cuda.get_current_stream().synchronize()
-        self.results: list[Any] = []
         with self._on(self._stream):
             outputs = self._run()
         self.results = [cp.zeros(tuple(output.shape), np.float32) for output in outputs]
@@ -84,11 +83,8 @@ class Execution(DeviceExecution):
             why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             self.capturable, self.how = False, f"a graph of its own between two of ours ({why})"
             graph = torch.cuda.CUDAGraph()
-            with (
-                _pools.used(),
-                torch.inference_mode(),
-                torch.cuda.graph(graph, capture_error_mode="thread_local"),  # other threads may allocate
-            ):
+            mode = "thread_local"  # other threads may allocate
+            with _pools.used(), torch.inference_mode(), torch.cuda.graph(graph, capture_error_mode=mode):
                 self._copy(self._run())
             self._graph = graph
 

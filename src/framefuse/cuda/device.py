@@ -314,13 +314,11 @@ def free_cached_memory() -> None:
 
 
 class StreamPool:
-    """Hands out objects to one user at a time and keeps all of them until the process ends.
+    """Hands out objects, which `make` creates on the current device, to one user at a time and keeps all of them until
+    the process ends.
 
     The pool also references objects that are in use. Otherwise a user and its CuPy stream could be garbage of one
     cycle: Python would finalize the stream, which destroys it, and the user's finalizer would release a dead stream.
-
-    Args:
-        make: creates an object on the current device.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:

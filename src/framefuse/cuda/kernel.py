@@ -87,11 +87,7 @@ recording = _Recording()
 
 
 class Packing:
-    """Packs the named arguments of a kernel for the driver. Needs no GPU if addresses are ints.
-
-    Args:
-        description: of the kernel.
-    """
+    """Packs the named arguments of the kernel described for the driver. Needs no GPU if addresses are ints."""
 
     def __init__(self, description: Description) -> None:
         self.description = description

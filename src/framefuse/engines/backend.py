@@ -216,11 +216,8 @@ def backends() -> Iterator[Backend]:
 
 
 def who_can(device: str, precision: str = "auto", *, calibrate: bool = False, but: Collection[str] = ()) -> str:
-    """A remedy: framefuse's engines that can do this, on this device and on the other one, and how to install them.
-
-    Args:
-        but: names of engines to leave out.
-    """
+    """A remedy: framefuse's engines that can do this, but those named in `but`, on this device and on the other one,
+    and how to install them."""
     found = []
     for place in (device, "cuda" if device == "cpu" else "cpu"):
         names = []

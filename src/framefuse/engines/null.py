@@ -25,11 +25,7 @@ BACKEND = Backend(
 
 
 class NullEngine(Engine):
-    """Answers at once.
-
-    Args:
-        answer: input (batch, 3, height, width) -> outputs; called when a slot is submitted.
-    """
+    """Answers at once, with `answer`: input (batch, 3, height, width) -> outputs; called when a slot is submitted."""
 
     name = BACKEND.name
     capabilities = BACKEND.capabilities
@@ -57,11 +53,7 @@ class NullExecution(DeviceExecution):
 
 
 class CudaNullEngine(NullEngine):
-    """`NullEngine` for images on a GPU.
-
-    Args:
-        answer: batch, height, width -> outputs; called once for each execution.
-    """
+    """`NullEngine` for images on a GPU; `answer`: batch, height, width -> outputs; called once for each execution."""
 
     device = "cuda"
     input_dtype = np.dtype(np.float16)

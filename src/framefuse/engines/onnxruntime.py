@@ -70,11 +70,7 @@ def cannot_load(path: Path, error: Exception) -> ModelError:
 
 
 def no_room(doing: str, error: Exception) -> EngineError | None:
-    """A GpuMemoryError, if the GPU is out of memory; otherwise None.
-
-    Args:
-        doing: the attempted action, in the infinitive.
-    """
+    """A GpuMemoryError, if the GPU is out of memory; otherwise None. `doing` is an infinitive."""
     short = bool(NO_MEMORY.search(str(error)))
     if not short and NO_HANDLE.search(str(error)):
         with suppress(Exception):  # a failing query must not hide the error
@@ -238,13 +234,8 @@ class OnnxRuntimeCudaEngine(Engine):
 
 
 class Execution(DeviceExecution):
-    """A model of one shape with its own memory on the GPU.
-
-    Attributes:
-        input: (batch, 3, height, width) on the GPU.
-        results: the model's outputs, on the GPU.
-        how: whether it can be captured, and why not, for the report.
-    """
+    """A model of one input shape, (batch, 3, height, width), with its own memory on the GPU. `how` says whether it can
+    be captured, and why not, for the report."""
 
     memory_format = "nchw"
 

@@ -285,13 +285,9 @@ def _last_line(error: BaseException) -> str:
 
 
 def find_head(ov: Any, core: Any, network: Any) -> list[str] | None:
-    """Names of the nodes that become outputs: for each level the logits of distances, then of classes.
-
-    None where the network is not a YOLOv8, or what stands between the logits and its output is not their decoding.
-
-    Args:
-        network: an `openvino.Model` with a fixed input shape.
-    """
+    """Names of the nodes of an `openvino.Model` of fixed input shape that become outputs: for each level the logits of
+    distances, then of classes. None where the network is not a YOLOv8, or what stands between the logits and its output
+    is not their decoding."""
     names = _logits(network)
     return names if names and _decodes(ov, core, network, names) else None
 

@@ -245,11 +245,8 @@ def reads(node: Any) -> Iterator[str]:
 
 
 def evaluate(nodes: list[Any], values: dict[str, Array], outputs: list[str], model: Any) -> list[Array]:
-    """Run nodes with onnx's reference evaluator, which raises errors of any class for what it cannot run.
-
-    Args:
-        model: where the nodes are from, for its opsets.
-    """
+    """Run nodes of a model, for its opsets, with onnx's reference evaluator, which raises errors of any class for what
+    it cannot run."""
     from onnx import TensorProto, ValueInfoProto, helper
     from onnx.reference import ReferenceEvaluator
 

@@ -126,12 +126,8 @@ class TensorrtEngine(Engine):
 
 
 class Execution(DeviceExecution):
-    """One context of a plan with its memory, whose addresses TensorRT is given once.
-
-    Attributes:
-        input: (batch, height, width, 8) float16; the channels behind the third stay 0.
-        results: the model's outputs.
-    """
+    """One context of a plan with its memory, whose addresses TensorRT is given once. The input is (batch, height,
+    width, 8) float16; the channels behind the third stay 0."""
 
     def __init__(self, found: Bindings, engine: Any, said: Messages, batch: int, height: int, width: int) -> None:
         cp, trt = device.cupy(), found.trt

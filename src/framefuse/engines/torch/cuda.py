@@ -50,13 +50,8 @@ _pools = _Pools()
 
 
 class Execution(DeviceExecution):
-    """A model of one shape with its own memory on the GPU.
-
-    Attributes:
-        input: (batch, height, width, 3) on the GPU.
-        results: the model's outputs, float32, on the GPU.
-        how: whether it can be captured, and why not, for the report.
-    """
+    """A model of one input shape, (batch, height, width, 3), with its own memory on the GPU; its results are float32.
+    `how` says whether it can be captured, and why not, for the report."""
 
     def __init__(self, network: Callable[[Any], Sequence[Any]], shape: Shape, dtype: np.dtype[Any]) -> None:
         cp = device.cupy()

@@ -295,8 +295,7 @@ def find_head(ov: Any, core: Any, network: Any) -> list[str] | None:
 def cut_head(ov: Any, network: Any, names: list[str]) -> Any:
     """The network with these nodes as its outputs."""
     nodes = {node.get_friendly_name(): node for node in network.get_ordered_ops()}
-    results = [ov.opset13.result(nodes[name].output(0)) for name in names]
-    return ov.Model(results, network.get_parameters(), HEAD)
+    return ov.Model([ov.opset13.result(nodes[name].output(0)) for name in names], network.get_parameters(), HEAD)
 
 
 def _logits(network: Any) -> list[str] | None:

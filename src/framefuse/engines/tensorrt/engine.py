@@ -79,8 +79,7 @@ class TensorrtEngine(Engine):
         self.reasons.append(f"precision {self.precision}: TensorRT follows the file")
 
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
-        engine = self._engine(batch, height, width)
-        return Execution(self._found, engine, self._said, batch, height, width)
+        return Execution(self._found, self._engine(batch, height, width), self._said, batch, height, width)
 
     def close(self) -> None:
         self._loaded.clear()

@@ -19,7 +19,7 @@ ROOMS: dict[str, set[str]] = {
     "common": {"errors"},
     "frame": {"errors"},
     "prediction": {"errors", "frame"},
-    "cuda": {"errors"},
+    "cuda": {"common", "errors"},
     "world": {"common", "errors"},
     "config": {"common", "errors"},
     "kernels": {"cuda", "errors", "frame"},

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from framefuse.engines.cache import Cached, EngineCache, model_hash, write_atomically
+from framefuse.common.files import write_atomically
+from framefuse.engines.cache import Cached, EngineCache, model_hash
 
 KEY = {"model": "a", "engine": "toy", "version": "1", "device": "cpu", "precision": "fp32", "shapes": "1", "flags": ""}
 

@@ -19,7 +19,7 @@ from command_line import importable, spawn
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, engine_names, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, load, profile_of
-from framefuse.engines.onnxruntime.engine import cannot_load, first_line, no_room
+from framefuse.engines.onnxruntime import cannot_load, first_line, no_room
 from framefuse.errors import CapabilityError, GpuMemoryError, ModelError, UsageError
 from framefuse.models import find_model
 

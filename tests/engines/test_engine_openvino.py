@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from framefuse.engines import EngineOptions, Slot, open_engine
-from framefuse.engines.openvino.engine import _openvino, find_head
+from framefuse.engines.openvino import _openvino, find_head
 from framefuse.errors import CapabilityError, ModelError
 from framefuse.kernels.boxes.call import detections
 from framefuse.models import find_model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -23,7 +24,6 @@ import fake_tensorrt
 from cuda_on_cpu import HostArray, on_device
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, Slot, open_engine, requests, selftest
-from framefuse.engines.cache import EngineCache
 from framefuse.engines.tensorrt import build as tensorrt_build
 from framefuse.engines.tensorrt import plans as tensorrt_plans
 from framefuse.engines.tensorrt.build import Messages, Shapes, bindings, build_plan, precision_of
@@ -404,8 +404,9 @@ def test_the_shapes_that_a_file_states_are_those_of_its_plan(two: Path, gpu: Any
 def _build_in_a_process(model: Path, folder: Path) -> None:
     sys.modules["tensorrt"] = fake_tensorrt.module()
     rtx = tensorrt_build.Bindings(fake_tensorrt.module(), "tensorrt_rtx", "1.7")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
     for _ in range(5):
-        kept, _ = tensorrt_plans.cached(model, "fp32", (1, 32, 32), found=rtx, cache=EngineCache("tensorrt", folder))
+        kept, _ = tensorrt_plans.cached(model, "fp32", (1, 32, 32), found=rtx)
         assert kept.path.read_bytes()[:4] == fake_tensorrt.TAG
 
 

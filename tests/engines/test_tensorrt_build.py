@@ -10,7 +10,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from framefuse.engines.cache import EngineCache
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, build_plan, rewrite
 from framefuse.engines.tensorrt.plans import build, cached, read
 from framefuse.errors import EngineError, ModelError
@@ -72,12 +71,15 @@ def test_the_input_is_what_preprocessing_writes() -> None:
     onnx.checker.check_model(model, full_check=True)
 
 
-def test_plans_are_kept_and_wider_ones_are_taken(rtx: Bindings, tmp_path: Path) -> None:
-    model, cache = find_model("scout-n"), EngineCache("tensorrt", tmp_path)
-    build(model, WIDE, precision="fp32", found=rtx, cache=cache)
-    kept, shapes = cached(model, "fp32", (5, 320, 320), found=rtx, cache=cache)
+def test_plans_are_kept_and_wider_ones_are_taken(
+    rtx: Bindings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = find_model("scout-n")
+    build(model, WIDE, precision="fp32", found=rtx)
+    kept, shapes = cached(model, "fp32", (5, 320, 320), found=rtx)
     assert shapes == WIDE and not kept.built
-    kept, shapes = cached(model, "fp32", (1, 256, 416), found=rtx, cache=cache)
+    kept, shapes = cached(model, "fp32", (1, 256, 416), found=rtx)
     assert shapes == Shapes.exact(1, 256, 416) and kept.built
 
 

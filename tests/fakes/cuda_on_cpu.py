@@ -118,8 +118,9 @@ class Compiled:
 
     def launch(self, symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
         description = cubins.describe(symbol)
-        slots = ctypes.create_string_buffer(8 * kernel.SLOTS)
-        grid = kernel.Packing(description)(arguments, slots)
+        packing = kernel.Packing(description)
+        slots = ctypes.create_string_buffer(8 * packing.slots)
+        grid = packing(arguments, slots)
         self.library(symbol).run(slots, *grid, *description.block)
 
     def bind(self, symbol: str, **arguments: Any) -> Any:

@@ -15,8 +15,7 @@ import small_models
 from benchmarks.engines import keep
 from benchmarks.results.cpu import engine_lines
 from framefuse.cli.app import main
-from framefuse.engines import ENGINES, Slot
-from framefuse.engines.onnxruntime import engine as onnxruntime
+from framefuse.engines import ENGINES, Slot, onnxruntime
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.lab import bench
 from framefuse.lab.bench import BenchReport, Row, Timing, bench_engines

@@ -34,7 +34,7 @@ from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.fp16 import plan_fp16, to_fp16
 from framefuse.models.int8 import plan_int8, prepare
-from framefuse.models.onnx_graph import OnnxGraph
+from framefuse.models.onnx_file import OnnxGraph
 from small_models import HEIGHT, WIDTH, drawn_images, write, write_segmenter
 
 FRAMES = list(drawn_images(40, seed=1))

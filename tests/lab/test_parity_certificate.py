@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.parity import relayout
 from framefuse.cli.app import main
-from framefuse.engines.onnxruntime import engine as onnxruntime
+from framefuse.engines import onnxruntime
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
 from framefuse.frame import PIXEL_FORMATS
 from framefuse.lab.parity import certify
@@ -292,7 +292,7 @@ def test_an_engine_that_cannot_start_is_absent_unless_it_breaks(
     def fail(model: Path, options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("framefuse.engines.openvino.engine.OpenVinoEngine", fail)
+    monkeypatch.setattr("framefuse.engines.openvino.OpenVinoEngine", fail)
     certificate = certify("squares", clip, engines=["onnxruntime", "openvino"], frames=1)
     openvino = certificate.engines[1]
     assert certificate.ok is not broken and bool(openvino.absent) is not broken

@@ -21,8 +21,8 @@ from cuda_on_cpu import on_device
 from fake_gpu import Array, Gpu
 from framefuse import kernels
 from framefuse.cuda import device, kernel
+from framefuse.cuda.device import StreamPool
 from framefuse.cuda.launch_plan import graph_memory
-from framefuse.cuda.pools import StreamPool
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.requests import device_request_pool
 from framefuse.errors import EngineError, UsageError

@@ -15,22 +15,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def interruptibly(call: Callable[[], T], seconds: float = 0) -> T:
-    """`call()`, such that a signal ends the wait for it ("C++ hears no signals").
-
-    Args:
-        seconds: limit of the wait; 0: none.
-
-    Raises:
-        TimeoutError: it has not ended after so many seconds.
-    """
-    if not seconds and threading.current_thread() is not threading.main_thread():
-        return call()
-    return aside(call, seconds or None)
-
-
 def aside(call: Callable[[], T], seconds: float | None = None) -> T:
-    """`call()` in a daemon thread.
+    """`call()` in a daemon thread, such that a signal ends the wait for it ("C++ hears no signals").
 
     Raises:
         TimeoutError: it has not ended after so many seconds.

@@ -1,10 +1,12 @@
-"""Files compared by identity or by hash, and the user's cache."""
+"""Files compared by identity or by hash, written as a whole or not at all, and the user's cache."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +21,25 @@ def file_hash(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that readers see either the old or the new content."""
+    with replaced(path) as scratch:
+        scratch.write_bytes(content)
+
+
+@contextmanager
+def replaced(path: Path, suffix: str = "") -> Iterator[Path]:
+    """A new file beside `path`, with default permissions, which replaces it at the end."""
+    scratch = path.parent / f"tmp{secrets.token_hex(8)}{suffix}"
+    try:
+        scratch.touch(exist_ok=False)
+        yield scratch
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 class Files:

@@ -67,11 +67,8 @@ VALUES = {"gpu": "cuda", "0": "cuda:0", "half": "fp16", "float16": "fp16", "floa
 
 
 def wish(name: str, spell: Callable[[str, str], str | None]) -> str | None:
-    """What to use instead of an option of another tool; None if nothing is known.
-
-    Args:
-        spell: how the user writes an option and its value, which may be empty; None if there is no such option.
-    """
+    """What to use instead of an option of another tool; None if nothing is known. `spell` says how the user writes an
+    option and its value, which may be empty; None if there is no such option."""
     key = name.strip("-").lower().replace("-", "_")
     answer = next((answer for names, answer in WISHES.items() if key in names.split()), None)
     for place, field, value in re.findall(r"(\{(\w+)=?(\w*)\})", answer or ""):

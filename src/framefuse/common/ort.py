@@ -8,9 +8,6 @@ from typing import Any
 
 from framefuse.errors import CapabilityError
 
-SILENT = 4
-"""The log level "fatal". Errors arrive as exceptions anyway, and ONNX Runtime also warns about every session."""
-
 
 def onnxruntime(extra: str) -> Any:
     """The onnxruntime module, whose sessions log nothing unless their options say so.
@@ -30,11 +27,10 @@ def onnxruntime(extra: str) -> Any:
         import onnxruntime
     except ImportError as error:
         raise CapabilityError("onnxruntime is not installed", remedy=f"pip install 'framefuse[{extra}]'") from error
-    onnxruntime.set_default_logger_severity(SILENT)
+    onnxruntime.set_default_logger_severity(4)  # fatal: errors are exceptions anyway, and it warns of every session
     return onnxruntime
 
 
 def cpu_session(ort: Any, model: Path | bytes, options: Any = None) -> Any:
     """A session on the CPU. Its fallback is off, as that prints to stdout, for example when memory runs out."""
-    source = model if isinstance(model, bytes) else str(model)
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)

@@ -50,10 +50,8 @@ def brief(value: object) -> str:
 
 
 def _without_login(word: re.Match[str]) -> str:
-    """Hide the text before an @: after // it is a login, elsewhere (rtsp:/name:password@host) if it has a colon.
-
-    Passwords may contain an unescaped / or ?; the price is that a host with a port before an @ in the path is hidden.
-    """
+    """Hide the text before an @: after // it is a login, elsewhere (rtsp:/name:password@host) if it has a colon. As
+    passwords may contain an unescaped / or ?, a host with a port before an @ in the path is hidden too."""
     scheme, slashes, rest = word[0].partition("//")
     if not slashes or re.search(r"[:/@].", scheme):
         scheme, slashes, rest = "", "", word[0]

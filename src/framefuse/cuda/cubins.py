@@ -22,14 +22,13 @@ import ast
 import hashlib
 import json
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from framefuse.common.files import user_cache, write_atomically
 from framefuse.cuda import nvrtc
 from framefuse.errors import CapabilityError, UsageError
 
@@ -46,15 +45,9 @@ KERNEL = re.compile(
     r"(?P<head>(?:template <(?P<formals>.+)>\n|extern \"C\" )__global__ void (?P<bounds>__launch_bounds__\(.+?\)\s)?"
     r"(?P<name>\w+)\()(?P<parameters>[^{]+)\) \{\n"
 )
-TYPES = {
-    "int": "int32",
-    "unsigned": "uint32",
-    "int64_t": "int64",
-    "uint64_t": "uint64",
-    "uint32_t": "uint32",
-    "float": "float32",
-    "bool": "bool",
-}
+TYPES = dict(
+    int="int32", unsigned="uint32", int64_t="int64", uint64_t="uint64", uint32_t="uint32", float="float32", bool="bool"
+)
 """Type of a parameter in C -> in the launcher; pointers aside."""
 
 _logger = logging.getLogger(__name__)
@@ -148,35 +141,22 @@ def _read(folder: Path) -> dict[str, Description]:
 def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
     for path in sorted(folder.glob("*.cu")):
         text = path.read_text(encoding="utf-8")
+        family = path.stem if path.stem == folder.name else f"{folder.name}_{path.stem}"
         kernels = list(KERNEL.finditer(text))
         if len(kernels) != len(re.findall("__global__", text)):
-            raise UsageError(
-                f"{path} has kernels that do not say how to launch them",
-                remedy="put a line `// launch: grid (...), block ...` above each",
-            )
+            message = f"{path} has kernels that do not say how to launch them"
+            raise UsageError(message, remedy="put a line `// launch: grid (...), block ...` above each")
         for kernel in kernels:
             parameters = tuple(map(_parameter, kernel["parameters"].split(",")))
             grid = ast.parse(f"f({kernel['grid'].replace('/', '//')})", mode="eval").body
             assert isinstance(grid, ast.Call)
             x, y, z = [*map(ast.unparse, grid.args), "1", "1"][:3]
             across, down = [*map(int, kernel["block"].split("*")), 1][:2]
+            shape = (x, y, z), (across, down, 1), int(kernel["shared"] or 0)
+            options, waits = tuple(kernel["options"].split(", ")[1:]), kernel["waits"] is not None
             for symbol, actuals in re.findall(r"(\w+) <(.+?)>", kernel["kernels"]) or [(kernel["name"], "")]:
-                yield (
-                    symbol,
-                    Description(
-                        symbol=symbol,
-                        family=path.stem if path.stem == folder.name else f"{folder.name}_{path.stem}",
-                        file=path,
-                        entry=symbol,
-                        parameters=parameters,
-                        grid=(x, y, z),
-                        block=(across, down, 1),
-                        shared=int(kernel["shared"] or 0),
-                        options=tuple(kernel["options"].split(", ")[1:]),
-                        waits=kernel["waits"] is not None,
-                        head=(kernel["head"], _instance(kernel, symbol, actuals)),
-                    ),
-                )
+                head = kernel["head"], _instance(kernel, symbol, actuals)
+                yield symbol, Description(symbol, family, path, symbol, parameters, *shape, options, waits, head=head)
 
 
 def _parameter(text: str) -> tuple[str, str]:
@@ -212,9 +192,8 @@ def describe(symbol: str) -> Description:
 
 
 def cache_directory() -> Path:
-    """Folder of the cached machine code: $XDG_CACHE_HOME/framefuse/kernels."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "framefuse" / "kernels"
+    """Folder of the cached machine code."""
+    return user_cache() / "kernels"
 
 
 def machine_code(description: Description, capability: int) -> bytes:
@@ -241,22 +220,11 @@ def machine_code(description: Description, capability: int) -> bytes:
         return stored[:-32]
     code = compiler.compile(source, description.symbol, target, description.options, ptx)
     try:
-        _write(path, code + hashlib.sha256(code).digest())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, code + hashlib.sha256(code).digest())
     except OSError as error:
         _warn_once(f"compiled kernels are kept in memory only: {path.parent}: {error.strerror or error}")
     return code
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(scratch, path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""The CUDA device through CuPy: arrays, addresses, pinned memory, streams, the current GPU of a thread, errors.
+"""The CUDA device through CuPy: arrays, addresses, memory, streams, the current GPU of a thread, errors, pools.
 
 CuPy is the array type and owns the CUDA context. A run on `--device cuda:1` sets the current GPU for each of its
 threads; all other code on CUDA uses that one and takes no number.
@@ -6,11 +6,13 @@ threads; all other code on CUDA uses that one and takes no number.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +21,8 @@ from numpy.typing import NDArray
 from framefuse.errors import CapabilityError, EngineError, GpuLostError, GpuMemoryError, UsageError
 
 T = TypeVar("T")
+GRAIN = 256
+"""Alignment in bytes of arrays within one allocation."""
 OUT_OF_MEMORY = 2
 LESS_MEMORY = "use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU"
 """Remedy for a GPU that runs out of memory."""
@@ -44,9 +48,8 @@ def cupy() -> Any:
     try:
         import cupy as module
     except ImportError as error:
-        raise CapabilityError(
-            f"CUDA needs CuPy, which cannot be imported: {error}", remedy="pip install 'framefuse[cuda13]'"
-        ) from error
+        message = f"CUDA needs CuPy, which cannot be imported: {error}"
+        raise CapabilityError(message, remedy="pip install 'framefuse[cuda13]'") from error
     try:
         count = module.cuda.runtime.getDeviceCount()
     except module.cuda.runtime.CUDARuntimeError as error:
@@ -64,17 +67,14 @@ def _no_gpu(runtime: Any, error: Any) -> CapabilityError:
     """The reason why `getDeviceCount` found no GPU, as far as it is known."""
     status = getattr(error, "status", NO_DEVICE)
     if status == INSUFFICIENT_DRIVER:
-        driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
-        return CapabilityError(
-            f"the NVIDIA driver supports CUDA {version(driver)}, but the installed CuPy needs CUDA {version(needed)}",
-            remedy=f"update the driver to one for CUDA {needed // 1000} (`nvidia-smi` shows what it supports)",
-        )
+        driver, needed = version(runtime.driverGetVersion()), version(runtime.runtimeGetVersion())
+        message = f"the NVIDIA driver supports CUDA {driver}, but the installed CuPy needs CUDA {needed}"
+        remedy = f"update the driver to one for CUDA {needed.split('.')[0]} (`nvidia-smi` shows what it supports)"
+        return CapabilityError(message, remedy=remedy)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if status == NO_DEVICE and visible is not None:
-        return CapabilityError(
-            f"CUDA finds no GPU: CUDA_VISIBLE_DEVICES is {visible!r}",
-            remedy="unset it, or set it to a GPU that `nvidia-smi -L` lists",
-        )
+        message = f"CUDA finds no GPU: CUDA_VISIBLE_DEVICES is {visible!r}"
+        return CapabilityError(message, remedy="unset it, or set it to a GPU that `nvidia-smi -L` lists")
     return CapabilityError(f"CUDA finds no usable GPU{f': {error}' if error else ''}", remedy="check `nvidia-smi`")
 
 
@@ -108,10 +108,8 @@ def as_cupy(array: Any) -> Any:
         return module.asarray(array)
     if hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] == 2:  # kDLCUDA
         return module.from_dlpack(array)
-    raise UsageError(
-        f"{type(array).__name__} is not an array on a GPU",
-        remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU",
-    )
+    message = f"{type(array).__name__} is not an array on a GPU"
+    raise UsageError(message, remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU")
 
 
 def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -158,16 +156,11 @@ def _stream_type() -> Any:
 
 def stream_at(pointer: int) -> Any:
     """The stream at a pointer as a stream of CuPy, which does not own it; `with` makes it the current one."""
-    streams = cupy().cuda
-    if hasattr(streams.Stream, "from_external"):  # CuPy >= 14, where ExternalStream is deprecated
-        return _stream_type().from_external(_Pointer(pointer))
-    return streams.ExternalStream(pointer)
+    return _stream_type().from_external(_Pointer(pointer))
 
 
 _uploads: dict[int, Any] = {}
 """The stream of each device on which constant tables are uploaded."""
-
-
 PLAN_FIRST = "record the call with kernels.record_launches before the capture, and capture the plan instead"
 """Remedy where a call cannot be captured."""
 
@@ -217,21 +210,21 @@ def uploaded(array: NDArray[Any]) -> Any:
         raise UsageError("this call needs a table that is not on the GPU yet", remedy=PLAN_FIRST)
     module = cupy()
     gpu = current_gpu()
-    stream = _uploads.get(gpu) or _uploads.setdefault(gpu, module.cuda.Stream(non_blocking=True))
+    stream = _uploads.get(gpu) or _uploads.setdefault(gpu, new_stream())
     with stream:
         found = module.asarray(array)
     stream.synchronize()
     return found
 
 
+def new_stream() -> Any:
+    """A stream that does not synchronise with the default stream."""
+    return cupy().cuda.Stream(non_blocking=True)
+
+
 def capturing(stream: int | None) -> bool:
     """Whether a stream (None: CuPy's current one) is being captured in a graph."""
     return bool(cupy().cuda.runtime.streamIsCapturing(current_stream() if stream is None else stream))
-
-
-def number(asked: int | None) -> int:
-    """The requested GPU, or this thread's current one for None."""
-    return current_gpu() if asked is None else asked
 
 
 @contextmanager
@@ -292,8 +285,53 @@ def translate_cuda_error(error: Exception, doing: str) -> EngineError:
             free = f" ({left / 1e6:,.0f} of {total / 1e6:,.0f} MB are free)"
         return GpuMemoryError(f"the GPU has no room to {doing}{free}: {text}", remedy=LESS_MEMORY)
     if code in LOST:
-        return GpuLostError(
-            f"CUDA could not {doing}: {LOST[code]} ({text})",
-            remedy="start again; if it comes back, run `framefuse doctor` and look for Xid lines in the kernel's log",
-        )
+        remedy = "start again; if it comes back, run `framefuse doctor` and look for Xid lines in the kernel's log"
+        return GpuLostError(f"CUDA could not {doing}: {LOST[code]} ({text})", remedy=remedy)
     return EngineError(f"CUDA could not {doing}: {text}")
+
+
+def packed_allocation(
+    shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[int], Any]
+) -> tuple[list[Any], Any]:
+    """Arrays one after the other in a single allocation, so that one copy moves all of them, and the allocation.
+
+    Args:
+        shapes: shape and dtype of each array.
+        allocate: number of bytes -> uint8 array of that size.
+    """
+    sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes]
+    *starts, end = accumulate((-(-size // GRAIN) * GRAIN for size in sizes), initial=0)
+    memory, parts = allocate(end), zip(shapes, starts, sizes, strict=True)
+    return [memory[at : at + size].view(dtype).reshape(shape) for (shape, dtype), at, size in parts], memory
+
+
+def free_cached_memory() -> None:
+    """Return the memory that CuPy's pools cache, so that other sizes and other processes can use it."""
+    cp = cupy()
+    gc.collect()  # the traceback of a failed allocation often holds arrays in a cycle
+    cp.get_default_memory_pool().free_all_blocks()
+    cp.get_default_pinned_memory_pool().free_all_blocks()
+
+
+class StreamPool:
+    """Hands out objects, which `make` creates on the current device, to one user at a time and keeps all of them until
+    the process ends.
+
+    The pool also references objects that are in use. Otherwise a user and its CuPy stream could be garbage of one
+    cycle: Python would finalize the stream, which destroys it, and the user's finalizer would release a dead stream.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._all: list[Any] = []
+        self._free: dict[int, list[Any]] = {}
+
+    def acquire(self) -> tuple[Any, Callable[[], None]]:
+        """An object of the current device and the function that releases it, which any thread may call."""
+        free = self._free.setdefault(current_gpu(), [])
+        try:
+            found = free.pop()
+        except IndexError:
+            found = self._make()
+            self._all.append(found)
+        return found, partial(free.append, found)

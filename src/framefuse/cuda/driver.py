@@ -49,17 +49,17 @@ def copy(to: int, source: int, size: int, stream: Any) -> None:
     Raises:
         GpuLostError: the GPU is lost.
     """
-    _check(driver().cuMemcpyDtoDAsync_v2(to, source, size, stream.ptr), "copy an image")
+    check(driver().cuMemcpyDtoDAsync_v2(to, source, size, stream.ptr), "copy an image")
 
 
 def record(event: Any, stream: Any) -> None:
     """Record an event after the work that is on a stream of CuPy now."""
-    _check(driver().cuEventRecord(event.ptr, stream.ptr), "record an event")
+    check(driver().cuEventRecord(event.ptr, stream.ptr), "record an event")
 
 
 def record_in_graph(event: Any, stream: Any) -> None:
     """Record an event each time the graph is launched that the stream is capturing, so that the host can read it."""
-    _check(driver().cuEventRecordWithFlags(event.ptr, stream.ptr, EXTERNAL), "record an event in a graph")
+    check(driver().cuEventRecordWithFlags(event.ptr, stream.ptr, EXTERNAL), "record an event in a graph")
 
 
 def wait(event: Any, stream: Any) -> None:
@@ -68,9 +68,10 @@ def wait(event: Any, stream: Any) -> None:
     Raises:
         GpuLostError: the GPU is lost.
     """
-    _check(driver().cuStreamWaitEvent(stream.ptr, event.ptr, 0), "wait for an image")
+    check(driver().cuStreamWaitEvent(stream.ptr, event.ptr, 0), "wait for an image")
 
 
-def _check(code: int, doing: str) -> None:
+def check(code: int, doing: str) -> None:
+    """Raise the typed error of a code of the driver that is not 0 (`device.translate_cuda_error`)."""
     if code:
         raise translate_cuda_error(device.cupy().cuda.runtime.CUDARuntimeError(code), doing)

@@ -18,24 +18,13 @@ from typing import Any
 from framefuse.cuda import device
 from framefuse.cuda.cubins import Description, describe, machine_code
 from framefuse.cuda.cubins import add as add  # kernels of users
-from framefuse.errors import EngineError, UsageError
+from framefuse.cuda.driver import check
+from framefuse.errors import UsageError
 
-SLOTS = 128
-"""Parameters that a kernel may have at most. Each takes 8 bytes on its way to the driver; a table takes its size."""
-
-FORMATS = {
-    "pointer": "Q",
-    "int64": "q",
-    "uint64": "Q",
-    "int32": "i4x",
-    "uint32": "I4x",
-    "float32": "f4x",
-    "float64": "d",
-    "bool": "?7x",
-    "int8": "b7x",
-    "uint8": "B7x",
-}
-"""How `struct` packs a parameter of each type into a slot."""
+FORMATS = dict(pointer="Q", int64="q", uint64="Q", float64="d") | dict(
+    int32="i4x", uint32="I4x", float32="f4x", bool="?7x", int8="b7x", uint8="B7x"
+)
+"""How `struct` packs a parameter of each type into a slot of 8 bytes; a table takes its size."""
 
 CONFIGURATION = struct.Struct("<7I4xQQI4x")
 """CUlaunchConfig: blocks and threads in x, y and z, shared memory, stream, attributes and their number."""
@@ -98,11 +87,7 @@ recording = _Recording()
 
 
 class Packing:
-    """Packs the named arguments of a kernel for the driver. Needs no GPU if addresses are ints.
-
-    Args:
-        description: of the kernel.
-    """
+    """Packs the named arguments of the kernel described for the driver. Needs no GPU if addresses are ints."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -112,10 +97,11 @@ class Packing:
         ]
         names = ", ".join(description.arguments)
         code = f"lambda *, {names}: (({', '.join(values)},), ({', '.join(description.grid)}))"
-        self._evaluate: Callable[..., tuple[tuple[Any, ...], tuple[int, int, int]]] = eval(
-            code, {"address": device.address}
-        )
-        formats = [_format(kind) for _, kind in description.parameters]
+        evaluate = eval(code, {"address": device.address})
+        self._evaluate: Callable[..., tuple[tuple[Any, ...], tuple[int, int, int]]] = evaluate
+        # `bytes N` is a table of N bytes, which is the last parameter.
+        kinds = (kind.split() for _, kind in description.parameters)
+        formats = [f"{size[0]}s" if kind == "bytes" else FORMATS[kind] for kind, *size in kinds]
         self._pack = struct.Struct("<" + "".join(formats)).pack_into
         self.slots = sum(struct.calcsize(f"<{each}") // 8 for each in formats)
         """Number of 8-byte slots that the parameters take."""
@@ -133,12 +119,6 @@ class Packing:
         return grid
 
 
-def _format(kind: str) -> str:
-    """Format of a parameter for `struct`; `bytes N` is a table of N bytes, which is the last parameter."""
-    name, _, size = kind.partition(" ")
-    return f"{size}s" if name == "bytes" else FORMATS[name]
-
-
 class _Loaded:
     """A kernel on one device."""
 
@@ -147,25 +127,17 @@ class _Loaded:
         self.what = f"launch {description.symbol}"
         self.shape = (*description.block, description.shared)
         self.early = int(description.waits and capability >= HOPPER)
-        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        driver, image = _driver(), machine_code(description, capability)
-        _check(driver.cuModuleLoadData(ctypes.byref(self._module), image), f"load {description.symbol}")
-        _check(
-            driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, description.entry.encode()),
-            f"find {description.entry}",
-        )
-        if description.shared > 48 * 1024:  # more is opt-in
-            _check(
-                driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED_SIZE_BYTES, description.shared),
-                f"give {description.shared} bytes of shared memory to {description.symbol}",
-            )
+        self._module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        driver, image, entry = _driver(), machine_code(description, capability), description.entry
+        check(driver.cuModuleLoadData(ctypes.byref(self._module), image), f"load {description.symbol}")
+        check(driver.cuModuleGetFunction(ctypes.byref(function), self._module, entry.encode()), f"find {entry}")
+        if (shared := description.shared) > 48 * 1024:  # more is opt-in
+            code = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            check(code, f"give {shared} bytes of shared memory to {description.symbol}")
         # Modules load lazily; reading an attribute loads the kernel now instead of at its first launch.
-        _check(
-            driver.cuFuncGetAttribute(ctypes.byref(ctypes.c_int()), NUM_REGS, self._function),
-            f"load {description.symbol}",
-        )
-
-        self.function = self._function.value
+        code = driver.cuFuncGetAttribute(ctypes.byref(ctypes.c_int()), NUM_REGS, function)
+        check(code, f"load {description.symbol}")
+        self.function = function.value
 
 
 class Bound:
@@ -195,18 +167,11 @@ class Bound:
             recording.launches.append(self)
         if self._empty:
             return
-        state = _thread_state()
-        CONFIGURATION.pack_into(
-            state.configuration,
-            0,
-            *self._shape,
-            device.current_stream() if stream is None else stream,
-            state.attributes,
-            self._early,
-        )
+        state, pointer = _thread_state(), device.current_stream() if stream is None else stream
+        CONFIGURATION.pack_into(state.configuration, 0, *self._shape, pointer, state.attributes, self._early)
         code = state.start(state.address, self._kernel, self._parameters, None)
         if code:
-            _check(code, self._what)
+            check(code, self._what)
 
 
 class _ThreadState(threading.local):
@@ -230,14 +195,6 @@ def _driver() -> Any:
     pointer = ctypes.c_void_p
     library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
     return library
-
-
-def _check(code: int, doing: str) -> None:
-    if code == 0:
-        return
-    name = ctypes.c_char_p()
-    _driver().cuGetErrorName(code, ctypes.byref(name))
-    raise EngineError(f"CUDA could not {doing}: {(name.value or b'').decode() or code}")
 
 
 _lock = threading.Lock()

@@ -146,10 +146,8 @@ class Workspace:
         known, found = self._kept.get(name, (None, None))
         if found is None or known != key:
             if device.capturing(None):
-                raise UsageError(
-                    "memory cannot be allocated during the capture of a CUDA graph",
-                    remedy="make the same call with the same Workspace before the capture",
-                )
+                message = "memory cannot be allocated during the capture of a CUDA graph"
+                raise UsageError(message, remedy="make the same call with the same Workspace before the capture")
             found = make()
             self._kept[name] = key, found
         return keep(found)

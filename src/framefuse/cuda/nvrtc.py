@@ -41,9 +41,8 @@ class Nvrtc:
             CapabilityError: this NVRTC does not support the capability, or the source has an error; the log is quoted.
         """
         if capability not in self.architectures:
-            raise CapabilityError(
-                f"NVRTC {self.version[0]}.{self.version[1]} does not compile for sm_{capability}", remedy=REMEDY
-            )
+            message = f"NVRTC {self.version[0]}.{self.version[1]} does not compile for sm_{capability}"
+            raise CapabilityError(message, remedy=REMEDY)
         kind = "compute" if ptx else "sm"
         flags = [f"--gpu-architecture={kind}_{capability}", "--std=c++17", "--disable-warnings", *options]
         arguments = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))

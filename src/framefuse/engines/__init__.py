@@ -16,25 +16,6 @@ from framefuse.engines.backend import (
 from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision
 from framefuse.engines.requests import DeviceExecution, RequestPool, Slot, SlotPool
 
-__all__ = [
-    "ENGINES",
-    "PREFERENCE",
-    "Backend",
-    "Capabilities",
-    "Device",
-    "DeviceExecution",
-    "Engine",
-    "EngineOptions",
-    "Needs",
-    "Package",
-    "Precision",
-    "RequestPool",
-    "Slot",
-    "SlotPool",
-    "backends",
-    "check_capabilities",
-    "engine_names",
-    "find_backend",
-    "open_engine",
-    "who_can",
-]
+__all__ = ["ENGINES", "PREFERENCE", "Backend", "Capabilities", "Device", "DeviceExecution", "Engine", "EngineOptions"]
+__all__ += ["Needs", "Package", "Precision", "RequestPool", "Slot", "SlotPool", "backends", "check_capabilities"]
+__all__ += ["engine_names", "find_backend", "open_engine", "who_can"]

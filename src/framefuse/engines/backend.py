@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, get_args
+from pkgutil import resolve_name
+from typing import get_args
 
-from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, limited, not_quantised
+from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, check_int8, limited
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.onnx_file import is_quantised, plain_words
@@ -127,10 +128,10 @@ class Backend:
         if not self.checker:
             return None
         try:
-            why: str | None = self._call(self.checker, model, precision, height, width)
+            why: str | None = resolve_name(self.checker)(model, precision, height, width)
+            return why
         except FramefuseError as error:
             return error.message
-        return why
 
     def open(self, model: Path, options: EngineOptions) -> Engine:
         """Load a model. `options.device` is one of its devices.
@@ -139,12 +140,10 @@ class Backend:
             EngineError: this process was forked after its parent had opened the engine, which then hangs.
         """
         if why := self._lost_by_fork(options.device):
-            raise EngineError(
-                f"engine {self.name}: {why}",
-                remedy="start processes by multiprocessing.get_context('spawn'), or run only in the children",
-            )
+            remedy = "start processes by multiprocessing.get_context('spawn'), or run only in the children"
+            raise EngineError(f"engine {self.name}: {why}", remedy=remedy)
         _opened.setdefault((self.name, options.device), os.getpid())
-        engine: Engine = self._call(self.opener, model, options)
+        engine: Engine = resolve_name(self.opener)(model, options)
         return engine
 
     def _lost_by_fork(self, device: str) -> str | None:
@@ -160,17 +159,12 @@ class Backend:
             CapabilityError: something is missing here.
             Exception: whatever goes wrong.
         """
-        return str(self._call(self.tester, self, device))
+        return str(resolve_name(self.tester)(self, device))
 
     def versions(self, device: str) -> str:
         """The packages with their versions, as far as they are installed."""
         names = [package.name for package in self.needs.get(device, Needs()).packages]
         return ", ".join(f"{name} {number}" for name in names if (number := version_of(name))) or "built in"
-
-    @staticmethod
-    def _call(target: str, *arguments: Any) -> Any:
-        module, _, function = target.partition(":")
-        return getattr(importlib.import_module(module), function)(*arguments)
 
 
 ENGINES: dict[str, str] = {
@@ -180,8 +174,8 @@ ENGINES: dict[str, str] = {
     "onnxruntime-tensorrt": "framefuse.engines.onnxruntime:TENSORRT",
     "onnxruntime-nvrtx": "framefuse.engines.onnxruntime:NVRTX",
     "cudnn": "framefuse.engines.cudnn",
-    "tensorrt": "framefuse.engines.tensorrt",
-    "torch": "framefuse.engines.torch",
+    "tensorrt": "framefuse.engines.tensorrt.engine",
+    "torch": "framefuse.engines.torch.engine",
     "tvm": "framefuse.engines.tvm",
 }
 """Engine name -> module whose `BACKEND` describes it, or module:name, imported on use. Entry points of the group
@@ -212,11 +206,8 @@ def find_backend(name: str) -> Backend:
     if name not in targets:
         raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(targets))}")
     module, _, attribute = targets[name].partition(":")
-    content = vars(importlib.import_module(module))
-    found = content.get(attribute or "BACKEND")
-    if isinstance(found, Backend):
-        return found
-    return Backend(name, UNKNOWN, f"{module}:{attribute or 'open_engine'}")
+    found = getattr(importlib.import_module(module), attribute or "BACKEND", None)
+    return found if isinstance(found, Backend) else Backend(name, UNKNOWN, f"{module}:{attribute or 'open_engine'}")
 
 
 def backends() -> Iterator[Backend]:
@@ -225,11 +216,8 @@ def backends() -> Iterator[Backend]:
 
 
 def who_can(device: str, precision: str = "auto", *, calibrate: bool = False, but: Collection[str] = ()) -> str:
-    """A remedy: framefuse's engines that can do this, on this device and on the other one, and how to install them.
-
-    Args:
-        but: names of engines to leave out.
-    """
+    """A remedy: framefuse's engines that can do this, but those named in `but`, on this device and on the other one,
+    and how to install them."""
     found = []
     for place in (device, "cuda" if device == "cpu" else "cpu"):
         names = []
@@ -275,8 +263,7 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
     check_capabilities(backend, options.device, options.precision, calibrate=bool(options.calibration))
     as_written = options.precision == "int8" and "int8" not in backend.capabilities.precisions[options.device]
     if as_written:
-        if not is_quantised(model):
-            raise not_quantised()
+        check_int8("int8", is_quantised(model))
         options = replace(options, precision="auto")
     try:
         if options.device == "cpu":
@@ -290,9 +277,8 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
         error.remedy = error.remedy or "export it again with opset 17, or use another engine"
         raise
     if not isinstance(engine, Engine):
-        raise EngineError(
-            f"engine {name} is a {type(engine).__name__}", remedy="let its class derive from framefuse.engines.Engine"
-        )
+        message = f"engine {name} is a {type(engine).__name__}"
+        raise EngineError(message, remedy="let its class derive from framefuse.engines.Engine")
     engine.capabilities, engine.load_timeout = backend.capabilities, options.load_timeout
     if as_written:
         engine.reasons.append(f"the file is int8 as it is; engine {name} multiplies in {engine.precision}")

@@ -14,14 +14,12 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from framefuse.common.files import file_hash, user_cache
+from framefuse.common.files import file_hash, replaced, user_cache, write_atomically
 from framefuse.models.onnx_file import external_files
 
 _logger = logging.getLogger(__name__)
@@ -87,7 +85,7 @@ class EngineCache:
                 _logger.warning("%s: %s", self.engine, note)
             self._sweep()
             started = time.perf_counter()
-            with _replaced(path, suffix) as scratch:
+            with replaced(path, suffix) as scratch:
                 build(scratch)
                 seconds = time.perf_counter() - started
                 facts = {"key": key, "sha256": file_hash(scratch), "seconds": round(seconds, 3)}
@@ -141,25 +139,6 @@ def model_hash(model: Path) -> str:
         for name in sorted(external_files(model)):
             digest.update((model.parent / name).read_bytes())
     return digest.hexdigest()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers see either the old or the new content."""
-    with _replaced(path) as scratch:
-        scratch.write_bytes(content)
-
-
-@contextlib.contextmanager
-def _replaced(path: Path, suffix: str = "") -> Iterator[Path]:
-    """A new file beside `path`, with default permissions, which replaces it at the end."""
-    scratch = path.parent / f"tmp{secrets.token_hex(8)}{suffix}"
-    try:
-        scratch.touch(exist_ok=False)
-        yield scratch
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

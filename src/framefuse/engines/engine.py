@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.common.aside import interruptibly
+from framefuse.common.aside import aside
 from framefuse.engines.onnx_shapes import Profile
 from framefuse.engines.requests import DeviceExecution, RequestPool, device_request_pool
 from framefuse.errors import CapabilityError, EngineError, UsageError
@@ -55,13 +55,13 @@ class EngineOptions:
 
 def limited(name: str, seconds: float, load: Callable[[], Loaded]) -> Loaded:
     """What `load` returns; if that takes longer than `load_timeout`, it is an EngineError."""
+    if not seconds and threading.current_thread() is not threading.main_thread():  # neither a limit nor a signal
+        return load()
     try:
-        return interruptibly(load, seconds)
+        return aside(load, seconds or None)
     except TimeoutError as error:
-        raise EngineError(
-            f"engine {name} has not loaded the model within {seconds:g} s (option load_timeout)",
-            remedy="use a larger --load-timeout, or another engine",
-        ) from error
+        message = f"engine {name} has not loaded the model within {seconds:g} s (option load_timeout)"
+        raise EngineError(message, remedy="use a larger --load-timeout, or another engine") from error
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,11 @@ class Engine:
             self.profile.check((batch, self.profile.opt[1], height, width))
 
 
-def not_quantised() -> UsageError:
-    """int8 of a model in floating point."""
-    return UsageError(
-        "precision int8 was asked for, but the model has no quantised layers",
-        remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
-    )
+def check_int8(asked: str, quantised: bool) -> None:
+    """A UsageError if int8 is asked of a model in floating point, or another precision of a quantised one."""
+    if quantised and asked not in ("auto", "int8"):
+        message = f"the model is quantised to int8, it cannot run at {asked}"
+        raise UsageError(message, remedy="use the model it was built from")
+    if asked == "int8" and not quantised:
+        remedy = "framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto"
+        raise UsageError("precision int8 was asked for, but the model has no quantised layers", remedy=remedy)

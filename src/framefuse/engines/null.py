@@ -25,19 +25,15 @@ BACKEND = Backend(
 
 
 class NullEngine(Engine):
-    """Answers at once.
-
-    Args:
-        answer: input (batch, 3, height, width) -> outputs; called when a slot is submitted.
-    """
+    """Answers at once, with `answer`: input (batch, 3, height, width) -> outputs; called when a slot is submitted."""
 
     name = BACKEND.name
     capabilities = BACKEND.capabilities
     precision = "none"
+    input_dtype = np.dtype(np.float32)
 
-    def __init__(self, answer: Answer, input_dtype: Any = np.float32) -> None:
+    def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self.input_dtype = np.dtype(input_dtype)
         self.reasons = ["engine null: no model runs, outputs are empty"]
 
     def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
@@ -50,34 +46,23 @@ class NullEngine(Engine):
 
 
 class NullExecution(DeviceExecution):
-    """No model on the GPU: the results never change.
-
-    Args:
-        results: NumPy arrays (batch, ...).
-    """
-
-    def __init__(self, batch: int, height: int, width: int, results: Sequence[NDArray[Any]]) -> None:
-        self.input = device.cupy().zeros((batch, height, width, 8), np.float16)
-        self.results = [device.cupy().asarray(result) for result in results]
+    """No model on the GPU: the results never change."""
 
     def start(self, stream: Any) -> None:
         """Nothing to start."""
 
 
 class CudaNullEngine(NullEngine):
-    """`NullEngine` for images on a GPU.
-
-    Args:
-        answer: batch, height, width -> outputs; called once for each execution.
-    """
+    """`NullEngine` for images on a GPU; `answer`: batch, height, width -> outputs; called once for each execution."""
 
     device = "cuda"
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer, np.float16)
+    input_dtype = np.dtype(np.float16)
 
     def _make_execution(self, batch: int, height: int, width: int) -> NullExecution:
-        return NullExecution(batch, height, width, self._answer(batch, height, width))
+        made, cp = NullExecution(), device.cupy()
+        made.input = cp.zeros((batch, height, width, 8), self.input_dtype)
+        made.results = [cp.asarray(result) for result in self._answer(batch, height, width)]
+        return made
 
 
 def open_engine(model: Path, options: EngineOptions) -> Engine:

@@ -13,8 +13,7 @@ import numpy as np
 
 from framefuse.engines.requests import Shape
 from framefuse.errors import ModelError, UsageError
-from framefuse.models.onnx_file import inputs_of, load_onnx, with_shapes
-from framefuse.models.onnx_graph import attribute, evaluate
+from framefuse.models.onnx_file import attribute, evaluate, inputs_of, load_onnx, with_shapes
 
 PROFILE_KEY = "framefuse.profile"
 """Metadata entry of an ONNX that states its profile."""

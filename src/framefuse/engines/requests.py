@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,24 +53,8 @@ class Slot:
             self.input[...] = values
 
 
-class RequestPool(Protocol):
-    """A fixed set of requests of one input shape."""
-
-    shape: Shape
-
-    def acquire(self) -> Slot | None:
-        """A free slot; None if all are in flight. Never blocks on the model."""
-
-    def submit(self, slot: Slot) -> None: ...
-    def wait(self, slot: Slot, timeout: float | None = None) -> bool:
-        """Wait for the outputs of a submitted slot; False after `timeout` seconds without them."""
-
-    def release(self, slot: Slot) -> None: ...
-    def close(self) -> None: ...
-
-
 class SlotPool:
-    """A request pool over given slots.
+    """A fixed set of requests of one input shape.
 
     Args:
         start: starts a slot's request.
@@ -89,12 +73,14 @@ class SlotPool:
         self.shape, self._free, self._start, self._wait = shape, slots, start, wait
 
     def acquire(self) -> Slot | None:
+        """A free slot; None if all are in flight. Never blocks on the model."""
         return self._free.pop() if self._free else None
 
     def submit(self, slot: Slot) -> None:
         self._start(slot)
 
     def wait(self, slot: Slot, timeout: float | None = None) -> bool:
+        """Wait for the outputs of a submitted slot; False after `timeout` seconds without them."""
         return self._wait(slot, timeout)
 
     def release(self, slot: Slot) -> None:
@@ -103,6 +89,9 @@ class SlotPool:
 
     def close(self) -> None:
         self._free.clear()
+
+
+RequestPool = SlotPool
 
 
 class DeviceExecution:

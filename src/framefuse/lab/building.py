@@ -28,8 +28,8 @@ from typing import Any, cast, get_args
 
 import yaml
 
+from framefuse.common.files import write_atomically
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
-from framefuse.engines.cache import write_atomically
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
 from framefuse.errors import CapabilityError, CardError, FramefuseError, ModelError, SinkError, UsageError
 from framefuse.models import find_model

@@ -98,11 +98,9 @@ class Card:
         shapes = [output.shape for output in outputs]
         found = layouts.count_classes(layout or self.layout, shapes, self.activation)
         if self.names and found is not None and found != self.class_count:
-            raise CardError(
-                f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')}), "
-                f"but its outputs have {found} ({self.layout}: {', '.join(map(str, shapes))})",
-                remedy=f"correct names or layout in the card {self.path.with_suffix('.yaml')}",
-            )
+            stated = f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')})"
+            message = f"{stated}, but its outputs have {found} ({self.layout}: {', '.join(map(str, shapes))})"
+            raise CardError(message, remedy=f"correct names or layout in the card {self.path.with_suffix('.yaml')}")
 
 
 class _Facts:
@@ -217,22 +215,14 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     dynamic_size = image.shape[2] is None and image.shape[3] is None
     fit: Fit = facts.get("fit", "stretch" if layout.name == "detr" else "letterbox", default)
     uint8 = image.dtype == "uint8"
-    preprocess = Preprocess(
-        width=width,
-        height=height,
-        fit=fit,
-        rectangular=facts.get("rect", dynamic_size and fit == "letterbox", "default: yes if height and width are free"),
-        stride=facts.get("stride", 32, default),
-        interpolation=facts.get("interpolation", "linear", default),
-        pad_value=facts.get("pad_value", 114.0, default),
-        mean=facts.get("mean", (0.0, 0.0, 0.0), default),
-        std=facts.get("std", (1.0,) * 3 if uint8 else (255.0,) * 3, "default of uint8 input" if uint8 else default),
-        channel_order=facts.get("channel_order", "rgb", default),
-    )
+    free = facts.get("rect", dynamic_size and fit == "letterbox", "default: yes if height and width are free")
+    std, why = (1.0 if uint8 else 255.0,) * 3, {"std": "default of uint8 input"} if uint8 else {}
+    usual = dict(stride=32, interpolation="linear", pad_value=114.0, mean=(0.0,) * 3, std=std, channel_order="rgb")
+    options: dict[str, Any] = {key: facts.get(key, value, why.get(key, default)) for key, value in usual.items()}
+    preprocess = Preprocess(width=width, height=height, fit=fit, rectangular=free, **options)
     if preprocess.rectangular and not dynamic_size:
         raise CardError(f"rect: true, but the input is fixed at {width}x{height}", remedy="remove rect from the card")
-    batch = image.shape[0]
-    about_keys = {"licence": "license", "calibration": CALIBRATION_KEY}
+    batch, about_keys = image.shape[0], {"licence": "license", "calibration": CALIBRATION_KEY}
     stated = {ours: text for ours, key in about_keys.items() if (text := onnx_facts.metadata.get(key))}
     return Card(
         path=model,
@@ -293,10 +283,9 @@ def _input_size(image: TensorFacts, facts: _Facts) -> tuple[int, int]:
         return int(fixed[0] or 0), int(fixed[1] or 0)
     for axis, known, wanted in zip(("height", "width"), fixed, stated, strict=True):
         if known is not None and known != wanted:
-            raise CardError(
-                f"imgsz {list(stated)} says {axis} {wanted}, but the model's input is fixed at {known}",
-                remedy=f"set imgsz: {[int(v or w) for v, w in zip(fixed, stated, strict=True)]} in the card",
-            )
+            message = f"imgsz {list(stated)} says {axis} {wanted}, but the model's input is fixed at {known}"
+            remedy = f"set imgsz: {[int(v or w) for v, w in zip(fixed, stated, strict=True)]} in the card"
+            raise CardError(message, remedy=remedy)
     return stated[0], stated[1]
 
 

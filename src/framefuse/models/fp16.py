@@ -10,12 +10,13 @@ These stay in FP32, each with its reason in the report:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
 from framefuse.errors import ModelError
-from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph, reads
+from framefuse.models.onnx_file import WEIGHTED, OnnxGraph, reads
 
 FP16_MAX = 65504.0
 HEADROOM = 8.0
@@ -74,8 +75,7 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
 
     types = tensor_types(model)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    half = onnx.ModelProto()
-    half.CopyFrom(model)
+    half = deepcopy(model)
     nodes: list[Any] = []
     constants: dict[str, Any] = {}
     names: dict[tuple[str, bool], str] = {}
@@ -104,9 +104,7 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
     for value in model.graph.input:
         names[value.name, False] = value.name
     for number, original in enumerate(model.graph.node):
-        node = type(original)()
-        node.CopyFrom(original)
-        as_half = number not in kept
+        node, as_half = deepcopy(original), number not in kept
         typed_inputs = TYPED_INPUTS.get(node.op_type, len(node.input)) if as_half else len(node.input)
         for index, name in enumerate(node.input):
             node.input[index] = typed(name, as_half and index < typed_inputs) if name else name

@@ -108,23 +108,20 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
         read_card(path)
     except CardError as error:
         problem = "\n".join(filter(None, (error.message, error.remedy)))
-    return Fetched(name, path, *done, problem)
+    return Fetched(name, path, origin.address, *done, problem)
 
 
-def _stage(
-    origin: Origin, folder: Path, name: str, sha256: str | None, known: Known | None
-) -> tuple[str, str, str, int]:
-    """Bring the model and its card into a folder; returns source, licence, hash and size."""
+def _stage(origin: Origin, folder: Path, name: str, sha256: str | None, known: Known | None) -> tuple[str, str, int]:
+    """Bring the model and its card into a folder; returns licence, hash and size."""
     path = folder / f"{name}.onnx"
     try:
         origin.bring(origin.file, path)
         found = file_hash(path)
         for wanted in filter(None, (sha256, origin.sha256)):
             if found != wanted.lower():
-                raise ModelError(
-                    f"{origin.address} is not the file that it should be: its SHA-256 is {found}, not {wanted}",
-                    remedy="try again; if it stays so, compare the hash with the one that its author publishes",
-                )
+                message = f"{origin.address} is not the file that it should be: its SHA-256 is {found}, not {wanted}"
+                remedy = "try again; if it stays so, compare the hash with the one that its author publishes"
+                raise ModelError(message, remedy=remedy)
         for external in external_files(path):
             if external == PureWindowsPath(external).name:  # no other folder
                 origin.bring(external, folder / external)
@@ -137,7 +134,7 @@ def _stage(
     licence = known.licence if known else str(stated)
     card["about"] = {**about, "source": origin.address, "licence": licence, "sha256": found}
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(card, sort_keys=False), encoding="utf-8")
-    return origin.address, licence, found, path.stat().st_size
+    return licence, found, path.stat().st_size
 
 
 def _origin(source: str, checked: bool) -> Origin:
@@ -190,10 +187,9 @@ def _on_hub(address: str) -> Origin:
     try:
         facts = _json(f"{endpoint}/api/models/{repository}/revision/{revision}?blobs=true", address, token)
     except FileNotFoundError as error:
-        raise ModelError(
-            f"{address}: there is no such repository or revision, or it is private",
-            remedy="check the address; private repositories need the variable HF_TOKEN",
-        ) from error
+        message = f"{address}: there is no such repository or revision, or it is private"
+        remedy = "check the address; private repositories need the variable HF_TOKEN"
+        raise ModelError(message, remedy=remedy) from error
     files = {one["rfilename"]: one for one in facts["siblings"]}
     wanted = [parts[3].lstrip("/")] if parts[3] else ["onnx/model.onnx", "model.onnx"]
     file = next((name for name in wanted if name in files), None)

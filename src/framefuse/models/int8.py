@@ -16,6 +16,7 @@ import contextlib
 import io
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -23,10 +24,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.common.ort import SILENT, cpu_session, onnxruntime
+from framefuse.common.ort import cpu_session, onnxruntime
 from framefuse.errors import ModelError
-from framefuse.models.onnx_file import QUANTIZE_OPERATORS, opset_of, plain_words
-from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+from framefuse.models.onnx_file import QUANTIZE_OPERATORS, WEIGHTED, OnnxGraph, opset_of, plain_words
 
 Calibration = Literal["percentile", "entropy", "minmax"]
 PERCENTILE = 99.999
@@ -50,7 +50,6 @@ def prepare(path: Path) -> Any:
     opset = opset_of(model)
     _check(path, model, opset)
     options = ort.SessionOptions()
-    options.log_severity_level = SILENT
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # only standard ONNX operators
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "model.onnx")
@@ -60,10 +59,9 @@ def prepare(path: Path) -> Any:
             cpu_session(ort, model.SerializeToString(), options)
             prepared = onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
         except Exception as error:  # converter, shape inference and ONNX Runtime raise unrelated classes
-            raise ModelError(
-                f"{path} (opset {opset}) cannot be prepared: {plain_words(error)}",
-                remedy="export it again with opset 17 and operators that ONNX Runtime supports",
-            ) from error
+            message = f"{path} (opset {opset}) cannot be prepared: {plain_words(error)}"
+            remedy = "export it again with opset 17 and operators that ONNX Runtime supports"
+            raise ModelError(message, remedy=remedy) from error
     names: set[str] = set()
     for node in prepared.graph.node:  # layers are identified by name
         if not node.name or node.name in names:
@@ -173,10 +171,8 @@ def quantise(model: Any, ranges: Any, layers: Iterable[str]) -> Any:
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
     quantizer = QDQQuantizer(
-        copy,
+        deepcopy(model),
         per_channel=True,
         reduce_range=False,
         weight_qType=QuantType.QInt8,
@@ -232,10 +228,8 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
 
     ort = onnxruntime("build")
     options = ort.SessionOptions()
-    options.log_severity_level = SILENT
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(model)
+    tapped = deepcopy(model)
     known = {value.name for value in tapped.graph.output}
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
     return cpu_session(ort, tapped.SerializeToString(), options)

@@ -121,12 +121,9 @@ def _single(
     if layout == "semantic":
         return layout, _check_semantic(tensor, size), "only output"
     if len(shape) != 3:
-        raise CardError(
-            f"output {tensor} has no known layout",
-            remedy="add task: semantic to the card if it holds the scores of each class for each pixel"
-            if len(shape) == 4
-            else f"export the model with one of these outputs: {READ}",
-        )
+        remedy = "add task: semantic to the card if it holds the scores of each class for each pixel"
+        remedy = remedy if len(shape) == 4 else f"export the model with one of these outputs: {READ}"
+        raise CardError(f"output {tensor} has no known layout", remedy=remedy)
     if layout is not None:
         count = count_classes(layout, [shape], None)
         if (count is not None and count < 1) or (layout == "end2end" and shape[2] not in (6, None)):

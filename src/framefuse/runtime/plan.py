@@ -157,6 +157,6 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
     settings, tracker = choices.choose_tracker(settings)
     source = readers.share(source, settings)
     batch, grown = choices.choose_batch(card, settings, readers.count(source))
-    gpu = gpus.number(settings.gpu) if settings.on_gpu else None
+    gpu = gpus.current_gpu() if settings.on_gpu and settings.gpu is None else settings.gpu
     reasons = {"device": device, "engine": why, "batch": grown, "track": tracker}
     return RunPlan(card, settings, source, name, batch, gpu, reasons, spec)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.cuda.pools import StreamPool, new_stream
+from framefuse.cuda.device import StreamPool, new_stream
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.errors import CapabilityError, EngineError

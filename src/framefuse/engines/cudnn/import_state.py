@@ -20,8 +20,7 @@ from framefuse.engines.cudnn import network
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Concat, Conv, Flatten, Head, Operation, Shape, Split
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_KEYS, MAX_VALUES
-from framefuse.models.onnx_file import inputs_of
-from framefuse.models.onnx_graph import attribute, evaluate
+from framefuse.models.onnx_file import attribute, evaluate, inputs_of
 
 Array = NDArray[Any]
 HEAD_TOLERANCE = 2e-4

@@ -19,8 +19,7 @@ from framefuse.engines.cudnn.import_state import ImportState, recognise_attentio
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
-from framefuse.models.onnx_file import load_onnx
-from framefuse.models.onnx_graph import attribute, evaluate
+from framefuse.models.onnx_file import attribute, evaluate, load_onnx
 
 FLOATS = (1, 10, 16)
 """FLOAT, FLOAT16 and BFLOAT16 of ONNX."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from framefuse.common.files import user_cache
+from framefuse.common.files import user_cache, write_atomically
 from framefuse.cuda import device
 from framefuse.engines import cache
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan, frontend
@@ -135,10 +135,10 @@ class PlanCache:
             (self._kernels if kernels else self.folder).mkdir(parents=True, exist_ok=True)
             with cache.locked(self.path.with_suffix(".lock")):
                 for layer, content in kernels.items():
-                    cache.write_atomically(self._kernels / entries[layer]["kernel"], content)
+                    write_atomically(self._kernels / entries[layer]["kernel"], content)
                 self.entries = {**self._read(), **self.entries}
                 index = json.dumps({"environment": self.environment, "plans": self.entries}, indent=0)
-                cache.write_atomically(self.path, index.encode())
+                write_atomically(self.path, index.encode())
         except OSError as error:
             self.note = f"plans are measured again next time: {self.folder}: {error.strerror or error}"
             _logger.warning(self.note)

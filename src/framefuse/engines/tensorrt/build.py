@@ -10,12 +10,12 @@ the first 3 are the image.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from framefuse.common.files import write_atomically
 from framefuse.engines.onnx_shapes import Profile
 from framefuse.engines.tensorrt.qdq import symmetric, to_fp8
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
@@ -61,13 +61,11 @@ def bindings() -> Bindings:
             continue
         version = str(trt.__version__)
         if name == "tensorrt" and int(version.partition(".")[0]) < OLDEST:
-            raise CapabilityError(
-                f"TensorRT {version} is installed; {OLDEST} is the oldest that is known", remedy="pip install tensorrt"
-            )
+            message = f"TensorRT {version} is installed; {OLDEST} is the oldest that is known"
+            raise CapabilityError(message, remedy="pip install tensorrt")
         return Bindings(trt, name, version)
-    raise CapabilityError(
-        "neither package tensorrt nor tensorrt-rtx is installed", remedy="pip install 'framefuse[tensorrt-rtx]'"
-    )
+    message = "neither package tensorrt nor tensorrt-rtx is installed"
+    raise CapabilityError(message, remedy="pip install 'framefuse[tensorrt-rtx]'")
 
 
 class Shapes(Profile):
@@ -90,10 +88,8 @@ class Shapes(Profile):
             found = []
         fit = all(len(shape) == 4 and shape[1] == 3 and max(shape) < 1 << 31 for shape in found)
         if len(found) not in (1, 3) or not fit:
-            raise UsageError(
-                f"--shapes {text!r} is not MIN:OPT:MAX, each BATCHx3xHEIGHTxWIDTH",
-                remedy="write 1x3x640x640:8x3x640x640:16x3x640x640",
-            )
+            message = f"--shapes {text!r} is not MIN:OPT:MAX, each BATCHx3xHEIGHTxWIDTH"
+            raise UsageError(message, remedy="write 1x3x640x640:8x3x640x640:16x3x640x640")
         return cls.of(dict(zip(("min", "opt", "max"), (found * 3)[:3], strict=True)))
 
     def allow(self, batch: int, height: int, width: int) -> bool:
@@ -126,9 +122,6 @@ class Messages:
         self.said: dict[str, list[str]] = {}
 
         class Logger(trt.ILogger):  # type: ignore[misc]
-            def __init__(logger) -> None:
-                trt.ILogger.__init__(logger)
-
             def log(logger, severity: Any, message: str) -> None:
                 lines = self.said.setdefault(severity.name, [])
                 if len(lines) < KEPT and message not in lines:
@@ -179,12 +172,10 @@ def rewrite(path: Path, precision: str) -> tuple[Any, PlanPrecision]:
         model = symmetric(model)
     if precision not in ("auto", written):
         other = "int8" if precision == "fp8" else precision
-        raise UsageError(
-            f"precision {precision} was asked for, but {path.name} is written in {written}, and TensorRT follows the "
-            f"file",
-            remedy=f"framefuse build {path.name} --engine tensorrt --precision {precision}, or build the file with "
-            f"--precision {other} first",
-        )
+        asked = f"precision {precision} was asked for, but {path.name} is written in {written}"
+        build = f"framefuse build {path.name} --engine tensorrt --precision {precision}"
+        remedy = f"{build}, or build the file with --precision {other} first"
+        raise UsageError(f"{asked}, and TensorRT follows the file", remedy=remedy)
     inputs = inputs_of(model)
     if len(inputs) != 1:
         raise ModelError(f"{path.name} has {len(inputs)} inputs; a detector has one")
@@ -206,15 +197,15 @@ def build_plan(
     *,
     precision: str = "auto",
     workspace_mb: int = 0,
-    timing_cache: Callable[[bytes | None], bytes] | None = None,
+    timing_cache: Path | None = None,
     found: Bindings | None = None,
 ) -> Plan:
     """Build the plan of one optimisation profile.
 
     Args:
         workspace_mb: scratch memory that a kernel may take, MiB; 0: TensorRT's own default.
-        timing_cache: called with None it gives the bytes of last time; called with bytes it keeps them. TensorRT for
-            RTX has none: it compiles when it runs.
+        timing_cache: a file for times that later builds use. Of two concurrent builders, the last one wins. TensorRT
+            for RTX has none: it compiles when it runs.
 
     Raises:
         ModelError: the file cannot be read, or has an operator that TensorRT lacks; it is named.
@@ -243,10 +234,9 @@ def build_plan(
     profile = builder.create_optimization_profile()
     profile.set_shape(entry.name, shapes.min, shapes.opt, shapes.max)
     config.add_optimization_profile(profile)
-    times = None
-    if timing_cache is not None and not found.rtx:
-        times = config.create_timing_cache(timing_cache(None))
-        config.set_timing_cache(times, False)
+    timed = timing_cache if timing_cache and not found.rtx else None
+    if timed:
+        config.set_timing_cache(config.create_timing_cache(timed.read_bytes() if timed.exists() else b""), False)
     parsed = time.perf_counter()
     content = builder.build_serialized_network(network, config)
     if content is None:
@@ -255,11 +245,11 @@ def build_plan(
             remedy = f"give it more scratch memory than {workspace_mb} MiB (--workspace), or a smaller largest shape"
         raise EngineError(f"{found} cannot build {path.name} for {shapes}: {said.errors()}", remedy=remedy)
     ended = time.perf_counter()
-    if times is not None and timing_cache is not None:
-        timing_cache(bytes(config.get_timing_cache().serialize()))
-    return Plan(
-        bytes(content), written, shapes, parsed - started, ended - parsed, int(network.num_layers), said.worse()
-    )
+    if timed:
+        timed.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(timed, bytes(config.get_timing_cache().serialize()))
+    times = parsed - started, ended - parsed
+    return Plan(bytes(content), written, shapes, *times, int(network.num_layers), said.worse())
 
 
 def _parser_errors(parser: Any) -> str:
@@ -275,7 +265,5 @@ def _check_shapes(path: Path, declared: tuple[int, ...], shapes: Shapes) -> None
     for wanted in (shapes.min, shapes.max):
         if len(declared) != 4 or any(own not in (-1, asked) for own, asked in zip(declared, wanted, strict=True)):
             text = "x".join("any" if size == -1 else str(size) for size in declared)
-            raise UsageError(
-                f"shapes {shapes} were asked for, but {path.name} takes {text}",
-                remedy="export it with a dynamic batch and size, or ask for what it takes",
-            )
+            message = f"shapes {shapes} were asked for, but {path.name} takes {text}"
+            raise UsageError(message, remedy="export it with a dynamic batch and size, or ask for what it takes")

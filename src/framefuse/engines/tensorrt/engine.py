@@ -23,15 +23,22 @@ import numpy as np
 
 from framefuse.cuda import device
 from framefuse.engines import selftest
-from framefuse.engines.backend import Backend
-from framefuse.engines.engine import Device, Engine, EngineOptions
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions
 from framefuse.engines.onnx_shapes import load
 from framefuse.engines.requests import DeviceExecution
-from framefuse.engines.tensorrt import BACKEND
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, build_plan, precision_of
 from framefuse.engines.tensorrt.plans import cached, read, this_gpu
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
 
+BACKEND = Backend(
+    "tensorrt",
+    Capabilities({"cuda": ("fp32", "fp16", "int8", "fp8")}, capturable=True),
+    opener=f"{__name__}:TensorrtEngine",
+    needs={"cuda": Needs((Package("tensorrt", ("tensorrt", "tensorrt_rtx")), CUPY), "tensorrt,cuda13")},
+    tester=f"{__name__}:run_selftest",
+    checker=f"{__name__}:why_not",
+)
 PLANS = (".plan", ".engine")
 CHANNELS = 8
 """Of an input image: three, and zeros up to those of the format HWC8."""
@@ -61,7 +68,7 @@ class TensorrtEngine(Engine):
         device.cupy()
         self._said = Messages(self._found.trt)
         self._runtime = self._found.trt.Runtime(self._said.logger)
-        self._model, self._options = model, options
+        self._model, self._workspace = model, options.workspace_mb
         self._loaded: list[tuple[Shapes, Any]] = []
         self.reasons = [f"{self._found}"]
         if model.suffix in PLANS:
@@ -72,8 +79,7 @@ class TensorrtEngine(Engine):
         self.reasons.append(f"precision {self.precision}: TensorRT follows the file")
 
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
-        engine = self._engine(batch, height, width)
-        return Execution(self._found, engine, self._said, batch, height, width)
+        return Execution(self._found, self._engine(batch, height, width), self._said, batch, height, width)
 
     def close(self) -> None:
         self._loaded.clear()
@@ -84,17 +90,10 @@ class TensorrtEngine(Engine):
                 return engine
         if self._model.suffix in PLANS:
             ((shapes, _),) = self._loaded
-            raise UsageError(
-                f"{self._model.name} takes {shapes} (min:opt:max), and {batch}x3x{height}x{width} is outside",
-                remedy="build it with --shapes that include it",
-            )
-        kept, shapes = cached(
-            self._model,
-            self.precision,
-            (batch, height, width),
-            workspace_mb=self._options.workspace_mb,
-            found=self._found,
-        )
+            message = f"{self._model.name} takes {shapes} (min:opt:max), and {batch}x3x{height}x{width} is outside"
+            raise UsageError(message, remedy="build it with --shapes that include it")
+        wanted = batch, height, width
+        kept, shapes = cached(self._model, self.precision, wanted, workspace_mb=self._workspace, found=self._found)
         self.reasons.append(f"shapes {shapes}: {kept.reason}")
         return self._load(kept.path.read_bytes(), shapes, kept.path)
 
@@ -126,12 +125,8 @@ class TensorrtEngine(Engine):
 
 
 class Execution(DeviceExecution):
-    """One context of a plan with its memory, whose addresses TensorRT is given once.
-
-    Attributes:
-        input: (batch, height, width, 8) float16; the channels behind the third stay 0.
-        results: the model's outputs.
-    """
+    """One context of a plan with its memory, whose addresses TensorRT is given once. The input is (batch, height,
+    width, 8) float16; the channels behind the third stay 0."""
 
     def __init__(self, found: Bindings, engine: Any, said: Messages, batch: int, height: int, width: int) -> None:
         cp, trt = device.cupy(), found.trt
@@ -198,11 +193,10 @@ def run_selftest(backend: Backend, where: Device) -> str:
     """As `framefuse.engines.selftest.run`; CapabilityError also where a plan is built but does not run."""
     found = bindings()
     built = str(found)
-    with tempfile.TemporaryDirectory() as folder:
-        if found.rtx:
-            path = selftest.write(Path(folder, "two.onnx"))
-            size = selftest.SIZE
-            built += f" builds ({build_plan(path, Shapes.exact(1, size, size), found=found).build_s:.1f} s)"
+    if found.rtx:
+        with tempfile.TemporaryDirectory() as folder:
+            path, shapes = selftest.write(Path(folder, "two.onnx")), Shapes.exact(1, selftest.SIZE, selftest.SIZE)
+            built += f" builds ({build_plan(path, shapes, found=found).build_s:.1f} s)"
     try:
         return f"{built}, {selftest.run(backend, where)}"
     except (CapabilityError, EngineError) as error:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
-from framefuse.common.files import file_hash
+from framefuse.common.files import file_hash, write_atomically
 from framefuse.cuda import device
-from framefuse.engines.cache import DAMAGED, Cached, EngineCache, model_hash, write_atomically
+from framefuse.engines.cache import DAMAGED, Cached, EngineCache, model_hash
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.engines.tensorrt.build import Bindings, Plan, Shapes, bindings, build_plan
 from framefuse.errors import EngineError, ModelError, SinkError
@@ -48,22 +48,12 @@ def this_gpu() -> tuple[str, int, int, int]:
 
 def key(found: Bindings, model: Path, precision: str, shapes: Shapes, workspace_mb: int = 0) -> dict[str, str]:
     """Key of a plan in the cache."""
-    return place(found) | {
-        "model": model_hash(model),
-        "precision": precision,
-        "shapes": str(shapes),
-        "flags": f"{FLAGS}, workspace {workspace_mb or 'default'} MiB",
-    }
+    flags = f"{FLAGS}, workspace {workspace_mb or 'default'} MiB"
+    return place(found) | dict(model=model_hash(model), precision=precision, shapes=str(shapes), flags=flags)
 
 
 def cached(
-    model: Path,
-    precision: str,
-    request: tuple[int, int, int],
-    *,
-    workspace_mb: int = 0,
-    found: Bindings | None = None,
-    cache: EngineCache | None = None,
+    model: Path, precision: str, request: tuple[int, int, int], *, workspace_mb: int = 0, found: Bindings | None = None
 ) -> tuple[Cached, Shapes]:
     """A plan for an input of (batch, height, width): one in the cache that allows it, or one built now, for the shapes
     that the file states (`framefuse.build_engine`), or for exactly this one.
@@ -71,7 +61,7 @@ def cached(
     Raises:
         ModelError, EngineError, UsageError, CapabilityError: as `build_plan`.
     """
-    found, cache = found or bindings(), cache or EngineCache("tensorrt")
+    found, cache = found or bindings(), EngineCache("tensorrt")
     stated = read_profile(model)
     own = Shapes.exact(*request) if stated is None else Shapes(stated.min, stated.opt, stated.max)
     wanted = key(found, model, precision, own, workspace_mb)
@@ -84,9 +74,8 @@ def cached(
     try:
         return cache.get(wanted | {"shapes": str(shapes)}, build, suffix=SUFFIX), shapes
     except OSError as error:
-        raise EngineError(
-            f"a plan cannot be kept in {cache.folder}: {error.strerror or error}", remedy="set XDG_CACHE_HOME"
-        ) from error
+        message = f"a plan cannot be kept in {cache.folder}: {error.strerror or error}"
+        raise EngineError(message, remedy="set XDG_CACHE_HOME") from error
 
 
 def build(
@@ -97,7 +86,6 @@ def build(
     output: Path | None = None,
     workspace_mb: int = 0,
     found: Bindings | None = None,
-    cache: EngineCache | None = None,
 ) -> tuple[Path, Plan]:
     """Build a plan and write it: to `output`, with a JSON beside it, or into the cache, where the engine finds it.
 
@@ -105,11 +93,10 @@ def build(
         ModelError, EngineError, UsageError, CapabilityError: as `build_plan`.
         SinkError: it cannot be written.
     """
-    found, cache = found or bindings(), cache or EngineCache("tensorrt")
+    found, cache = found or bindings(), EngineCache("tensorrt")
     about = key(found, model, precision, shapes, workspace_mb)
-    plan = build_plan(
-        model, shapes, precision=precision, workspace_mb=workspace_mb, found=found, timing_cache=_timing(cache, found)
-    )
+    options: dict[str, Any] = {"precision": precision, "workspace_mb": workspace_mb, "found": found}
+    plan = build_plan(model, shapes, timing_cache=_timing(cache, found), **options)
     try:
         if output is not None:
             write(output, plan, about)
@@ -124,14 +111,11 @@ def build(
 
 def write(path: Path, plan: Plan, about: dict[str, str]) -> None:
     """Write a plan and then its description, so that an incomplete pair is refused."""
-    facts = {
-        "key": about | {"precision": plan.precision, "shapes": str(plan.shapes)},
-        "bytes": len(plan.content),
-        "seconds": {"parse": round(plan.parse_s, 3), "build": round(plan.build_s, 3)},
-        "messages": plan.messages,
-    }
     write_atomically(path, plan.content)
-    facts["sha256"] = file_hash(path)
+    stated = about | {"precision": plan.precision, "shapes": str(plan.shapes)}
+    seconds = {"parse": round(plan.parse_s, 3), "build": round(plan.build_s, 3)}
+    size, digest = len(plan.content), file_hash(path)
+    facts = dict(key=stated, bytes=size, seconds=seconds, messages=plan.messages, sha256=digest)
     write_atomically(_description(path), json.dumps(facts, indent=1).encode())
 
 
@@ -149,9 +133,8 @@ def read(path: Path, found: Bindings) -> tuple[bytes, Shapes, str]:
         shapes, precision = Shapes.parse(about["shapes"]), str(about["precision"])
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise ModelError(
-            f"{error.filename} is missing; without its description a plan may be of any model and version", remedy=again
-        ) from error
+        message = f"{error.filename} is missing; without its description a plan may be of any model and version"
+        raise ModelError(message, remedy=again) from error
     except DAMAGED as error:
         raise ModelError(f"{_description(path)} describes no plan: {error!r}", remedy=again) from error
     if len(content) < size:
@@ -183,16 +166,6 @@ def _wider(cache: EngineCache, wanted: dict[str, str], request: tuple[int, int, 
     return None
 
 
-def _timing(cache: EngineCache, found: Bindings) -> Callable[[bytes | None], bytes]:
-    """Reads (None) or writes TensorRT's timing cache. Of two concurrent builders, the last one wins."""
-    name = "-".join(place(found).values()) if not found.rtx else "none"
-    path = cache.folder / f"{''.join(letter if letter.isalnum() else '_' for letter in name)}.timing"
-
-    def timing(content: bytes | None) -> bytes:
-        if content is None:
-            return path.read_bytes() if path.exists() else b""
-        cache.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-        return content
-
-    return timing
+def _timing(cache: EngineCache, found: Bindings) -> Path:
+    """The file of TensorRT's timing cache."""
+    return cache.folder / (re.sub("[^0-9A-Za-z]", "_", "-".join(place(found).values())) + ".timing")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.errors import ModelError
-from framefuse.models.onnx_file import is_quantised
+from framefuse.models.onnx_file import attribute, is_quantised, opset_of
 
 FP8_LARGEST = 448.0
 """The largest number of float8e4m3fn."""
@@ -66,10 +66,8 @@ def symmetric(model: Any) -> Any:
             continue
         scale = graph.constant(node, node.input[1])
         if scale.size != 1 or zero.dtype != np.uint8:
-            raise ModelError(
-                f"{node.name} quantises with {zero.size} zero points of {zero.dtype}; TensorRT takes one of 0",
-                remedy="build the file with framefuse build --precision int8",
-            )
+            message = f"{node.name} quantises with {zero.size} zero points of {zero.dtype}; TensorRT takes one of 0"
+            raise ModelError(message, remedy="build the file with framefuse build --precision int8")
         offset = np.float32(scale.item() * (int(zero.item()) - 128))
         gone.add(node.output[0])
         start = f"{node.output[0]}/moved"
@@ -78,7 +76,8 @@ def symmetric(model: Any) -> Any:
         for back in graph.readers(node.output[0]):
             for reader in graph.readers(back.output[0]):
                 weight = graph.value(reader.input[1]) if reader.op_type == "Conv" else None
-                if weight is None or _auto_padded(reader) or reader.input[0] != back.output[0]:
+                padded = attribute(reader, "auto_pad", "") not in ("", "NOTSET", "VALID")
+                if weight is None or padded or reader.input[0] != back.output[0]:
                     plain = f"{back.output[0]}/back"
                     if plain not in made.values():
                         inputs = [quantised(node, start, (), offset, made), graph.add(f"{plain}_by", -offset)]
@@ -119,7 +118,7 @@ def to_fp8(model: Any) -> Any:
 
     if not is_quantised(model):
         raise ModelError("FP8 needs ranges, and the model has none", remedy="build it with --precision int8 first")
-    converted = onnx.version_converter.convert_version(model, max(FP8_OPSET, _opset(model)))
+    converted = onnx.version_converter.convert_version(model, max(FP8_OPSET, opset_of(model)))
     graph = _Graph(converted)
     tensors: list[Any] = []
     fp8 = TensorProto.FLOAT8E4M3FN
@@ -139,7 +138,7 @@ def to_fp8(model: Any) -> Any:
             assert values is not None
             if values.ndim < 2:  # a bias
                 continue
-            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+            axis = attribute(node, "axis", 1)
             others = tuple(index for index in range(values.ndim) if index != axis)
             scale = np.maximum(np.abs(values).max(axis=others, keepdims=True) / FP8_LARGEST, 1e-12)
             name = f"{node.output[0]}/fp8"
@@ -190,18 +189,10 @@ class _Graph:
         stored = self.constants[node.input[0]].astype(np.float32)
         scale, zero = self.constant(node, node.input[1]), self.zero_point(node).astype(np.float32)
         if scale.ndim:
-            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+            axis = attribute(node, "axis", 1)
             shape = [-1 if index == axis else 1 for index in range(stored.ndim)]
             scale, zero = scale.reshape(shape), zero.reshape(shape) if zero.ndim else zero
         return (stored - zero) * scale
-
-
-def _auto_padded(node: Any) -> bool:
-    return any(a.name == "auto_pad" and a.s not in (b"", b"NOTSET", b"VALID") for a in node.attribute)
-
-
-def _opset(model: Any) -> int:
-    return next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
 
 
 def _drop_unused(model: Any) -> None:

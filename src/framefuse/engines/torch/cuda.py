@@ -50,13 +50,8 @@ _pools = _Pools()
 
 
 class Execution(DeviceExecution):
-    """A model of one shape with its own memory on the GPU.
-
-    Attributes:
-        input: (batch, height, width, 3) on the GPU.
-        results: the model's outputs, float32, on the GPU.
-        how: whether it can be captured, and why not, for the report.
-    """
+    """A model of one input shape, (batch, height, width, 3), with its own memory on the GPU; its results are float32.
+    `how` says whether it can be captured, and why not, for the report."""
 
     def __init__(self, network: Callable[[Any], Sequence[Any]], shape: Shape, dtype: np.dtype[Any]) -> None:
         cp = device.cupy()
@@ -67,7 +62,6 @@ class Execution(DeviceExecution):
         self.input = cp.zeros(shape, dtype)
         self._image = torch.as_tensor(self.input, device="cuda").permute(0, 3, 1, 2)
         cp.cuda.get_current_stream().synchronize()
-        self.results: list[Any] = []
         with self._on(self._stream):
             outputs = self._run()
         self.results = [cp.zeros(tuple(output.shape), np.float32) for output in outputs]
@@ -84,11 +78,8 @@ class Execution(DeviceExecution):
             why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             self.capturable, self.how = False, f"a graph of its own between two of ours ({why})"
             graph = torch.cuda.CUDAGraph()
-            with (
-                _pools.used(),
-                torch.inference_mode(),
-                torch.cuda.graph(graph, capture_error_mode="thread_local"),  # other threads may allocate
-            ):
+            mode = "thread_local"  # other threads may allocate
+            with _pools.used(), torch.inference_mode(), torch.cuda.graph(graph, capture_error_mode=mode):
                 self._copy(self._run())
             self._graph = graph
 
@@ -122,10 +113,8 @@ class Execution(DeviceExecution):
         except FramefuseError:
             raise
         except torch.cuda.OutOfMemoryError as error:
-            raise GpuMemoryError(
-                f"the GPU has no room for PyTorch at input {tuple(self.input.shape)}: {error}",
-                remedy="use a smaller batch, or close what else uses the GPU",
-            ) from error
+            message = f"the GPU has no room for PyTorch at input {tuple(self.input.shape)}: {error}"
+            raise GpuMemoryError(message, remedy="use a smaller batch, or close what else uses the GPU") from error
         except Exception as error:  # whatever the model's own code raises
             raise EngineError(f"PyTorch failed at input {tuple(self.input.shape)}: {error}") from error
 

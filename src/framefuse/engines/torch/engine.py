@@ -16,13 +16,27 @@ from typing import Any
 import numpy as np
 
 from framefuse.common.machine import available_cores
-from framefuse.engines.engine import Engine, EngineOptions
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions
 from framefuse.engines.onnx_shapes import at_shape, folded, load
 from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool
-from framefuse.engines.torch import BACKEND
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
+BACKEND = Backend(
+    "torch",
+    Capabilities(
+        {"cpu": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16")},
+        capturable=True,
+        quantised_as_written=True,
+        survives_fork=False,  # a fork has none of OpenMP's workers
+    ),
+    opener=f"{__name__}:TorchEngine",
+    needs={
+        "cpu": Needs((Package("torch", ("torch",)),), "torch"),
+        "cuda": Needs((Package("torch", ("torch",), "lib/libtorch_cuda.so"), CUPY), "torch,cuda13"),
+    },
+)
 SUFFIXES = (".onnx", ".pt2", ".pt", ".ts", ".torchscript")
 HALVES = ("fp16", "bf16")
 Network = Callable[[Any], Sequence[Any]]
@@ -44,17 +58,14 @@ class TorchEngine(Engine):
         on_gpu = options.device == "cuda"
         self.device = "cuda" if on_gpu else "cpu"
         if on_gpu and not torch.cuda.is_available():
-            raise CapabilityError(
-                f"PyTorch {torch.__version__} finds no GPU that it can use",
-                remedy="install a PyTorch for this GPU's CUDA (pytorch.org), or use --device cpu",
-            )
+            remedy = "install a PyTorch for this GPU's CUDA (pytorch.org), or use --device cpu"
+            raise CapabilityError(f"PyTorch {torch.__version__} finds no GPU that it can use", remedy=remedy)
         options.refuse_workspace(self.name)
         if options.streams > 1:
             raise UsageError(f"engine torch runs one request at a time, not {options.streams}", remedy="leave it 0")
         self._device = torch.device(self.device)
-        self.precision = options.precision
-        if options.precision == "auto":
-            self.precision = "fp16" if on_gpu else "fp32"
+        usual = "fp16" if on_gpu else "fp32"
+        self.precision = usual if options.precision == "auto" else options.precision
         if self.precision not in self.capabilities.precisions[self.device]:
             raise CapabilityError(f"engine torch has no {self.precision}", remedy="use another engine")
         self._half = torch.bfloat16 if self.precision == "bf16" else torch.float16
@@ -68,11 +79,9 @@ class TorchEngine(Engine):
         threads = options.threads or available_cores()
         if not on_gpu:
             torch.set_num_threads(threads)
-        self.reasons = [
-            f"precision {self.precision}: {'as asked' if options.precision != 'auto' else f'usual on {self._device}'}",
-            f"PyTorch {torch.__version__}, channels last"
-            + ("" if on_gpu else f", {threads} threads, one request at a time"),
-        ]
+        why = f"usual on {self._device}" if options.precision == "auto" else "as asked"
+        how = "channels last" if on_gpu else f"channels last, {threads} threads, one request at a time"
+        self.reasons = [f"precision {self.precision}: {why}", f"PyTorch {torch.__version__}, {how}"]
         # What the first layer reads, if NumPy has that type.
         self.input_dtype = np.dtype(np.float16 if self.precision == "fp16" and on_gpu else np.float32)
 
@@ -127,10 +136,8 @@ class TorchEngine(Engine):
         if isinstance(module, torch.export.ExportedProgram):
             found = {value.dtype for value in module.state_dict.values() if value.is_floating_point()}
             if found - {dtype}:
-                raise UsageError(
-                    f"{self._what} was exported in {', '.join(sorted(map(str, found)))}, not in {self.precision}",
-                    remedy="export it in that precision, or pass the nn.Module",
-                )
+                message = f"{self._what} was exported in {', '.join(sorted(map(str, found)))}, not in {self.precision}"
+                raise UsageError(message, remedy="export it in that precision, or pass the nn.Module")
             return module.module().to(self._device)
         return module.eval().to(device=self._device, dtype=dtype, memory_format=torch.channels_last)
 
@@ -151,10 +158,8 @@ def _read(torch: Any, path: Path) -> Any:
         return torch.export.load(path) if path.suffix == ".pt2" else torch.jit.load(path, map_location="cpu")
     except Exception as error:  # a zip's, pickle's, or PyTorch's own classes
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise ModelError(
-            f"PyTorch cannot load {path}: {first}",
-            remedy="pass an exported program (.pt2), TorchScript (.pt, .ts) or ONNX; weights alone are no model",
-        ) from error
+        remedy = "pass an exported program (.pt2), TorchScript (.pt, .ts) or ONNX; weights alone are no model"
+        raise ModelError(f"PyTorch cannot load {path}: {first}", remedy=remedy) from error
 
 
 def _torch() -> Any:

@@ -82,8 +82,8 @@ def register_convolutions() -> ConvolutionRunner:
     """Register `offload.FUNCTION` with TVM's runtime; returns the runner of this thread's current GPU."""
     import tvm_ffi
 
-    tvm_ffi.register_global_func(offload.FUNCTION, lambda *call: _runner_of(device.number(None))(*call), override=True)
-    return _runner_of(device.number(None))
+    tvm_ffi.register_global_func(offload.FUNCTION, lambda *call: _runner_of(device.current_gpu())(*call), override=True)
+    return _runner_of(device.current_gpu())
 
 
 @cache
@@ -181,7 +181,7 @@ class TvmExecution(DeviceExecution):
         import tvm_ffi
 
         cp = device.cupy()
-        self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{device.number(None)}")
+        self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{device.current_gpu()}")
         self._runner = runner
         self._workspaces: dict[int, Any] = {}
         self._memory = list(machine[MEMORY]())

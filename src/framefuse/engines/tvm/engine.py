@@ -105,7 +105,7 @@ class TvmEngine(Engine):
 
         module = tvm()
         try:
-            device = module.cuda(gpus.number(None)) if self.target.kind == "cuda" else module.cpu()
+            device = module.cuda(gpus.current_gpu()) if self.target.kind == "cuda" else module.cpu()
             if self.target.kind == "llvm":
                 tvm_ffi.get_global_func("runtime.config_threadpool")(1, self._threads)
             return module.relax.VirtualMachine(module.runtime.load_module(str(path)), device)

@@ -80,7 +80,7 @@ def this_gpu() -> Target:
     Raises:
         CapabilityError: TVM's CUDA runtime finds no device.
     """
-    device = tvm().cuda(gpus.number(None))
+    device = tvm().cuda(gpus.current_gpu())
     if not device.exist:
         raise CapabilityError("TVM finds no GPU (libtvm_runtime_cuda.so needs CUDA 13)", remedy="use --device cpu")
     return Target("cuda", f"sm_{device.compute_version.replace('.', '')}")

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framefuse.common.files import user_cache
+from framefuse.common.files import user_cache, write_atomically
 from framefuse.engines import cache
 from framefuse.engines.tvm import compiling
 from framefuse.engines.tvm.package import last_line, tvm, versions
@@ -62,10 +62,10 @@ class Records:
             for name, content in self._checked().items():
                 path = self.folder / name
                 if path.exists() and path.read_bytes() != content:
-                    cache.write_atomically(path, content)
+                    write_atomically(path, content)
             if not (self.folder / TARGET).exists():
                 target = {"target": self.target.name, "tvm": versions()}
-                cache.write_atomically(self.folder / TARGET, json.dumps(target).encode())
+                write_atomically(self.folder / TARGET, json.dumps(target).encode())
         except OSError as error:
             raise self._unwritable(error) from error
         return self._database(self.folder)

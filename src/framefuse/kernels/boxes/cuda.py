@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
+from framefuse.cuda.device import GRAIN
 from framefuse.cuda.launch_plan import Workspace, keep, keep_cached
-from framefuse.cuda.pools import GRAIN
 from framefuse.errors import UsageError
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.boxes.reference import Found

@@ -16,9 +16,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from framefuse.common.files import write_atomically
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief
-from framefuse.engines.cache import write_atomically
 from framefuse.errors import ModelError, QualityError, SinkError, UsageError
 from framefuse.lab.evaluation import Dataset, open_data
 from framefuse.lab.lowering import judge as judging
@@ -27,7 +27,7 @@ from framefuse.models import find_model
 from framefuse.models.card import CALIBRATION_KEY, Card, read_card
 from framefuse.models.fp16 import network_tensors, plan_fp16, to_fp16
 from framefuse.models.int8 import Calibration, calibrate, largest_values, plan_int8, prepare, quantise, sensitivities
-from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+from framefuse.models.onnx_file import WEIGHTED, OnnxGraph
 from framefuse.runtime.calibration import FEWEST
 
 Precision = Literal["fp16", "int8"]

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framefuse.common.files import user_cache
+from framefuse.common.files import user_cache, write_atomically
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief, redact_source
 from framefuse.common.version import __version__
 from framefuse.config import Settings, load_settings, settings_from
-from framefuse.engines.cache import DAMAGED, locked, model_hash, write_atomically
+from framefuse.engines.cache import DAMAGED, locked, model_hash
 from framefuse.errors import ConfigError, SinkError, SourceError, UsageError
 from framefuse.lab.evaluation import open_data
 from framefuse.lab.evaluation.data import INI

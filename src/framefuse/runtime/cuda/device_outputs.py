@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from framefuse.cuda import device
+from framefuse.cuda.device import packed_allocation
 from framefuse.cuda.launch_plan import Workspace
-from framefuse.cuda.pools import packed_allocation
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views

@@ -15,8 +15,7 @@ from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.cuda import device
-from framefuse.cuda.device import translate_cuda_error
-from framefuse.cuda.pools import free_cached_memory
+from framefuse.cuda.device import free_cached_memory, translate_cuda_error
 from framefuse.engines import DeviceExecution
 from framefuse.engines.requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError

@@ -20,14 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores, lacks_memory
-from framefuse.engines.engine import Engine, EngineOptions, not_quantised
-from framefuse.engines.openvino import BACKEND
+from framefuse.engines.backend import Backend, Needs, Package
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions, check_int8
 from framefuse.engines.requests import Slot, SlotPool
-from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
+from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError
 from framefuse.kernels.boxes.call import HEAD
 from framefuse.kernels.boxes.reference import yolov8, yolov8_head
 from framefuse.kernels.cpu import cpu_flags
 
+BACKEND = Backend(
+    "openvino",
+    Capabilities(
+        {"cpu": ("fp32", "bf16", "fp16", "int8")},
+        cpu_flags={
+            "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert"),
+            "fp16": ("avx512_fp16", "amx_fp16", "avx_ne_convert"),
+        },
+        survives_fork=False,
+    ),
+    opener="framefuse.engines.openvino:OpenVinoEngine",
+    needs={"cpu": Needs((Package("openvino", ("openvino",)),))},
+)
 HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 SCORE_TOLERANCE, PIXEL_TOLERANCE = 2e-6, 0.02
 """For float32 rounding, of decoding that is cut off."""
@@ -85,10 +98,8 @@ class OpenVinoEngine(Engine):
             return self._core.read_model(self._model)
         except RuntimeError as error:
             if found := re.search(r"No conversion rule found for operations: (.+)", str(error)):
-                raise ModelError(
-                    f"OpenVINO has no operator {found[1].strip()}, which {self._model} uses",
-                    remedy="export the model without it, or use another engine",
-                ) from error
+                message = f"OpenVINO has no operator {found[1].strip()}, which {self._model} uses"
+                raise ModelError(message, remedy="export the model without it, or use another engine") from error
             raise ModelError(f"OpenVINO cannot read {self._model}: {_last_line(error)}") from error
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Any:
@@ -112,17 +123,12 @@ class OpenVinoEngine(Engine):
         except (RuntimeError, MemoryError) as error:
             if lacks_memory(error):
                 raise _too_large(shape if size else "of any size", error) from error
-            raise EngineError(
-                f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}",
-                remedy="ask for another size (sides are multiples of the model's stride, mostly 32), or use another "
-                "engine",
-            ) from error
+            message = f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}"
+            remedy = "ask for another size (sides are multiples of the stride, mostly 32), or use another engine"
+            raise EngineError(message, remedy=remedy) from error
 
     def _compile(self, network: Any) -> Any:
-        return self._core.compile_model(self._fitted(network), "CPU", self._config)
-
-    def _fitted(self, network: Any) -> Any:
-        """The network with the inputs and outputs of a slot."""
+        """The network with the inputs and outputs of a slot, compiled."""
         ov = _openvino()
         if self._head is not None:
             network = cut_head(ov, network, self._head)
@@ -135,18 +141,12 @@ class OpenVinoEngine(Engine):
             changes.output(number).tensor().set_layout(ov.Layout("NHWC"))
             # Always stated: an FP16 network has float16 outputs, which post-processing does not read.
             changes.output(number).tensor().set_element_type(ov.Type.bf16 if self._hint == "bf16" else ov.Type.f32)
-        return changes.build()
+        return self._core.compile_model(changes.build(), "CPU", self._config)
 
     def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:
         able = set(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
-        if asked == "int8" and not quantised:
-            raise not_quantised()
+        check_int8(asked, quantised)
         if quantised:
-            if asked not in ("auto", "int8"):
-                raise UsageError(
-                    f"the model is quantised to int8, it cannot run at {asked}",
-                    remedy="use the model it was built from",
-                )
             rest = "bf16" if _has_bf16(core) else "fp32"
             self.reasons.append(f"precision int8: the model is quantised; layers that are not run in {rest}")
             return "int8"
@@ -155,10 +155,8 @@ class OpenVinoEngine(Engine):
             self.reasons.append(f"precision {'fp32' if against else 'bf16'}: {against or 'the fastest of this CPU'}")
             return "fp32" if against else "bf16"
         if asked in ("bf16", "fp16") and asked.upper() not in able:
-            raise CapabilityError(
-                f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(able))})",
-                remedy="use --precision auto",
-            )
+            message = f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(able))})"
+            raise CapabilityError(message, remedy="use --precision auto")
         self.reasons.append(f"precision {asked}: as asked")
         return asked
 
@@ -213,10 +211,8 @@ def _openvino() -> Any:
         import openvino.opset13
         import openvino.preprocess
     except ImportError as error:
-        raise CapabilityError(
-            f"engine openvino needs the package openvino: {error}",
-            remedy="pip install openvino, or use another --engine",
-        ) from error
+        message = f"engine openvino needs the package openvino: {error}"
+        raise CapabilityError(message, remedy="pip install openvino, or use another --engine") from error
     return openvino
 
 
@@ -224,10 +220,8 @@ _starting = threading.Lock()
 
 
 def _core() -> Any:
-    """The only core, made by the first thread that needs it while the others wait.
-
-    OpenVINO initialises itself on its first calls, and holds the GIL while it waits for another thread that does so.
-    """
+    """The only core, made by the first thread that needs it while the others wait: OpenVINO initialises itself on its
+    first calls, and holds the GIL while it waits for another thread that does so."""
     with _starting:
         return _started()
 
@@ -281,10 +275,8 @@ def _failed(slot: Slot, error: RuntimeError) -> EngineError:
 
 def _too_large(shape: object, error: Exception, *, slots: int = 0) -> HostMemoryError:
     requests = f" in each of {slots} requests" if slots else ""
-    return HostMemoryError(
-        f"not enough memory for OpenVINO at input {shape}{requests}: {lacks_memory(error)}",
-        remedy="use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else ""),
-    )
+    message = f"not enough memory for OpenVINO at input {shape}{requests}: {lacks_memory(error)}"
+    return HostMemoryError(message, remedy="use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else ""))
 
 
 def _last_line(error: BaseException) -> str:
@@ -293,13 +285,9 @@ def _last_line(error: BaseException) -> str:
 
 
 def find_head(ov: Any, core: Any, network: Any) -> list[str] | None:
-    """Names of the nodes that become outputs: for each level the logits of distances, then of classes.
-
-    None where the network is not a YOLOv8, or what stands between the logits and its output is not their decoding.
-
-    Args:
-        network: an `openvino.Model` with a fixed input shape.
-    """
+    """Names of the nodes of an `openvino.Model` of fixed input shape that become outputs: for each level the logits of
+    distances, then of classes. None where the network is not a YOLOv8, or what stands between the logits and its output
+    is not their decoding."""
     names = _logits(network)
     return names if names and _decodes(ov, core, network, names) else None
 
@@ -307,8 +295,7 @@ def find_head(ov: Any, core: Any, network: Any) -> list[str] | None:
 def cut_head(ov: Any, network: Any, names: list[str]) -> Any:
     """The network with these nodes as its outputs."""
     nodes = {node.get_friendly_name(): node for node in network.get_ordered_ops()}
-    results = [ov.opset13.result(nodes[name].output(0)) for name in names]
-    return ov.Model(results, network.get_parameters(), HEAD)
+    return ov.Model([ov.opset13.result(nodes[name].output(0)) for name in names], network.get_parameters(), HEAD)
 
 
 def _logits(network: Any) -> list[str] | None:
@@ -334,10 +321,8 @@ def _logits(network: Any) -> list[str] | None:
 
 
 def _sources(node: Any, anchors: int) -> list[Any]:
-    """The convolutions, with their bias, whose results lead to a node without another one in between.
-
-    The mean by softmax is a convolution too, over (4, anchors); what feeds it is looked for instead.
-    """
+    """The convolutions, with their bias, whose results lead to a node without another one in between. The mean by
+    softmax is a convolution too, over (4, anchors); what feeds it is looked for instead."""
 
     def convolves(node: Any) -> bool:
         return node.get_type_name() == "Convolution" and bool(math.prod(node.output(0).get_shape()[2:]) <= anchors)

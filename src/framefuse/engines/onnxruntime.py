@@ -1,5 +1,5 @@
 """ONNX Runtime: on the CPU the light and portable engine, whose `submit` runs the model; on NVIDIA GPUs its CUDA
-provider, and its TensorRT providers if they are installed.
+provider, and its TensorRT providers if they are installed: engines onnxruntime, onnxruntime-tensorrt and -nvrtx.
 
 Title: how it gets into our CUDA graph
     A session launches on our stream and uses our memory. After a first run, which loads and allocates everything, its
@@ -22,19 +22,34 @@ import numpy as np
 
 from framefuse.common.files import user_cache
 from framefuse.common.machine import available_cores
-from framefuse.common.ort import SILENT, cpu_session, onnxruntime
+from framefuse.common.ort import cpu_session, onnxruntime
 from framefuse.cuda import device
-from framefuse.cuda.device import translate_cuda_error
-from framefuse.cuda.pools import StreamPool, new_stream
-from framefuse.engines.backend import Backend
-from framefuse.engines.engine import Engine, EngineOptions, not_quantised
+from framefuse.cuda.device import StreamPool, new_stream, translate_cuda_error
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions, check_int8
 from framefuse.engines.onnx_shapes import at_shape, load
-from framefuse.engines.onnxruntime import BACKEND, NVRTX, TENSORRT
 from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool, capture, fork_join
-from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 from framefuse.models.onnx_file import inputs_of, is_quantised
 
+
+def _cuda(library: str) -> Needs:
+    return Needs((Package("onnxruntime-gpu", ("onnxruntime",), f"capi/libonnxruntime_providers_{library}.so"), CUPY),
+                 "cuda13")  # fmt: skip
+
+
+_ON_GPU = {"cuda": ("fp32", "fp16", "int8")}
+BACKEND = Backend(
+    "onnxruntime",
+    Capabilities({"cpu": ("fp32",), **_ON_GPU}, capturable=True, quantised_as_written=True),
+    opener=f"{__name__}:open_engine",
+    needs={"cpu": Needs((Package("onnxruntime", ("onnxruntime",)),), "ort"), "cuda": _cuda("cuda")},
+)
+TENSORRT, NVRTX = (
+    Backend(f"onnxruntime-{name}", Capabilities(_ON_GPU), f"{__name__}:open_{name}", {"cuda": _cuda(library)})
+    for name, library in (("tensorrt", "tensorrt"), ("nvrtx", "nv_tensorrt_rtx"))
+)
 NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|out of memory|ALLOC(ATION)?_FAILED")
 NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
 """Messages of libraries that cannot initialise, mostly for lack of memory."""
@@ -46,25 +61,16 @@ LIBRARY = re.compile(r"(?:CUDA|CUBLAS|CUDNN|CUFFT) (?:failure|error) .*?(?= ;|$)
 
 def cannot_load(path: Path, error: Exception) -> ModelError:
     """The error for a model that does not load; names an operator that is missing."""
-    text = str(error)
-    found = re.search(
-        r"No Op registered for (\w+)|implementation for (\w+)\(|(?:Fatal error: )?(\S+)\(-1\) is not a", text
-    )
-    if found:
+    missing = r"No Op registered for (\w+)|implementation for (\w+)\(|(?:Fatal error: )?(\S+)\(-1\) is not a"
+    if found := re.search(missing, str(error)):
         name = next(group for group in found.groups() if group)
-        return ModelError(
-            f"ONNX Runtime has no operator {name}, which {path} uses",
-            remedy="export the model with an opset that has it",
-        )
+        message = f"ONNX Runtime has no operator {name}, which {path} uses"
+        return ModelError(message, remedy="export the model with an opset that has it")
     return ModelError(f"ONNX Runtime cannot load {path}: {first_line(error)}")
 
 
 def no_room(doing: str, error: Exception) -> EngineError | None:
-    """A GpuMemoryError, if the GPU is out of memory; otherwise None.
-
-    Args:
-        doing: the attempted action, in the infinitive.
-    """
+    """A GpuMemoryError, if the GPU is out of memory; otherwise None. `doing` is an infinitive."""
     short = bool(NO_MEMORY.search(str(error)))
     if not short and NO_HANDLE.search(str(error)):
         with suppress(Exception):  # a failing query must not hide the error
@@ -79,9 +85,6 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
-
-
 class OnnxRuntimeEngine(Engine):
     name = BACKEND.name
     capabilities = BACKEND.capabilities
@@ -94,30 +97,24 @@ class OnnxRuntimeEngine(Engine):
         session_options.intra_op_num_threads = threads
         # Spinning workers burn the cores that decoding needs, and collapse beside a busy neighbour.
         session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session_options.log_severity_level = SILENT
         self._run_options = ort.RunOptions()
-        self._run_options.log_severity_level = SILENT
         try:
             self._session = cpu_session(ort, model, session_options)
         except Exception as error:  # the bindings raise a dozen unrelated classes
             raise cannot_load(model, error) from error
         entry = self._session.get_inputs()[0]
         self._input_name = entry.name
-        self.input_dtype = np.dtype(DTYPES[entry.type])
-        nodes = {node.type for node in self._session.get_inputs()}
-        self.precision = "fp16" if "tensor(float16)" in nodes else "fp32"
+        self.input_dtype = _dtype(entry.type)
+        self.precision = "fp16" if self.input_dtype == np.float16 else "fp32"
         why = "ONNX Runtime runs the model as it is written"
         if b"DequantizeLinear" in model.read_bytes():
             why = "the model is quantised, but where no quantiser follows a convolution ONNX Runtime multiplies in fp32"
-        self.reasons = [
-            f"precision {self.precision}: {why}",
-            f"{threads} threads without spinning, one request at a time",
-        ]
+        how = f"{threads} threads without spinning, one request at a time"
+        self.reasons = [f"precision {self.precision}: {why}", how]
 
     def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
-        slot = Slot(np.zeros(shape, self.input_dtype))
-        return SlotPool(shape, [slot], start=self._run)
+        return SlotPool(shape, [Slot(np.zeros(shape, self.input_dtype))], start=self._run)
 
     def _run(self, slot: Slot) -> None:
         try:
@@ -153,23 +150,22 @@ class OnnxRuntimeCudaEngine(Engine):
         self._ort = ort = _onnxruntime()
         available = ort.get_available_providers()
         if self._provider not in available:
-            raise CapabilityError(
-                f"this ONNX Runtime ({ort.__version__}) has no {self._provider}; it has {', '.join(available)}",
-                remedy="pip uninstall onnxruntime, then pip install 'framefuse[cuda13]'"
-                if name == "onnxruntime"
-                else f"install an ONNX Runtime that was built with {self._provider}, or use another engine",
-            )
+            message = f"this ONNX Runtime ({ort.__version__}) has no {self._provider}; it has {', '.join(available)}"
+            remedy = f"install an ONNX Runtime that was built with {self._provider}, or use another engine"
+            if name == "onnxruntime":
+                remedy = "pip uninstall onnxruntime, then pip install 'framefuse[cuda13]'"
+            raise CapabilityError(message, remedy=remedy)
         options.refuse_threads(name)
         device.cupy()
         self._path, self._workspace = model, options.workspace_mb << 20
         self._model = load(model)
         quantised = is_quantised(self._model)
-        self.precision = _choose_precision(options.precision, quantised)
+        check_int8(options.precision, quantised)
+        usual = "int8" if quantised else "fp16"
+        self.precision = usual if options.precision == "auto" else options.precision
         why = "as asked" if options.precision != "auto" else "the model is quantised" if quantised else "the GPU's own"
-        self.reasons = [
-            f"precision {self.precision}: {why}",
-            f"ONNX Runtime {ort.__version__}, {self._provider}, on our stream and memory",
-        ]
+        how = f"ONNX Runtime {ort.__version__}, {self._provider}, on our stream and memory"
+        self.reasons = [f"precision {self.precision}: {why}", how]
         kind = inputs_of(self._model)[0].type.tensor_type.elem_type
         self.input_dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
@@ -190,7 +186,6 @@ class OnnxRuntimeCudaEngine(Engine):
         """A session on `stream`, which may capture and replay a graph of its own."""
         ort = self._ort
         options = ort.SessionOptions()
-        options.log_severity_level = SILENT
         options.intra_op_num_threads = 1  # threads would only spin
         providers = {"CUDAExecutionProvider": self._cuda_options(stream, own_graph=own_graph)}
         if self._provider not in providers:
@@ -207,10 +202,9 @@ class OnnxRuntimeCudaEngine(Engine):
         return session
 
     def _does_not_load(self, why: str) -> CapabilityError:
-        return CapabilityError(
-            f"{self._provider} of ONNX Runtime {self._ort.__version__} does not load: {why}",
-            remedy="install its libraries (CUDA and cuDNN: pip install 'framefuse[cuda13]', with a driver for CUDA 13)",
-        )
+        message = f"{self._provider} of ONNX Runtime {self._ort.__version__} does not load: {why}"
+        remedy = "install its libraries (CUDA and cuDNN: pip install 'framefuse[cuda13]', with a driver for CUDA 13)"
+        return CapabilityError(message, remedy=remedy)
 
     def _cuda_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
         options = {
@@ -218,11 +212,9 @@ class OnnxRuntimeCudaEngine(Engine):
             "user_compute_stream": str(stream.ptr),
             "cudnn_conv_algo_search": "EXHAUSTIVE",
             "cudnn_conv_use_max_workspace": "1",
-            "prefer_nhwc": "1" if self.precision != "fp32" else "0",
-            "fuse_conv_bias": "1" if self.precision != "fp32" else "0",
-            # If off, float16 convolutions do not use tensor cores either: 2.8 ms instead of 0.8.
-            "use_tf32": "1" if self.precision != "fp32" else "0",
             "enable_cuda_graph": "1" if own_graph else "0",
+            # If TF32 is off, float16 convolutions do not use tensor cores either: 2.8 ms instead of 0.8.
+            **dict.fromkeys(("prefer_nhwc", "fuse_conv_bias", "use_tf32"), "0" if self.precision == "fp32" else "1"),
         }
         return options | ({"gpu_mem_limit": str(self._workspace)} if self._workspace else {})
 
@@ -232,27 +224,18 @@ class OnnxRuntimeCudaEngine(Engine):
         folder.mkdir(parents=True, exist_ok=True)
         if self.name == "onnxruntime-nvrtx":
             return options | {"nv_runtime_cache_path": str(folder), "enable_cuda_graph": "1" if own_graph else "0"}
-        return (
-            options
-            | {
-                "trt_fp16_enable": "1" if self.precision == "fp16" else "0",
-                "trt_engine_cache_enable": "1",
-                "trt_engine_cache_path": str(folder),
-                "trt_timing_cache_enable": "1",
-                "trt_cuda_graph_enable": "1" if own_graph else "0",
-            }
-            | ({"trt_max_workspace_size": str(self._workspace)} if self._workspace else {})
-        )
+        options |= dict.fromkeys(("trt_engine_cache_enable", "trt_timing_cache_enable"), "1")
+        options |= {"trt_max_workspace_size": str(self._workspace)} if self._workspace else {}
+        return options | {
+            "trt_fp16_enable": "1" if self.precision == "fp16" else "0",
+            "trt_engine_cache_path": str(folder),
+            "trt_cuda_graph_enable": "1" if own_graph else "0",
+        }
 
 
 class Execution(DeviceExecution):
-    """A model of one shape with its own memory on the GPU.
-
-    Attributes:
-        input: (batch, 3, height, width) on the GPU.
-        results: the model's outputs, on the GPU.
-        how: whether it can be captured, and why not, for the report.
-    """
+    """A model of one input shape, (batch, 3, height, width), with its own memory on the GPU. `how` says whether it can
+    be captured, and why not, for the report."""
 
     memory_format = "nchw"
 
@@ -329,14 +312,6 @@ def _onnxruntime() -> Any:
     return ort
 
 
-def _choose_precision(asked: str, quantised: bool) -> str:
-    if quantised and asked not in ("auto", "int8"):
-        raise UsageError(f"an int8 model cannot run at {asked}", remedy="use the one it was built from")
-    if asked == "int8" and not quantised:
-        raise not_quantised()
-    return "int8" if quantised else "fp16" if asked == "auto" else asked
-
-
 def _dtype(text: str) -> Any:
     """Number format by ONNX Runtime's name."""
     names = {"float": "float32", "double": "float64"}
@@ -346,9 +321,7 @@ def _dtype(text: str) -> Any:
 
 def open_engine(model: Path, options: EngineOptions) -> Engine:
     """Load an ONNX model."""
-    if options.device == "cuda":
-        return OnnxRuntimeCudaEngine(model, options)
-    return OnnxRuntimeEngine(model, options)
+    return OnnxRuntimeCudaEngine(model, options) if options.device == "cuda" else OnnxRuntimeEngine(model, options)
 
 
 open_tensorrt = partial(OnnxRuntimeCudaEngine, backend=TENSORRT)

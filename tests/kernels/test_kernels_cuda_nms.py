@@ -148,6 +148,29 @@ def test_detr_source_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL = heads
 
 
+@pytest.mark.usefixtures("fibres")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_end2end_source_on_the_cpu(dtype: Any) -> None:
+    """Rows may be padded; anchors with a value that is not finite are counted."""
+    rng = np.random.default_rng(1)
+    corners = np.sort(rng.random((2, 50, 2, 2)), axis=2).reshape(2, 50, 4)
+    parts = corners, rng.random((2, 50, 1)), rng.integers(0, 9, (2, 50, 1)), rng.random((2, 50, 1))
+    rows = np.concatenate(parts, 2).astype(dtype)
+    rows[0, 3, 5], rows[1, 7, 4], rows[1, 9, 0] = np.nan, np.inf, np.nan
+    options: dict[str, Any] = {"conf": 0.3, "iou": 0.5, "max_det": 30}
+    maps = np.repeat(MAPS, 2, axis=0)
+    for classes in (None, (1, 5, 7)):
+        for output in (rows, np.ascontiguousarray(rows[:, :, :6])):
+            expected = reference.detections([output], "end2end", maps, classes=classes, **options)
+            found = boxes.detections([on_device(output)], "end2end", maps, classes=classes, **options)
+            assert found.counts.tolist() == expected.counts.tolist() and expected.counts.min() > 0
+            assert found.non_finite.tolist() == expected.non_finite.tolist() == [1, 2]
+            for image, count in enumerate(expected.counts):
+                np.testing.assert_array_equal(found.scores[image, :count], expected.scores[image, :count])
+                np.testing.assert_array_equal(found.classes[image, :count], expected.classes[image, :count])
+                np.testing.assert_allclose(found.boxes[image, :count], expected.boxes[image, :count], rtol=1e-5)
+
+
 class TestGpu:
     pytestmark = gpu
 

@@ -189,7 +189,7 @@ def show(
         else:
             function = build.function(name, family, cuda=on_cuda)
         if emit == "asm":
-            typer.echo(build.assembly(function, build.own_level(family) or cpu.describe().level))
+            typer.echo(build.assembly(function, build.own_level(name, family) or cpu.describe().level))
         else:
             typer.echo(function.script())
     return 0

@@ -4,71 +4,44 @@ Each function has a reference of the same name in `reference`, in plain numpy, w
 arrays of a GPU run there; `record_launches` makes a `LaunchPlan` that repeats such a call without its checks.
 """
 
-from __future__ import annotations
-
-from framefuse.cuda.launch_plan import LaunchPlan, Workspace, record_launches
-from framefuse.kernels import reference
-from framefuse.kernels.boxes.call import detections, nms
-from framefuse.kernels.colour.call import rgb_to_yuv, yuv_to_rgb
-from framefuse.kernels.colour.layout import change_layout, normalize
-from framefuse.kernels.cpu import Library, describe
-from framefuse.kernels.drawing.call import draw_boxes, overlay
-from framefuse.kernels.geometry.call import flip, remap, split_stereo, warp_affine, warp_perspective
-from framefuse.kernels.geometry.projections import equirectangular_to_perspective, fisheye_to_perspective
-from framefuse.kernels.masks.call import argmax, box_blur, composite, ema, gaussian_blur, matte, upsample
-from framefuse.kernels.masks.instances import (
-    DeviceRuns,
-    Runs,
-    instance_labels,
-    instance_masks,
-    instance_runs,
-    mask_runs,
-    native_content,
-)
-from framefuse.kernels.preprocess.call import preprocess, preprocess_batch
-from framefuse.kernels.preprocess.cuda import PreprocessTable
-from framefuse.kernels.signals.call import SignalCounts, Signals, signals
-
-__all__ = [
-    "DeviceRuns",
-    "LaunchPlan",
-    "Library",
-    "PreprocessTable",
-    "Runs",
-    "SignalCounts",
-    "Signals",
-    "Workspace",
-    "argmax",
-    "box_blur",
-    "change_layout",
-    "composite",
-    "describe",
-    "detections",
-    "draw_boxes",
-    "ema",
-    "equirectangular_to_perspective",
-    "fisheye_to_perspective",
-    "flip",
-    "gaussian_blur",
-    "instance_labels",
-    "instance_masks",
-    "instance_runs",
-    "mask_runs",
-    "matte",
-    "native_content",
-    "nms",
-    "normalize",
-    "overlay",
-    "preprocess",
-    "preprocess_batch",
-    "record_launches",
-    "reference",
-    "remap",
-    "rgb_to_yuv",
-    "signals",
-    "split_stereo",
-    "upsample",
-    "warp_affine",
-    "warp_perspective",
-    "yuv_to_rgb",
-]
+from framefuse.cuda.launch_plan import LaunchPlan as LaunchPlan
+from framefuse.cuda.launch_plan import Workspace as Workspace
+from framefuse.cuda.launch_plan import record_launches as record_launches
+from framefuse.kernels import reference as reference
+from framefuse.kernels.boxes.call import detections as detections
+from framefuse.kernels.boxes.call import nms as nms
+from framefuse.kernels.colour.call import rgb_to_yuv as rgb_to_yuv
+from framefuse.kernels.colour.call import yuv_to_rgb as yuv_to_rgb
+from framefuse.kernels.colour.layout import change_layout as change_layout
+from framefuse.kernels.colour.layout import normalize as normalize
+from framefuse.kernels.cpu import Library as Library
+from framefuse.kernels.cpu import describe as describe
+from framefuse.kernels.drawing.call import draw_boxes as draw_boxes
+from framefuse.kernels.drawing.call import overlay as overlay
+from framefuse.kernels.geometry.call import flip as flip
+from framefuse.kernels.geometry.call import remap as remap
+from framefuse.kernels.geometry.call import split_stereo as split_stereo
+from framefuse.kernels.geometry.call import warp_affine as warp_affine
+from framefuse.kernels.geometry.call import warp_perspective as warp_perspective
+from framefuse.kernels.geometry.projections import equirectangular_to_perspective as equirectangular_to_perspective
+from framefuse.kernels.geometry.projections import fisheye_to_perspective as fisheye_to_perspective
+from framefuse.kernels.masks.call import argmax as argmax
+from framefuse.kernels.masks.call import box_blur as box_blur
+from framefuse.kernels.masks.call import composite as composite
+from framefuse.kernels.masks.call import ema as ema
+from framefuse.kernels.masks.call import gaussian_blur as gaussian_blur
+from framefuse.kernels.masks.call import matte as matte
+from framefuse.kernels.masks.call import upsample as upsample
+from framefuse.kernels.masks.instances import DeviceRuns as DeviceRuns
+from framefuse.kernels.masks.instances import Runs as Runs
+from framefuse.kernels.masks.instances import instance_labels as instance_labels
+from framefuse.kernels.masks.instances import instance_masks as instance_masks
+from framefuse.kernels.masks.instances import instance_runs as instance_runs
+from framefuse.kernels.masks.instances import mask_runs as mask_runs
+from framefuse.kernels.masks.instances import native_content as native_content
+from framefuse.kernels.preprocess.call import preprocess as preprocess
+from framefuse.kernels.preprocess.call import preprocess_batch as preprocess_batch
+from framefuse.kernels.preprocess.cuda import PreprocessTable as PreprocessTable
+from framefuse.kernels.signals.call import SignalCounts as SignalCounts
+from framefuse.kernels.signals.call import Signals as Signals
+from framefuse.kernels.signals.call import signals as signals

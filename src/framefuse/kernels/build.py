@@ -40,24 +40,20 @@ CPU, CUDA = "tir_cpu", "tir_cuda"
 """Prefixes of kernel sources: `boxes/tir_cpu.py` holds family `boxes` for the CPU, `geometry/tir_cuda.py` family
 `geometry` for CUDA. Code that sources share is in `_tir*.py` beside them and in `tir/`."""
 
+X86_64 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
 TARGETS: dict[str, dict[str, dict[str, Any]]] = {
     "x86_64": {
-        "x86-64-v2": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2"},
-        "x86-64-v3": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"},
-        "x86-64-v4": {
-            "kind": "llvm",
-            "mtriple": "x86_64-linux-gnu",
-            "mcpu": "x86-64-v4",
-            "mattr": ["+avx512vbmi", "-prefer-256-bit"],
-        },
+        "x86-64-v2": X86_64 | {"mcpu": "x86-64-v2"},
+        "x86-64-v3": X86_64 | {"mcpu": "x86-64-v3"},
+        "x86-64-v4": X86_64 | {"mcpu": "x86-64-v4", "mattr": ["+avx512vbmi", "-prefer-256-bit"]},
     },
     "aarch64": {"armv8-a": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}},
 }
 """Machine -> its levels."""
 
 EXTRA = ("x86-64-v4",)
-"""Levels for families that name one in `LEVEL` because they are at least 10 % faster there. All others are built for
-the rest."""
+"""Levels for kernels whose family has a `level_of` that says so because they are at least 10 % faster there. All others
+are built for the rest."""
 
 
 def build(machine: str | None = None, *, force: bool = False, directory: Path = LIBRARY_DIRECTORY) -> list[Path]:
@@ -90,17 +86,17 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
         kernels: dict[str, str] = {}
         functions: dict[str, dict[str, Any]] = {level: {} for level in targets}
         for source in _families():
-            family = _load(source)
-            found = family.variants()
-            for level in _levels(machine, getattr(family, "LEVEL", None)):
-                functions[level] |= found
-                kernels |= dict.fromkeys(found, family_of(source))
+            family = family_of(source)
+            for symbol, made in _load(source).variants().items():
+                for level in _levels(machine, own_level(symbol, family)):
+                    functions[level][symbol] = made
+                    kernels[symbol] = family
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            made = {level: Path(scratch, path.name) for level, path in libraries.items()}
-            _run_parallel([partial(_compile, functions[level], targets[level], path) for level, path in made.items()])
+            built = {level: Path(scratch, path.name) for level, path in libraries.items()}
+            _run_parallel([partial(_compile, functions[level], targets[level], path) for level, path in built.items()])
             for level, path in libraries.items():
-                os.replace(made[level], path)
+                os.replace(built[level], path)
             _write_index(index, key, kernels, Path(scratch))
     return [*libraries.values(), index]
 
@@ -151,10 +147,10 @@ def function(symbol: str, family: str, *, cuda: bool = False) -> Any:
     return (module.cuda_variants() if cuda else module.variants())[symbol]
 
 
-def own_level(family: str) -> str | None:
-    """The only level for which a CPU family is built, or None for all TARGETS. Imports TVM."""
-    level: str | None = getattr(_family(family, False), "LEVEL", None)
-    return level
+def own_level(symbol: str, family: str) -> str | None:
+    """The only level for which a CPU kernel is built, or None for all but EXTRA. Imports TVM."""
+    level_of: Callable[[str], str | None] = getattr(_family(family, False), "level_of", lambda symbol: None)
+    return level_of(symbol)
 
 
 def assembly(function: Any, level: str) -> str:
@@ -186,7 +182,7 @@ def _write_index(index: Path, key: str, kernels: dict[str, Any], scratch: Path) 
 
 
 def _levels(machine: str, own: str | None) -> list[str]:
-    """The levels of a family, which may have one of its own."""
+    """The levels of a kernel, which may have one of its own."""
     return [level for level in TARGETS[machine] if (level == own if own else level not in EXTRA)]
 
 
@@ -205,7 +201,8 @@ def _shared(*, cuda: bool) -> list[Path]:
     found = [*HERE.glob("tir/*.py"), *HERE.glob("*/_tir*.py")]
     if cuda:
         return sorted([*found, HERE / "preprocess" / "frame_row.py"])
-    return sorted(path for path in found if "cuda" not in path.stem and path.stem != "generate")
+    found = [path for path in found if "cuda" not in path.stem and path.stem != "generate"]
+    return sorted([*found, HERE / "preprocess" / "filters.py"])
 
 
 def _key(machine: str, sources: Sequence[Path]) -> str:

@@ -233,13 +233,7 @@ def _head_threshold(conf: float, sample: str) -> int:
 
 
 def _read(
-    outputs: Sequence[NDArray[Any]],
-    image: int,
-    layout: str,
-    conf: float,
-    classes: Sequence[int] | None,
-    activation: str | None,
-    max_det: int,
+    outputs: Sequence[Any], image: int, layout: str, conf: float, classes: Any, activation: str | None, max_det: int
 ) -> _Work:
     """Candidates of a layout with few rows, for which numpy is fast enough."""
     found = READERS[layout]([output[image].astype(np.float32, copy=False) for output in outputs], conf, activation)

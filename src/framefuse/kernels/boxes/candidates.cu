@@ -114,24 +114,3 @@ __global__ void __launch_bounds__(256) filter_yolov5(
       counters, keys, boxes, labels, capacity, keep, top, first, anchor,
       centred(values[0], values[1], values[2], values[3]));
 }
-
-// (batch, rows, 6): x1 y1 x2 y2, score, class. A thread reads a row.
-// kernels: filter_end2end_f32 <float>, filter_end2end_f16 <half>, filter_end2end_bf16 <bfloat16>
-// launch: grid ((anchors + 127) / 128, batch), block 128, waits, --fmad=false
-template <class Sample>
-__global__ void __launch_bounds__(128) filter_end2end(
-    const Sample* values, int64_t image_pitch, int pitch, int anchors, int classes, float confidence,
-    const uint8_t* wanted, int capacity, int* counters, uint64_t* keys, Box* boxes, int* labels) {
-  wait_for_previous();
-  const int row = blockIdx.x * 128 + threadIdx.x;
-  values += blockIdx.y * image_pitch + (int64_t)min(row, anchors - 1) * pitch;
-  bool bad = false;
-  for (int k = 0; k < 6; ++k) bad |= broken(values[k]);
-  if (row < anchors && bad) count_broken(counters);
-  const float score = values[4];
-  const bool good = row < anchors && !bad && score > confidence;
-  const int label = good ? (int)floorf((float)values[5] + 0.5f) : 0;
-  append(
-      counters, keys, boxes, labels, capacity, good && is_wanted(wanted, classes, label), score, label, row,
-      Box{values[0], values[1], values[2], values[3]});
-}

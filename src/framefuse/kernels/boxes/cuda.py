@@ -154,6 +154,7 @@ def nms(
         del arguments["batch"]
     else:
         arguments |= {"image_pitch": 0, "scores_image_pitch": 0, "class_ids_image_pitch": 0}
+        arguments |= {"scores_pitch": 1, "class_ids_pitch": 1}
         arguments |= {"classes": 0, "confidence": -np.inf, "wanted": 0}
     kernel.launch("filter_rotated" if rotated else "filter_listed_f32", stream=stream, **arguments)
     suffix = "_rotated" if rotated else ""

@@ -176,13 +176,19 @@ def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int
     last = views[-1]
     anchors = values[2] if layout == "yolov8" else values[1]
     arguments = {"values": last.address, "image_pitch": last.strides[0], "pitch": last.strides[1]}
+    size = 4 if last.sample == "f32" else 2
+    if layout == "end2end":  # x1, y1, x2, y2, score, class
+        for column, name in ((4, "scores"), (5, "class_ids")):
+            arguments |= {name: last.address + column * size, f"{name}_image_pitch": last.strides[0]}
+            arguments[f"{name}_pitch"] = last.strides[1]
+        return Heads(f"filter_listed_{last.sample}", {**arguments, "label_words": 0}, anchors, anchors, 0)
     if layout != "detr":
-        count = {"yolov8": columns - 4, "yolov5": columns - 5, "end2end": 0}[layout]
+        count = columns - least + 1
         return Heads(f"filter_{layout}_{last.sample}", arguments, anchors, anchors, count)
     sides, count = views[0], columns
     if len(views) == 1:  # the boxes are the first four columns
         count -= 4
-        arguments["values"] += 4 * (4 if last.sample == "f32" else 2)
+        arguments["values"] += 4 * size
     elif shapes[0][1:] != (anchors, 4) or sides.sample != last.sample:
         raise UsageError(f"detr boxes are {sides.sample} {shapes[0]}, logits {last.sample} {values}")
     arguments |= {"sides": sides.address, "sides_image_pitch": sides.strides[0], "sides_pitch": sides.strides[1]}
@@ -213,8 +219,8 @@ def _listed(outputs: Sequence[Any], batch: int) -> Heads:
             raise UsageError(f"labels are {labels.dtype}, boxes {boxes.dtype}", remedy="pass integers, or one dtype")
         address, words, pitch = names.address, 0, names.strides[0]
     arguments = {"values": view.address, "image_pitch": view.strides[0], "pitch": view.strides[1]}
-    arguments |= {"scores": points.address, "scores_image_pitch": points.strides[0]}
-    arguments |= {"class_ids": address, "class_ids_image_pitch": pitch, "label_words": words}
+    arguments |= {"scores": points.address, "scores_image_pitch": points.strides[0], "scores_pitch": 1}
+    arguments |= {"class_ids": address, "class_ids_image_pitch": pitch, "class_ids_pitch": 1, "label_words": words}
     return Heads(f"filter_listed_{view.sample}", arguments, rows, rows, 0)
 
 

@@ -73,20 +73,21 @@ __global__ void __launch_bounds__(256) filter_queries(
       centred(sides[0], sides[1], sides[2], sides[3]));
 }
 
-// Boxes (batch, rows, 4) x1 y1 x2 y2, scores and classes (batch, rows), each in an array of its own. Classes are
-// samples (`label_words` 0) or integers of so many words; without `class_ids`, all are 0.
+// Boxes (batch, rows, 4) x1 y1 x2 y2, scores and classes (batch, rows), each in an array of its own or all in one. Classes
+// are samples (`label_words` 0) or integers of so many words; without `class_ids`, all are 0.
 // kernels: filter_listed_f32 <float>, filter_listed_f16 <half>, filter_listed_bf16 <bfloat16>
 // launch: grid ((anchors + 127) / 128, batch), block 128, waits, --fmad=false
 template <class Sample>
 __global__ void __launch_bounds__(128) filter_listed(
     const Sample* values, int64_t image_pitch, int pitch, const Sample* scores, int64_t scores_image_pitch,
-    const void* class_ids, int64_t class_ids_image_pitch, int label_words, int anchors, int classes, float confidence,
-    const uint8_t* wanted, int capacity, int* counters, uint64_t* keys, Box* boxes, int* labels) {
+    int scores_pitch, const void* class_ids, int64_t class_ids_image_pitch, int class_ids_pitch, int label_words,
+    int anchors, int classes, float confidence, const uint8_t* wanted, int capacity, int* counters, uint64_t* keys,
+    Box* boxes, int* labels) {
   wait_for_previous();
   const int number = blockIdx.x * 128 + threadIdx.x, row = min(number, anchors - 1);
   values += blockIdx.y * image_pitch + (int64_t)row * pitch;
-  const float score = scores[blockIdx.y * scores_image_pitch + row];
-  const int64_t at = blockIdx.y * class_ids_image_pitch + row;
+  const float score = scores[blockIdx.y * scores_image_pitch + (int64_t)row * scores_pitch];
+  const int64_t at = blockIdx.y * class_ids_image_pitch + (int64_t)row * class_ids_pitch;
   bool bad = broken(score);
   for (int k = 0; k < 4; ++k) bad |= broken(values[k]);
   int label = 0;

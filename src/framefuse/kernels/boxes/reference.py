@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
 
@@ -33,13 +34,9 @@ class Found(NamedTuple):
     @classmethod
     def make(cls, batch: int, max_det: int, new: Callable[..., Any]) -> Found:
         """Arrays made by `new(shape, dtype)`."""
-        return cls(
-            new((batch, max_det, 4), np.float32),
-            new((batch, max_det), np.float32),
-            new((batch, max_det), np.int32),
-            new((batch,), np.int32),
-            new((batch,), np.int32),
-        )
+        rows = (batch, max_det)
+        floats = new((*rows, 4), np.float32), new(rows, np.float32)
+        return cls(*floats, new(rows, np.int32), new((batch,), np.int32), new((batch,), np.int32))
 
 
 class Candidates(NamedTuple):
@@ -121,12 +118,7 @@ def detections(
 
 
 def nms(
-    boxes: NDArray[Any],
-    scores: NDArray[Any],
-    classes: NDArray[Any] | None = None,
-    *,
-    iou: float,
-    max_det: int | None = None,
+    boxes: Array, scores: Array, classes: Array | None = None, *, iou: float, max_det: int | None = None
 ) -> NDArray[np.int32]:
     """Greedy NMS: by descending score, keep a box unless one kept before it overlaps it by more than `iou`.
 

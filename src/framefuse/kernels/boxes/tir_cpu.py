@@ -10,6 +10,8 @@ arguments; nothing is allocated or threaded in here.
 
 from __future__ import annotations
 
+from operator import add
+
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -146,13 +148,22 @@ def column(values, start, pitch, count):
     return [read(values, start + lane * pitch) for lane in range(count)]
 
 
-def add(a, b):
-    return a + b
-
-
 def asked(running, k, confidence):
     """1 where the anchor's best score is above the threshold, or one of its values may be NaN or infinite."""
     return T.Or(running[0, k] > confidence, broken(running[1, k])).astype("int32")
+
+
+@T.inline
+def append(boxes, labels, totals, x, y, width, height, score, label):
+    """One more candidate, from its centre and size."""
+    n: T.let = totals[0]
+    boxes[0, n] = x - width * HALF
+    boxes[1, n] = y - height * HALF
+    boxes[2, n] = x + width * HALF
+    boxes[3, n] = y + height * HALF
+    boxes[SCORE, n] = score
+    labels[n] = label
+    totals[0] = n + 1
 
 
 def filter_yolov8(sample):
@@ -214,14 +225,8 @@ def filter_yolov8(sample):
                                 while read(values, (4 + label[0]) * pitch + a) != running[0, k]:
                                     label[0] = label[0] + 1
                                 if wanted[label[0]] != T.uint8(0):
-                                    n: T.let = totals[0]
-                                    boxes[0, n] = read(values, a) - read(values, 2 * pitch + a) * HALF
-                                    boxes[1, n] = read(values, pitch + a) - read(values, 3 * pitch + a) * HALF
-                                    boxes[2, n] = read(values, a) + read(values, 2 * pitch + a) * HALF
-                                    boxes[3, n] = read(values, pitch + a) + read(values, 3 * pitch + a) * HALF
-                                    boxes[SCORE, n] = running[0, k]
-                                    labels[n] = label[0]
-                                    totals[0] = n + 1
+                                    box = T.meta_var(column(values, a, pitch, 4))
+                                    append(boxes, labels, totals, *box, running[0, k], label[0])
 
     return kernel
 
@@ -258,14 +263,7 @@ def filter_yolov5(sample):
                         best[0] = score
                         label[0] = c
                 if T.And(best[0] > confidence, wanted[label[0]] != T.uint8(0)):
-                    n: T.let = totals[0]
-                    boxes[0, n] = read(values, start) - read(values, start + 2) * HALF
-                    boxes[1, n] = read(values, start + 1) - read(values, start + 3) * HALF
-                    boxes[2, n] = read(values, start) + read(values, start + 2) * HALF
-                    boxes[3, n] = read(values, start + 1) + read(values, start + 3) * HALF
-                    boxes[SCORE, n] = best[0]
-                    labels[n] = label[0]
-                    totals[0] = n + 1
+                    append(boxes, labels, totals, *column(values, start, 1, 4), best[0], label[0])
 
     return kernel
 

@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..tir.base import array_at
+from .tir_cpu import HALF, ROWS, SCORE, ZERO
 
 SAMPLES = {"f32": ("float32", "int32"), "bf16": ("uint16", "int16")}
 """Types of the values as they are stored, and of the integers that have their order."""
@@ -19,10 +20,7 @@ SAMPLES = {"f32": ("float32", "int32"), "bf16": ("uint16", "int16")}
 GROUP = 32
 """Anchors that are asked at once whether one of them is above the threshold. Their logits are whole vectors."""
 
-ROWS, SCORE = 8, 6
-"""As in `boxes.py`."""
-
-HALF, ONE, ZERO = (tirx.const(value, "float32") for value in (0.5, 1, 0))
+ONE = tirx.const(1, "float32")
 INFINITE = {"f32": 0x7F800000, "bf16": 0x7F80}
 """The key of infinity; those of NaN are beyond. -infinity has its complement."""
 

@@ -19,6 +19,9 @@ from framefuse.kernels.colour.layout import OUTPUTS, Image, check_target
 from framefuse.kernels.colour.reference import Chroma, ImageLayout
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS, to_rgb
 
+Planes = tuple[list[int], list[int]]
+"""Address and pitch in elements of each plane of a frame, padded to three."""
+
 LAYOUT_CODES = {"planar": 0, "semiplanar": 1, "packed3": 2, "packed4": 3, "gray": 4}
 """As in `tir_cpu.py`."""
 
@@ -78,7 +81,7 @@ def yuv_to_rgb(
     options |= {"row_pitch": target.row_pitch, "channel_pitch": target.plane_pitch}
     options["interleaved"] = int(layout == "HWC")
     if on_gpu(out):
-        _launch(name, kind, lists, out, target, options, coefficients)
+        _launch(name, kind, lists, out, target, options, coefficients.tobytes())
         return out
     scratch = [(3, width + 4), (2, width + 4), (width + 2,)]
     work = [cpu._scratch.get(*named) for named in zip(("rgb_tints", "rgb_pair", "rgb_edged"), scratch, strict=True)]
@@ -89,8 +92,7 @@ def yuv_to_rgb(
     return out
 
 
-def _planes(frame: Frame) -> tuple[list[int], list[int]]:
-    """Address and pitch in elements of each plane, padded to three."""
+def _planes(frame: Frame) -> Planes:
     addresses = [address(plane) for plane in frame.planes]
     pitches = [Image.of(f"plane {number}", plane, "HWC").row_pitch for number, plane in enumerate(frame.planes)]
     spare = 3 - len(addresses)
@@ -98,13 +100,7 @@ def _planes(frame: Frame) -> tuple[list[int], list[int]]:
 
 
 def _launch(
-    name: str,
-    kind: PixelFormat,
-    lists: list[tuple[list[int], list[int]]],
-    out: Any,
-    target: Image,
-    options: dict[str, int],
-    coefficients: NDArray[np.float32],
+    name: str, kind: PixelFormat, lists: list[Planes], out: Any, target: Image, options: dict[str, int], numbers: bytes
 ) -> None:
     addresses, pitches = lists[0]
     if any(other != pitches for _, other in lists):
@@ -121,7 +117,7 @@ def _launch(
     places |= {f"pitch{k}": pitch for k, pitch in enumerate(pitches)} | {"shift_x": shift_x, "shift_y": shift_y}
     places["vectors"] = int(target.whole_vectors(out))
     places["paired"] = int(paired and not any(offset % 4 for offset in offsets))
-    kernel.launch(name, **options, **places, numbers=coefficients.tobytes())
+    kernel.launch(name, **options, **places, numbers=numbers)
 
 
 def rgb_to_yuv(

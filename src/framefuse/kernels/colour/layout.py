@@ -42,9 +42,7 @@ class Image(NamedTuple):
             image = device.as_cupy(image)
         shape, strides, size = tuple(image.shape), tuple(image.strides), image.dtype.itemsize
         planar = layout == "CHW" or len(shape) == 2
-        if len(shape) == 2:
-            shape, strides = (1, *shape), (0, *strides)
-        if len(shape) == 3:
+        while len(shape) in (2, 3):
             shape, strides = (1, *shape), (0, *strides)
         if len(shape) != 4 or 0 in shape:
             raise UsageError(
@@ -131,13 +129,7 @@ def change_layout(image: NDArray[Any], out: NDArray[Any] | None = None, *, layou
 
 
 def _rearrange(
-    family: str,
-    image: Any,
-    source: Image,
-    out: NDArray[Any] | None,
-    dtype: np.dtype[Any],
-    layout: ImageLayout,
-    scales: NDArray[np.float32],
+    family: str, image: Any, source: Image, out: NDArray[Any] | None, dtype: Any, layout: ImageLayout, scales: Any
 ) -> NDArray[Any]:
     """`scales`: gains and biases, for each channel."""
     channels, gpu = source.planes * source.channels, on_gpu(image)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, array_at, colour, lerp, stored
+from ..tir.base import OUTPUTS, SAMPLES, array_at, colour, lerp, stored, switch
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """Codes of frame.PixelFormat.layout, packed layouts by their channels."""
@@ -56,22 +56,22 @@ def rgb_variant(sample, output):
         return lerp(edged[i + 1], neighbour, tirx.abs(offset).astype("float32") * T.float32(0.5 / stretch))
 
     @T.inline
+    def spread(stretch, pair, k, edged, width):
+        for i in T.serial((width + stretch - 1) // stretch):
+            for phase in T.unroll(stretch):
+                pair[k, i * stretch + phase] = across(edged, i, phase, stretch)
+
+    @T.inline
     def interpolate(pair, k, edged, plane, upper, lower, down, step, width, sub_x):
         """pair[k] = a chroma row at full width."""
         blend(edged, plane, upper, lower, down, step, (width + sub_x - 1) // sub_x)
         if sub_x == 1:
             convert(pair, k, edged, 1, 1, width)
-        elif sub_x == 2:
-            for i in T.serial((width + 1) // 2):
-                for phase in T.unroll(2):
-                    pair[k, i * 2 + phase] = across(edged, i, phase, 2)
         else:
-            for i in T.serial((width + 3) // 4):
-                for phase in T.unroll(4):
-                    pair[k, i * 4 + phase] = across(edged, i, phase, 4)
+            switch(sub_x, {2: 2, 4: 4}, spread, pair, k, edged, width)
 
     @T.inline
-    def tint(tints, coefficients, pair, width, stretch):
+    def tint(stretch, tints, coefficients, pair, width):
         """tints = the contribution of chroma; each sample of the pair covers `stretch` pixels."""
         for c in T.unroll(3):
             for i in T.serial((width + stretch - 1) // stretch):
@@ -127,7 +127,7 @@ def rgb_variant(sample, output):
                     else:
                         interpolate(pair, 0, edged, plane1, near * pitch1, far * pitch1, down, 2, width, sub_x)
                         interpolate(pair, 1, edged, plane1, near * pitch1 + 1, far * pitch1 + 1, down, 2, width, sub_x)
-                    tint(tints, coefficients, pair, width, 1)
+                    tint(1, tints, coefficients, pair, width)
                 else:
                     if layout == PLANAR:
                         convert(pair, 0, plane1, near * pitch1, 1, columns)
@@ -135,12 +135,7 @@ def rgb_variant(sample, output):
                     else:
                         convert(pair, 0, plane1, near * pitch1, 2, columns)
                         convert(pair, 1, plane1, near * pitch1 + 1, 2, columns)
-                    if sub_x == 1:
-                        tint(tints, coefficients, pair, width, 1)
-                    elif sub_x == 2:
-                        tint(tints, coefficients, pair, width, 2)
-                    else:
-                        tint(tints, coefficients, pair, width, 4)
+                    switch(sub_x, {1: 1, 2: 2, 4: 4}, tint, tints, coefficients, pair, width)
             if T.And(layout == GRAY, y == 0):
                 for c in T.unroll(3):
                     for x in T.serial(width):
@@ -182,7 +177,7 @@ def yuv_variant(source):
         return stored(tirx.min(tirx.max(value, T.float32(0)), T.float32(255)), "u8")
 
     @T.inline
-    def unpack(rows, row, image, at, channel_pitch, step, width):
+    def unpack(step, rows, row, image, at, channel_pitch, width):
         for k in T.unroll(3):
             for x in T.serial(width):
                 rows[row + k, x] = image[at + k * channel_pitch + x * step].astype("float32")
@@ -206,12 +201,7 @@ def yuv_variant(source):
                 # An odd last row is used twice; `unpack` does the same with an odd last column.
                 y: T.let = T.min(block * subsample + j, height - 1)
                 at: T.let = y * image_pitch
-                if step == 3:
-                    unpack(rows, 3 * j, image, at, channel_pitch, 3, width)
-                elif step == 4:
-                    unpack(rows, 3 * j, image, at, channel_pitch, 4, width)
-                else:
-                    unpack(rows, 3 * j, image, at, channel_pitch, 1, width)
+                switch(step, {3: 3, 4: 4, 1: 1}, unpack, rows, 3 * j, image, at, channel_pitch, width)
                 for x in T.serial(width):
                     plane0[y * pitch0 + x] = code(coefficients, 0, rows, 3 * j, x)
             means: T.let = 6 * (subsample - 1)
@@ -239,13 +229,13 @@ def image_variant(source, target, scaled):
         return (image[index].astype("float32") * gains[i] + biases[i]).astype(IMAGES[target])
 
     @T.inline
-    def separate(out, image, gains, biases, at, to, to_channel, channels, width):
+    def separate(channels, out, image, gains, biases, at, to, to_channel, width):
         for c in T.unroll(channels):
             for x in T.serial(width):
                 out[to + c * to_channel + x] = value(image, at + x * channels + c, gains, biases, c)
 
     @T.inline
-    def join(out, image, gains, biases, at, channel_pitch, to, channels, width):
+    def join(channels, out, image, gains, biases, at, channel_pitch, to, width):
         for x in T.serial(width):
             for c in T.unroll(channels):
                 out[to + x * channels + c] = value(image, at + c * channel_pitch + x, gains, biases, c)
@@ -268,15 +258,9 @@ def image_variant(source, target, scaled):
                 for i in T.serial(width * channels):
                     out[to + i] = value(image, at + i, gains, biases, i)
             elif image_step > 1:
-                if channels == 3:
-                    separate(out, image, gains, biases, at, to, out_channel, 3, width)
-                else:
-                    separate(out, image, gains, biases, at, to, out_channel, 4, width)
+                switch(channels, {3: 3, 4: 4}, separate, out, image, gains, biases, at, to, out_channel, width)
             elif out_step > 1:
-                if channels == 3:
-                    join(out, image, gains, biases, at, image_channel, to, 3, width)
-                else:
-                    join(out, image, gains, biases, at, image_channel, to, 4, width)
+                switch(channels, {3: 3, 4: 4}, join, out, image, gains, biases, at, image_channel, to, width)
             else:
                 for c in T.serial(channels):
                     for x in T.serial(width):

@@ -22,13 +22,7 @@ PLACES = ("y_address", "u_address", "v_address", "y_pitch", "u_pitch", "v_pitch"
 
 
 def overlay(
-    planes: Sequence[Plane],
-    format: PixelFormat,
-    labels: Any,
-    inks: NDArray[np.uint8],
-    opacity: NDArray[np.uint8],
-    *,
-    stream: int | None = None,
+    planes: Sequence[Plane], format: PixelFormat, labels: Any, inks: Any, opacity: Any, *, stream: int | None = None
 ) -> None:
     """Tint each pixel with the ink of its label, in place; `kernels.reference.overlay` is the formula, in integers.
 

@@ -108,13 +108,8 @@ def remap(
 
 
 def flip(
-    image: NDArray[Any],
-    out: NDArray[Any] | None = None,
-    *,
-    horizontal: bool = False,
-    vertical: bool = False,
-    layout: ImageLayout = "HWC",
-) -> NDArray[Any]:
+    image: Any, out: Any | None = None, *, horizontal: bool = False, vertical: bool = False, layout: ImageLayout = "HWC"
+) -> Any:
     """The image mirrored left to right (`horizontal`), upside down (`vertical`), or both.
 
     Without `out` the result is a view with negative strides (numpy and CuPy; PyTorch has none). With `out` the view is
@@ -213,13 +208,9 @@ class _Warp(NamedTuple):
         return cls(image, out, source, target, interpolation == "linear", border == "replicate", border_value)
 
     def run(
-        self,
-        kind: int,
-        fixed: NDArray[np.int64] = NO_MATRIX,
-        homography: NDArray[np.float64] = NO_HOMOGRAPHY,
-        maps: tuple[int, int, int, int] = (0, 0, 0, 0),
+        self, kind: int, fixed: Any = NO_MATRIX, homography: Any = NO_HOMOGRAPHY, maps: tuple[int, ...] = (0, 0, 0, 0)
     ) -> NDArray[Any]:
-        """`maps`: addresses of both tables, and their pitches in elements."""
+        """`fixed`: (6,) int64; `homography`: (9,) float64; `maps`: addresses of both tables, pitches in elements."""
         source, target = self.source, self.target
         # In the order of the kernels for the CPU.
         places: dict[str, Any] = {"source": source.address(self.image, 0), "source_pitch": source.row_pitch}

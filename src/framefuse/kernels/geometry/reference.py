@@ -89,11 +89,7 @@ def warp_perspective(
 
 
 def remap(
-    image: NDArray[Any],
-    map_x: NDArray[np.float32],
-    map_y: NDArray[np.float32],
-    out: NDArray[Any] | None = None,
-    **options: Any,
+    image: NDArray[Any], map_x: NDArray[Any], map_y: NDArray[Any], out: NDArray[Any] | None = None, **options: Any
 ) -> NDArray[Any]:
     """out[y, x] = image at (map_x[y, x], map_y[y, x]), as OpenCV's remap. All else is as for `warp_affine`.
 
@@ -117,31 +113,20 @@ def _grid(
 
 
 def _at(
-    image: NDArray[Any],
-    position: Array,
-    out: NDArray[Any] | None,
-    interpolation: Sampling = "linear",
-    border: Border = "constant",
-    value: float | tuple[float, ...] = 0.0,
-    layout: ImageLayout = "HWC",
+    image: NDArray[Any], position: Array, out: NDArray[Any] | None, interpolation: Sampling = "linear", **options: Any
 ) -> NDArray[Any]:
     """The image at float positions (x and y along the first axis)."""
     position = np.where(position > -LIMIT, position, -LIMIT).clip(None, LIMIT)
     if interpolation == "nearest":
         position = np.floor(position + 0.5)
     whole = np.floor(position)
-    return _sample(image, whole.astype(np.int64), position - whole, out, border, value, layout)
+    return _sample(image, whole.astype(np.int64), position - whole, out, **options)
 
 
 def _sample(
-    image: NDArray[Any],
-    whole: NDArray[np.int64],
-    weight: Array,
-    out: NDArray[Any] | None,
-    border: Border,
-    value: float | tuple[float, ...],
-    layout: ImageLayout,
+    image: Any, whole: Any, weight: Any, out: Any, border: str = "constant", value: Any = 0, layout: ImageLayout = "HWC"
 ) -> NDArray[Any]:
+    """The image at whole pixels and the weights of the next (each x and y along the first axis)."""
     if image.ndim == 2:
         flat = None if out is None else out[None]
         sampled: NDArray[Any] = _sample(image[None], whole, weight, flat, border, value, "CHW")[0]

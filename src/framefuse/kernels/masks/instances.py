@@ -187,7 +187,10 @@ def instance_runs(
     with on(on_gpu(prototypes), stream):
         request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
         if request.gpu:
-            return _instance_runs_on_gpu(request, capacity, workspace or Workspace())
+            workspace = workspace or Workspace()
+            given, rows = _logits(request, workspace)
+            (given["down_start"],) = device_table(_row_starts, *rows)
+            return _runs_on_gpu("instance_runs", given, len(request.boxes), size, capacity, workspace)
     first, scratch = _host(request)
     (starts,) = _row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
     ends, capacity = np.zeros(len(request.boxes), np.int32), 4096
@@ -218,7 +221,11 @@ def mask_runs(
     with on(gpu, stream):
         masks = checked("masks", masks, gpu, masks.shape, "bool", "uint8")
         if gpu:
-            return _mask_runs_on_gpu(masks, capacity, workspace or Workspace())
+            places = {"masks_address": masks, "item_pitch": masks.strides[0], "row_pitch": masks.strides[1]}
+            places |= {"n": len(masks), "width": width, "height": height}
+            return _runs_on_gpu(
+                "mask_positions", places, len(masks), (height, width), capacity, workspace or Workspace()
+            )
     offsets = _scratch.get("offsets", (width + 1,), np.int32)[: width + 1]
     parts: list[NDArray[np.int32]] = []
     capacity = 4096
@@ -369,36 +376,18 @@ def _paint_on_gpu(symbol: str, request: _Request, labels: Any, targets: int, out
     kernel.launch(symbol, **given, **places, labels_address=labels, targets=targets, vectors=int(vectors))
 
 
-def _instance_runs_on_gpu(request: _Request, capacity: int, workspace: Workspace) -> DeviceRuns:
-    positions, counts = _positions(len(request.boxes), capacity, workspace)
-    given, starts = _logits(request, workspace)
-    (down_start,) = device_table(_row_starts, *starts)
-    runs = {"positions_address": positions, "capacity": capacity, "ends_address": counts}
-    kernel.launch("instance_runs", **given, **runs, down_start=down_start)
-    return _encode(positions, counts, request.size, workspace)
-
-
-def _mask_runs_on_gpu(masks: Any, capacity: int, workspace: Workspace) -> DeviceRuns:
-    n, height, width = masks.shape
-    positions, counts = _positions(n, capacity, workspace)
-    places = {"masks_address": masks, "item_pitch": masks.strides[0], "row_pitch": masks.strides[1]}
-    runs = {"positions_address": positions, "capacity": capacity, "ends_address": counts}
-    kernel.launch("mask_positions", **places, **runs, n=n, width=width, height=height)
-    return _encode(positions, counts, (height, width), workspace)
-
-
-def _positions(n: int, capacity: int, workspace: Workspace) -> tuple[Any, Any]:
+def _runs_on_gpu(
+    symbol: str, given: dict[str, Any], n: int, size: Size, capacity: int, workspace: Workspace
+) -> DeviceRuns:
+    """Launch the kernel that finds where the runs of n masks end, and encode them."""
     if capacity < 1 or n * capacity > 2**40:
         raise UsageError(f"capacity {capacity} is not a number of runs")
-    return workspace.get("positions", (n, capacity), np.int32), workspace.get("counts", (n,), np.int32)
-
-
-def _encode(positions: Any, counts: Any, size: tuple[int, int], workspace: Workspace) -> DeviceRuns:
-    n, capacity = positions.shape
-    room = TEXT_PER_RUN * capacity
-    lengths, text = workspace.get("lengths", (n, capacity), np.int32), workspace.get("text", (n, room), np.uint8)
-    text_lengths = workspace.get("text_lengths", (n,), np.int32)
+    room, get = TEXT_PER_RUN * capacity, workspace.get
+    positions, counts = get("positions", (n, capacity), np.int32), get("counts", (n,), np.int32)
+    lengths, text = get("lengths", (n, capacity), np.int32), get("text", (n, room), np.uint8)
+    text_lengths = get("text_lengths", (n,), np.int32)
     shared = {"positions_address": positions, "capacity": capacity, "ends_address": counts, "n": n}
+    kernel.launch(symbol, **given | shared)
     kernel.launch("run_lengths", **shared, lengths_address=lengths)
     kernel.launch("run_text", **shared, text_address=text, room=room, text_ends_address=text_lengths)
     return DeviceRuns(lengths, counts, text, text_lengths, size)

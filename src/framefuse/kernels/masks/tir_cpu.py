@@ -179,9 +179,8 @@ def composite_variant(channels):
 def variants():
     """Every variant: {global symbol: PrimFunc}."""
     functions = {"mask_argmax": mask_argmax}
-    functions |= {
-        f"mask_smooth_{a}_{b}": smooth_variant(a, b) for a, b in (("u8", "u8"), ("u8", "f32"), ("f32", "f32"))
-    }
+    pairs = ("u8", "u8"), ("u8", "f32"), ("f32", "f32")
+    functions |= {f"mask_smooth_{source}_{to}": smooth_variant(source, to) for source, to in pairs}
     functions |= {f"mask_ema_{kind}": ema_variant(kind) for kind in TYPES}
     functions |= {f"mask_upsample_{kind}": upsample_variant(kind) for kind in TYPES}
     functions |= {f"mask_composite_{channels}": composite_variant(channels) for channels in (1, 3, 4)}

@@ -153,19 +153,9 @@ def depthwise(
     """
     beside = residual or y._replace(address=0)
     places = {**_strided("x", x), **_strided("y", y), **_strided("residual", beside), "weight_": weight, "bias_": bias}
-    names = [
-        "in_height",
-        "in_width",
-        "rows",
-        "columns",
-        "stride_y",
-        "stride_x",
-        "top",
-        "left",
-        "dilation_y",
-        "dilation_x",
-    ]
-    window = dict(zip(names, (x.height, x.width, *kernel_size, *stride, *pads, *dilation), strict=True))
+    window = {"in_height": x.height, "in_width": x.width, "rows": kernel_size[0], "columns": kernel_size[1]}
+    window |= {"stride_y": stride[0], "stride_x": stride[1], "top": pads[0], "left": pads[1]}
+    window |= {"dilation_y": dilation[0], "dilation_x": dilation[1]}
     window |= {"groups": y.channels // 8, "activation": _ACTIVATIONS[activation]}
     kernel.launch("network_depthwise", stream=stream, **places, **y.size, **window)
 

@@ -26,7 +26,7 @@ def neighbours(one, other, weights, channels):
 
 
 def filters(layout, sample):
-    """`one_component`, `two_components` and `packed_components` for planes of a layout and a sample type."""
+    """`components` and `packed_components` for planes of a layout and a sample type."""
     channels = {"packed3": 3, "packed4": 4}.get(layout, 0)
     bytes_pass = channels > 0 and sample == "u8"
     picked_dtype = SAMPLES[sample] if channels > 0 else "int32"
@@ -64,55 +64,47 @@ def filters(layout, sample):
                         + row[index[axis, x] + q * 4 + lane] * weights[axis, x * taps + q * 4 + lane]
                     )
 
+    def total(lanes, at, step):
+        value = lanes[at]
+        for lane in range(step, 4, step):
+            value = value + lanes[at + lane]
+        return value
+
     @T.inline
-    def one_component(plane, comps, row, lanes, picked, index, weights, axis, xtaps, k, columns, count, start, stop,
-                      first, pitch, ytaps, yweights, at):  # fmt: skip
-        """comps[k] = a plane of its own, resized."""
-        if T.And(xtaps == 1, ytaps == 1):
+    def components(together, plane, comps, row, lanes, picked, index, weights, k, xtaps, columns, count, start, stop,
+                   first, pitch, ytaps, yweights, at):  # fmt: skip
+        """comps[k ...] = a plane, resized, in which `together` components are interleaved: 1, or 2 of chroma."""
+        axis = T.meta_var(min(k, 1))
+        if T.And(together == 1, T.And(xtaps == 1, ytaps == 1)):
             for x in T.serial(count):
                 picked[x] = plane[first + index[axis, x]].astype("int32")
             for x in T.serial(count):
                 comps[k * columns + x] = picked[x].astype("float32")
         else:
             blend(plane, row, start, stop, first, pitch, ytaps, yweights, at)
-            if xtaps == 1:
+            if T.And(together == 1, xtaps == 1):
                 for x in T.serial(count):
                     comps[k * columns + x] = row[index[axis, x]]
+            elif xtaps == 1:
+                for x in T.serial(count):
+                    for lane in T.vectorized(together):
+                        lanes[together * x + lane] = row[index[axis, x] + lane]
+                for x in T.serial(count):
+                    for c in T.unroll(together):
+                        comps[(k + c) * columns + x] = lanes[together * x + c]
             elif xtaps == 2:
                 for x in T.serial(count):
-                    for lane in T.vectorized(2):
-                        lanes[x * 2 + lane] = row[index[axis, x] + lane]
+                    for lane in T.vectorized(2 * together):
+                        lanes[2 * together * x + lane] = row[index[axis, x] + lane]
                 for x in T.serial(count):
-                    comps[k * columns + x] = lerp(lanes[2 * x], lanes[2 * x + 1], weights[axis, x])
+                    for c in T.unroll(together):
+                        here = T.meta_var(2 * together * x + c)
+                        comps[(k + c) * columns + x] = lerp(lanes[here], lanes[here + together], weights[axis, x])
             else:
                 filtered(row, lanes, index, weights, axis, xtaps, count)
                 for x in T.serial(count):
-                    comps[k * columns + x] = lanes[4 * x] + lanes[4 * x + 1] + lanes[4 * x + 2] + lanes[4 * x + 3]
-
-    @T.inline
-    def two_components(plane, comps, row, lanes, index, weights, xtaps, columns, count, start, stop, first, pitch,
-                       ytaps, yweights, at):  # fmt: skip
-        """comps[1], comps[2] = a plane of interleaved chroma, resized."""
-        blend(plane, row, start, stop, first, pitch, ytaps, yweights, at)
-        if xtaps == 1:
-            for x in T.serial(count):
-                for lane in T.vectorized(2):
-                    lanes[x * 2 + lane] = row[index[1, x] + lane]
-            for x in T.serial(count):
-                comps[columns + x] = lanes[2 * x]
-                comps[2 * columns + x] = lanes[2 * x + 1]
-        elif xtaps == 2:
-            for x in T.serial(count):
-                for lane in T.vectorized(4):
-                    lanes[x * 4 + lane] = row[index[1, x] + lane]
-            for x in T.serial(count):
-                comps[columns + x] = lerp(lanes[4 * x], lanes[4 * x + 2], weights[1, x])
-                comps[2 * columns + x] = lerp(lanes[4 * x + 1], lanes[4 * x + 3], weights[1, x])
-        else:
-            filtered(row, lanes, index, weights, 1, xtaps, count)
-            for x in T.serial(count):
-                comps[columns + x] = lanes[4 * x] + lanes[4 * x + 2]
-                comps[2 * columns + x] = lanes[4 * x + 1] + lanes[4 * x + 3]
+                    for c in T.unroll(together):
+                        comps[(k + c) * columns + x] = total(lanes, 4 * x + c, together)
 
     @T.inline
     def one_by_one(plane, lanes, index, weights, begin, end, first, second, upper, lower, last):
@@ -199,4 +191,4 @@ def filters(layout, sample):
                 for i in T.serial(4 * count):
                     picked[i] = (lanes[i] + T.float32(0.5)).astype("int32").astype(picked_dtype)
 
-    return one_component, two_components, packed_components
+    return components, packed_components

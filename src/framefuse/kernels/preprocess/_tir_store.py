@@ -5,8 +5,11 @@ from tvm.script import tirx as T
 
 from ..tir.base import clipped, colour
 
-STORES = {"f32": "float32", "f16": "uint16", "bf16": "uint16", "byte": "uint8"}
-"""Kinds of stores, in the order of the argument `store`, and the types that they write."""
+WRITTEN = {"f32": "float32", "f16": "uint16", "bf16": "uint16", "byte": "uint8"}
+"""Kinds of stores and the types that they write."""
+STORES = {"f32": 0, "f16": 1, "bf16": 2, "byte": 3}
+WORDS = {"float32": 0, "uint8": 3, "uint16": 1}
+"""The argument `store` for each kind, and for each type: the last may be any other."""
 
 
 def word(value, store, flip, lanes=1):
@@ -43,7 +46,7 @@ def filler(store):
 
 
 def painters(layout):
-    """Functions that write a row of the image and its padding, one for each of STORES, and `copy_bytes`."""
+    """Functions that write a row of the image and its padding: `paint` for a kind of store, and `copy_bytes`."""
 
     def painted(coefficients, channel, comps, columns, x, red, store, flip):
         """An output channel, as written. That of a packed image is one of its own channels, of which `red` is red."""
@@ -58,7 +61,7 @@ def painters(layout):
         fill = filler(store)
 
         @T.inline
-        def paint(target, coefficients, comps, columns, red, flip, at, channel_pitch, left, count, width):
+        def paint_row(target, coefficients, comps, columns, red, flip, at, channel_pitch, left, count, width):
             """A row: `left` pixels of padding, `count` of the image, and padding up to `width`."""
             fill(target, coefficients, flip, at, channel_pitch, left)
             for x in T.serial(count):
@@ -68,10 +71,13 @@ def painters(layout):
                 target[at + left + 2 * channel_pitch + x] = painted(coefficients, 2, *given)
             fill(target, coefficients, flip, at + left + count, channel_pitch, width - left - count)
 
-        return paint
+        return paint_row
 
-    paint_f32, paint_f16, paint_bf16, paint_byte = map(painter, STORES)
+    rows = {store: painter(store) for store in STORES}
     fill_byte = filler("byte")
+
+    def paint(store, targets, *given):
+        rows[store](targets[WRITTEN[store]], *given)
 
     @T.inline
     def copy_bytes(target, picked, coefficients, flip, at, channel_pitch, left, count, width, red):
@@ -83,7 +89,12 @@ def painters(layout):
             target[at + left + 2 * channel_pitch + x] = tirx.bitwise_xor(picked[4 * x + 2 - red], flip.astype("uint8"))
         fill_byte(target, coefficients, flip, at + left + count, channel_pitch, width - left - count)
 
-    return paint_f32, paint_f16, paint_bf16, paint_byte, copy_bytes
+    return paint, copy_bytes
+
+
+def move(word, targets, laids, *steps):
+    """`lay_out` for a type of the output."""
+    lay_out(targets[word], laids[word], *steps)
 
 
 @T.inline

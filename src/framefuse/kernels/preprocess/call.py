@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +16,9 @@ from framefuse.kernels.preprocess import cuda as preprocess_cuda
 from framefuse.kernels.preprocess.filters import Interpolation
 from framefuse.kernels.preprocess.plan import MAX_ELEMENTS, ChannelOrder, Content, MemoryFormat, Request, Triple, plan
 
-
-class _Call(NamedTuple):
-    """Arguments of the compiled kernel other than addresses, which frames and outputs of one kind share."""
-
-    function: Callable[..., None]
-    pitches: tuple[int, ...]
-    walk: tuple[int, ...]
-    arrays: tuple[Any, ...]
-    offset: int
-    """Bytes from the start of `out` to the first one written."""
-    strip: int
-    """Address of the scratch strip; 0 if rows are written to `out` directly."""
-    keep: tuple[object, ...]
-    """Objects to which the key or the call refers by address."""
+_Call = tuple[Callable[[list[int], int], None], object]
+"""The compiled kernel with all arguments that frames and outputs of one kind share, called with the addresses of the
+planes and of `out`; and the objects to which the key or the call refers by address."""
 
 
 class _Calls(threading.local):
@@ -125,34 +114,30 @@ def preprocess(
         _calls.known[key] = call
     addresses = [_address(plane) for plane in planes]
     addresses += addresses[:1] * (3 - len(addresses))
-    written = _address(out) + call.offset
-    call.function(*addresses, *call.pitches, call.strip or written, written, *call.walk, *call.arrays)
+    call[0](addresses, _address(out))
 
 
 def _call(request: Request, pitches: tuple[int, ...], frame: Frame) -> _Call:
-    todo = plan(request)
-    size = request.dtype.itemsize
-    strip = None
+    todo, size, format = plan(request), request.dtype.itemsize, request.format
+    arrays, strip, at = list(todo.tables), None, 0
     if todo.strip_elements:
         strip = _scratch.get(f"preprocess_strip{size}", (todo.strip_elements,), f"u{size}")
-    scratch: tuple[NDArray[Any], ...] = ()
+        at = _address(strip)
     if todo.scratch is not None:
         row, columns = todo.scratch
-        scratch = (
-            _scratch.get("preprocess_row", (row,)),
-            _scratch.get("preprocess_lanes", (4 * columns,)),
-            _scratch.get("preprocess_components", (3 * columns,)),
-            _picked(request, columns),
-        )
-    return _Call(
-        _function(todo.name),
-        pitches,
-        todo.walk,
-        tuple(_tensor(array) for array in (*todo.tables, *scratch)),
-        todo.offset * size,
-        0 if strip is None else _address(strip),
-        (frame.format, strip),
-    )
+        sizes = {"row": row, "lanes": 4 * columns, "components": 3 * columns}
+        arrays += [_scratch.get(f"preprocess_{name}", (count,)) for name, count in sizes.items()]
+        if format.layout == "packed":  # samples as they are read: whole pixels unchanged, others as they are converted
+            arrays.append(_scratch.get(f"preprocess_pixels{format.bits}", (4 * columns,), format.dtype))
+        else:
+            arrays.append(_scratch.get("preprocess_samples", (columns,), np.int32))
+    function, offset, rest = _function(todo.name), todo.offset * size, (*todo.walk, *map(_tensor, arrays))
+
+    def run(addresses: list[int], out: int) -> None:
+        written = out + offset
+        function(*addresses, *pitches, at or written, written, *rest)
+
+    return run, (frame.format, strip)
 
 
 def preprocess_batch(
@@ -183,10 +168,3 @@ def preprocess_batch(
         return
     for frame, slot, content in zip(frames, out, contents, strict=False):
         preprocess(frame, slot, content=content, **options)
-
-
-def _picked(request: Request, columns: int) -> NDArray[Any]:
-    """Scratch for samples read from a plane: whole pixels unchanged, single samples as the kernel converts them."""
-    if request.format.layout == "packed":
-        return _scratch.get(f"preprocess_pixels{request.format.bits}", (4 * columns,), request.format.dtype)
-    return _scratch.get("preprocess_samples", (columns,), np.int32)

@@ -22,7 +22,7 @@ from framefuse.cuda.launch_plan import keep, keep_cached
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, PixelFormat
 from framefuse.kernels.arrays import place
-from framefuse.kernels.preprocess.filters import Interpolation, axis_taps
+from framefuse.kernels.preprocess.filters import axis_taps
 from framefuse.kernels.preprocess.frame_row import ADDRESS, BYTES, COEFFICIENT, MODES, PLAIN, STORES, WORD, lanes, span
 from framefuse.kernels.preprocess.plan import OUTPUTS, Content, MemoryFormat, Request, coefficients
 
@@ -160,13 +160,7 @@ class PreprocessTable:
 
 
 def fill(
-    frames: Sequence[Frame],
-    out: Any,
-    contents: Sequence[Content],
-    options: dict[str, Any],
-    stream: int | None,
-    *,
-    axes: int = 4,
+    frames: Sequence[Frame], out: Any, contents: Sequence[Content], options: dict[str, Any], stream: Any, axes: int = 4
 ) -> None:
     """`kernels.preprocess_batch` where the frames lie on a GPU: a launch for each kind of frame. `out` has 4 axes, or 3
     if it is one slot."""
@@ -302,8 +296,8 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
             fractions[WORD[f"{axis}_inverse{kind}"]] = 1 / unit
             fractions[WORD[f"{axis}_weight{kind}"]] = 1 / unit if request.interpolation == "linear" else 0
             if not direct:
-                table = _filter(region, length, count, subsample, request.interpolation, backwards, begin - start,
-                                end - start, gpu)  # fmt: skip
+                resize = region, length, count, subsample, request.interpolation
+                table = _filter(gpu, backwards, begin - start, end - start, *resize)
                 tables.append(table)
                 addresses[ADDRESS[f"{axis}{kind}"]] = table.data.ptr
                 integers[WORD[f"{axis}_filter{kind}"]] = table.shape[1]
@@ -313,19 +307,9 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
 
 
 @lru_cache(maxsize=256)
-def _filter(
-    region: int,
-    length: int,
-    count: int,
-    subsample: int,
-    interpolation: Interpolation,
-    backwards: bool,
-    begin: int,
-    end: int,
-    gpu: int,
-) -> Any:
+def _filter(gpu: int, backwards: bool, begin: int, end: int, *resize: Any) -> Any:
     """Filter table of an axis on the device; a row per position: first sample, taps, weights, 4 bytes each."""
-    taps = axis_taps(region, length, count, subsample, interpolation)
+    taps = axis_taps(*resize)
     taps = (taps[::-1] if backwards else taps)[begin:end]
     table = np.column_stack([taps.first, taps.count, np.ascontiguousarray(taps.weight).view(np.int32)])
     return device.uploaded(table)

@@ -1,6 +1,6 @@
 """Separable filters of `preprocess`: taps of an axis in exact integers, and their tables for the kernels.
 
-`_tir_window.py` reads `Windows`: which bytes of a row a block of output pixels reads, and their weights.
+`tir_cpu_windows.py` reads `Windows`: which bytes of a row a block of output pixels reads, and their weights.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def byte_pairs(taps: Taps, channels: int, width: int) -> tuple[int, int, NDArray
 
 
 class Form(NamedTuple):
-    """Sizes of the nest for a CPU, as in the form of the same name in `tir_cpu_<name>.py`."""
+    """Sizes of the nest of `tir_cpu_windows.py` for a CPU."""
 
     name: str
     block: int
@@ -116,8 +116,11 @@ class Form(NamedTuple):
     """Whether the form supports packed images."""
 
 
-WIDE = Form("wide", 16, 128, (1, 2), True)
-SHORT = Form("short", 8, 16, (2,), False)
+FORMS = {
+    "x86-64-v3": Form("short", 8, 16, (2,), False),
+    "x86-64-v4": Form("wide", 16, 128, (1, 2), True),
+}
+"""By instruction-set level."""
 
 MAX_UNIT = 32767
 """Largest sum of two 16-bit weights."""
@@ -178,7 +181,7 @@ def _axis(
     if (parts.max(axis=2) + axis.components - 1 - first).max() >= form.window:
         return None
     offsets = (parts - first[:, :, None]).reshape(len(pixels), -1)
-    # The second byte of a word must be zero: WIDE masks it, SHORT picks zero for 128.
+    # The second byte of a word must be zero: wide masks it, short picks zero for 128.
     picks = np.full((axis.components, len(pixels), 2 * form.block, 2), 128, np.uint8)
     picks[..., 0] = offsets + np.arange(axis.components)[:, None, None]
     second = axis.weight[pixels]

@@ -36,9 +36,6 @@ LEVELS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0)}
 STORES = {"f32": (0, 0), "f16": (1, 0), "bf16": (2, 0), "u8": (3, 0), "i8": (3, 128)}
 """Arguments `store` and `flip` of `tir_cpu.py`."""
 
-FORMS = {"x86-64-v3": filters.SHORT, "x86-64-v4": filters.WIDE}
-"""Form of the kernels for bytes with up to two taps, by instruction-set level."""
-
 MAX_ELEMENTS = 2**31 - 1
 """Elements of an output or of a plane with its padding, at most: the kernels count in 32 bits."""
 
@@ -236,7 +233,7 @@ def plan(request: Request) -> Plan:
     y_taps = taps(1, y_roi, rows[2], y_visible[2])
     packed = len(format.channels) if format.layout == "packed" else 0
     strides = (packed or 1, 2 if format.layout == "semiplanar" else 1)
-    form = FORMS.get(byte_level())
+    form = filters.FORMS.get(byte_level())
     axes = _axes(request, x_taps, strides, columns[2])
     blocks = filters.windows(form, axes) if form and axes else None
     output = request.output

@@ -98,11 +98,8 @@ def _coded(frame: Frame, roi: Region) -> Region:
     """A region of the shown image in the coded orientation."""
     x, y, width, height = roi
     right, bottom = frame.width - x - width, frame.height - y - height
-    if frame.rotation == 0:
-        return roi
-    if frame.rotation == 90:
-        return y, right, height, width
-    return (right, bottom, width, height) if frame.rotation == 180 else (bottom, x, height, width)
+    turned = {90: (y, right, height, width), 180: (right, bottom, width, height), 270: (bottom, x, height, width)}
+    return turned.get(frame.rotation, roi)
 
 
 def _rgb(frame: Frame, roi: Region, size: tuple[int, int], interpolation: Interpolation) -> Array:

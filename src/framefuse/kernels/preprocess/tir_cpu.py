@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, array_at
+from ..tir.base import SAMPLES, array_at, switch
 from ._tir_filter import filters
-from ._tir_store import lay_out, painters
+from ._tir_store import STORES, WORDS, move, painters
 
 LAYOUTS = ("planar", "semiplanar", "packed3", "packed4", "gray")
 
@@ -38,8 +38,8 @@ def variant(layout, sample):
     channels = {"packed3": 3, "packed4": 4}.get(layout, 0)
     bytes_pass = channels > 0 and sample == "u8"
     picked_dtype = dtype if channels > 0 else "int32"
-    one_component, two_components, packed_components = filters(layout, sample)
-    paint_f32, paint_f16, paint_bf16, paint_byte, copy_bytes = painters(layout)
+    components, packed_components = filters(layout, sample)
+    paint, copy_bytes = painters(layout)
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -67,6 +67,8 @@ def variant(layout, sample):
         laid32 = array_at(laid_address, "float32", row_size)
         laid16 = array_at(laid_address, "uint16", row_size)
         laid8 = array_at(laid_address, "uint8", row_size)
+        targets = T.meta_var({"float32": target32, "uint16": target16, "uint8": target8})
+        laids = T.meta_var({"float32": laid32, "uint16": laid16, "uint8": laid8})
         columns: T.let = columns3 // 3
         taps: T.let = row_taps // (2 * content_rows)
         for part in T.serial((height + strip - 1) // strip):
@@ -80,42 +82,27 @@ def variant(layout, sample):
                 if inside:
                     into = T.meta_var((comps, row, lanes, picked, xi, xw))
                     luma = T.meta_var((start0, stop0, yi[0, r] * pitch0, pitch0, yi[1, r], yw, r * taps))
+                    chroma = T.meta_var((taps1, columns, content_width, start1, stop1))
                     below = T.meta_var((yi[3, r], yw, (content_rows + r) * taps))
                     if channels > 0:
                         packed_components(plane0, *into, pairs, begin, end, taps0, columns, content_width, *luma, plain)
                     else:
-                        one_component(plane0, *into, 0, taps0, 0, columns, content_width, *luma)
+                        components(1, plane0, *into, 0, taps0, columns, content_width, *luma)
                     if layout == "planar":
-                        one_component(plane1, *into, 1, taps1, 1, columns, content_width, start1, stop1,
-                                      yi[2, r] * pitch1, pitch1, *below)  # fmt: skip
-                        one_component(plane2, *into, 1, taps1, 2, columns, content_width, start1, stop1,
-                                      yi[2, r] * pitch2, pitch2, *below)  # fmt: skip
+                        components(1, plane1, *into, 1, *chroma, yi[2, r] * pitch1, pitch1, *below)
+                        components(1, plane2, *into, 2, *chroma, yi[2, r] * pitch2, pitch2, *below)
                     if layout == "semiplanar":
-                        two_components(plane1, comps, row, lanes, xi, xw, taps1, columns, content_width, start1, stop1,
-                                       yi[2, r] * pitch1, pitch1, *below)  # fmt: skip
+                        components(2, plane1, *into, 1, *chroma, yi[2, r] * pitch1, pitch1, *below)
                 at: T.let = j * row_pitch
                 place = T.meta_var((flip, at, channel_pitch, before, shown, width))
                 colours = T.meta_var((coefficients, comps, columns, red))
-                if store == 0:
-                    paint_f32(target32, *colours, *place)
-                elif store == 1:
-                    paint_f16(target16, *colours, *place)
-                elif store == 2:
-                    paint_bf16(target16, *colours, *place)
-                elif plain == 0:
-                    paint_byte(target8, *colours, *place)
+                if plain == 0:
+                    switch(store, STORES, paint, targets, *colours, *place)
                 elif bytes_pass:
                     copy_bytes(target8, picked, coefficients, *place, red)
             if column_step > 0:
-                steps = T.meta_var(
-                    (channel_pitch, row_pitch, first, count, strip, width, channel_step, row_step, column_step)
-                )
-                if store == 0:
-                    lay_out(target32, laid32, *steps)
-                elif store == 3:
-                    lay_out(target8, laid8, *steps)
-                else:
-                    lay_out(target16, laid16, *steps)
+                steps = T.meta_var((strip, width, channel_step, row_step, column_step))
+                switch(store, WORDS, move, targets, laids, channel_pitch, row_pitch, first, count, *steps)
 
     return kernel
 

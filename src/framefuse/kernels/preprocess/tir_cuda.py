@@ -13,7 +13,7 @@ it.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, stored, wide
+from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, stored, switch, wide
 from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, lanes, span
 
 LAYOUTS = ("planar", "semiplanar", "packed", "gray")
@@ -315,7 +315,7 @@ def variant(layout, sample, memory, alone=False):
                 values[place(c + 3, p)] = T.float32(0)
 
     @T.inline
-    def write(values, target, output, x, y, width, channel_pitch, vectors):
+    def write(output, values, target, x, y, width, channel_pitch, vectors):
         """Store the pixels: as vectors, or one by one up to the end of the row."""
         out = array_at(target, OUTPUTS[output], align=16)
         words = T.alloc_buffer((channels * many,), OUTPUTS[output], scope="local")
@@ -342,16 +342,7 @@ def variant(layout, sample, memory, alone=False):
             values = T.alloc_buffer((channels * many,), "float32", scope="local")
             pixels(values, addresses, integers, frame, x, y)
             target = addresses[frame, ADDRESS["output"]]
-            if store == STORES["f32"]:
-                write(values, target, "f32", x, y, width, channel_pitch, vectors)
-            elif store == STORES["f16"]:
-                write(values, target, "f16", x, y, width, channel_pitch, vectors)
-            elif store == STORES["bf16"]:
-                write(values, target, "bf16", x, y, width, channel_pitch, vectors)
-            elif store == STORES["u8"]:
-                write(values, target, "u8", x, y, width, channel_pitch, vectors)
-            else:
-                write(values, target, "i8", x, y, width, channel_pitch, vectors)
+            switch(store, STORES, write, values, target, x, y, width, channel_pitch, vectors)
 
     name = f"preprocess_{layout}_{sample}_{memory}{'_one' if alone else ''}"
     attributes = {"tirx.noalias": True, "global_symbol": name}

@@ -17,12 +17,7 @@ def shrink(luma: NDArray[Any], step: int, shift: int = 0) -> NDArray[np.uint8]:
 
 
 def signals(
-    luma: NDArray[Any],
-    previous: NDArray[np.uint8] | None = None,
-    *,
-    step: int = 8,
-    edge_threshold: int = 96,
-    shift: int = 0,
+    luma: NDArray[Any], previous: NDArray[Any] | None = None, *, step: int = 8, edge_threshold: int = 96, shift: int = 0
 ) -> tuple[float, float | None, NDArray[np.int64], NDArray[np.uint8]]:
     """(edge density, frame difference, histogram, small luma).
 

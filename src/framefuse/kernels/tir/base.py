@@ -16,6 +16,19 @@ def array_at(address, dtype, size=LARGE, align=1):
     return T.decl_buffer((size,), dtype, data=T.reinterpret("handle", address), align=align)
 
 
+def switch(value, cases, emit, *given):
+    """emit(name, *given) for the name whose number in `cases` a value equals; the last name is for all other values."""
+    (name, number), *others = cases.items()
+    if not others:
+        emit(name, *given)
+        return
+    with T.If(value == number):
+        with T.Then():
+            emit(name, *given)
+        with T.Else():
+            switch(value, dict(others), emit, *given)
+
+
 def wide(value):
     return value.astype("int64")
 

@@ -1,9 +1,10 @@
-"""The preprocess kernel for CPUs that permute bytes: up to two taps in each direction, on bytes, in registers.
+"""The preprocess kernels for CPUs that permute bytes: up to two taps in each direction, on bytes, in registers.
 
 Formula, colour and store are those of `tir_cpu.py`. A block of neighbouring output pixels is computed at once from
 windows of each source row: a permute picks both taps of every pixel as 16-bit words, a multiply-add weights them with
 exact integers of 1 / unit, and the rest stays in registers; the weights of rows are divided by that unit. The sizes of
-blocks and windows are a `Form`, which depends on the CPU.
+blocks and windows are a `Form` of `filters.py`, which depends on the CPU: AVX2 permutes 16 bytes at once, too few for
+the pixels of packed images, which `tir_cpu.py` takes there, and AVX-512 VBMI 128.
 
 The tables of windows come from `filters.py` and do not depend on the row. The last block of a row overlaps the one
 before it, so there is no remainder. Cache lines that the next row will read and write are prefetched explicitly: with
@@ -12,32 +13,45 @@ skipped rows the hardware prefetchers fail, which took longer than all of the ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, clipped, colour
-from ._tir_store import STORES, filler, lay_out, word
+from ..tir.base import array_at, clipped, colour, switch
+from ._tir_store import STORES, WORDS, WRITTEN, filler, move, word
+from .filters import FORMS
+
+LAYOUTS = ("planar", "semiplanar", "packed3", "packed4", "gray")
 
 
-@dataclass(frozen=True)
-class Form:
-    """Sizes and instructions of the kernel for a CPU."""
+def load(buffer, at, lanes):
+    return buffer[tirx.Ramp(at, tirx.const(1, "int64"), lanes)]
 
-    name: str
-    """The kernels are called `preprocess_<name>_<layout>`."""
-    block: int
-    """Output pixels that are computed at once."""
-    halves: tuple[int, ...]
-    """Possible numbers of windows of a block of a packed image; other layouts use the first."""
-    permute: Callable[..., Any]
-    """(plane, first bytes of the windows, table of bytes to pick) -> both taps of each pixel as 16-bit words."""
-    multiply_add: str
-    """LLVM intrinsic that adds neighbouring products of 16-bit words."""
+
+def permute_short(plane, starts, picks):
+    """Both taps of each pixel as 16-bit words, from the first bytes of the windows and a table of bytes to pick."""
+    both = tirx.Shuffle([load(plane, start, 16) for start in starts], [tirx.const(i, "int32") for i in range(32)])
+    # An index whose highest bit is set picks a zero.
+    return tirx.reinterpret("int16x16", tirx.call_llvm_pure_intrin("uint8x32", "llvm.x86.avx2.pshuf.b", both, picks))
+
+
+def permute_wide(plane, starts, picks):
+    """The same; if the pixels of a block are too far apart for one window, each half of the block has its own."""
+    picked = []
+    for start in starts:
+        low, high = load(plane, start, 64), load(plane, start + 64, 64)
+        picked.append(tirx.call_llvm_pure_intrin("uint8x64", "llvm.x86.avx512.vpermi2var.qi.512", low, picks, high))
+    if len(picked) == 2:
+        picked = [tirx.Shuffle(picked, [tirx.const(i + 64 * (i // 32), "int32") for i in range(64)])]
+    return tirx.bitwise_and(tirx.reinterpret("int16x32", picked[0]), tirx.const(255, "int16"))
+
+
+INSTRUCTIONS = {
+    "short": (permute_short, "llvm.x86.avx2.pmadd.wd"),
+    "wide": (permute_wide, "llvm.x86.avx512.pmaddw.d.512"),
+}
+"""How each form picks the taps, and LLVM's intrinsic that adds neighbouring products of 16-bit words."""
 
 
 def prefetch(buffer, at, *, write):
@@ -46,22 +60,17 @@ def prefetch(buffer, at, *, write):
     return tirx.call_llvm_intrin("void", "llvm.prefetch.p0", tirx.address_of(buffer[at]), *constants)
 
 
-def load(buffer, at, lanes):
-    return buffer[tirx.Ramp(at, tirx.const(1, "int64"), lanes)]
-
-
 def variant(form, layout):
     """The PrimFunc `preprocess_<name of the form>_<layout>`."""
     packed = layout.startswith("packed")
     chroma = layout in ("planar", "semiplanar")
     lanes = form.block
+    permute, multiply_add = INSTRUCTIONS[form.name]
 
     def both_taps(plane, starts, picks, weights):
         """Sums of both horizontal taps of a block of one component of a row, times the unit."""
-        words = form.permute(plane, starts, picks)
-        return tirx.call_llvm_pure_intrin(f"int32x{lanes}", form.multiply_add, words, weights).astype(
-            f"float32x{lanes}"
-        )
+        sums = tirx.call_llvm_pure_intrin(f"int32x{lanes}", multiply_add, permute(plane, starts, picks), weights)
+        return sums.astype(f"float32x{lanes}")
 
     def nest(luma_rows, halves, store):
         """Write the image's part of a row from `luma_rows` rows of the first plane and two of the others.
@@ -104,7 +113,16 @@ def variant(form, layout):
         def ahead(given, number, row, at, beyond=0):
             """Prefetch what the next output row reads of a plane."""
             start = given.rows[2 * number + row] + given.ahead[number]
-            return prefetch(given.planes[number], start + at + beyond, write=False)
+            T.evaluate(prefetch(given.planes[number], start + at + beyond, write=False))
+
+        def all_ahead(given, window, last, beside):
+            for row in range(luma_rows):
+                ahead(given, 0, row, window)
+                for beyond in (64, 0)[:halves] if packed else ():
+                    ahead(given, 0, row, last, beyond)
+            for number in range(1, {"planar": 3, "semiplanar": 2}.get(layout, 1)):
+                for row in range(2):
+                    ahead(given, number, row, beside)
 
         @T.inline
         def paint(given, count, target, at, channel_pitch, row_pitch):
@@ -112,24 +130,8 @@ def variant(form, layout):
                 x: T.let = T.min(lanes * block, count - lanes)
                 window: T.let = T.cast(given.firsts[2 * block], "int64")
                 last: T.let = T.cast(given.firsts[2 * block + 1], "int64")
-                T.evaluate(ahead(given, 0, 0, window))
-                if packed:
-                    T.evaluate(ahead(given, 0, 0, last, 64))
-                    if halves == 2:
-                        T.evaluate(ahead(given, 0, 0, last))
-                if luma_rows == 2:
-                    T.evaluate(ahead(given, 0, 1, window))
-                    if packed:
-                        T.evaluate(ahead(given, 0, 1, last, 64))
-                        if halves == 2:
-                            T.evaluate(ahead(given, 0, 1, last))
-                if chroma:
-                    beside: T.let = T.cast(given.firsts[2 * (given.blocks + block)], "int64")
-                    T.evaluate(ahead(given, 1, 0, beside))
-                    T.evaluate(ahead(given, 1, 1, beside))
-                    if layout == "planar":
-                        T.evaluate(ahead(given, 2, 0, beside))
-                        T.evaluate(ahead(given, 2, 1, beside))
+                beside: T.let = T.cast(given.firsts[2 * (given.blocks * chroma + block)], "int64")
+                all_ahead(given, window, last, beside)
                 for c in T.unroll(3):
                     T.evaluate(prefetch(target, at + row_pitch + c * channel_pitch + x, write=True))
                 target[T.ramp(at + x, T.int64(1), lanes)] = pixels(given, block, 0)
@@ -141,33 +143,27 @@ def variant(form, layout):
     def painter(store):
         """Write a whole row: `left` pixels of padding, the image, and padding up to `width`."""
         fill = filler(store)
-        near, far = form.halves[0], form.halves[-1] if packed else form.halves[0]
-        one_near, two_near = nest(1, near, store), nest(2, near, store)
-        one_far, two_far = (nest(1, far, store), nest(2, far, store)) if far != near else (one_near, two_near)
+        windows = {number: number for number in (form.halves if packed else form.halves[:1])}
+        nests = {(number, rows): nest(rows, number, store) for number in windows for rows in (1, 2)}
+
+        def image(number, taps, *given):
+            switch(taps, {1: 1, 2: 2}, lambda rows: nests[number, rows](*given))
 
         @T.inline
-        def paint_row(given, halves, taps, count, inside, left, width, target, at, channel_pitch,
-                      row_pitch):  # fmt: skip
+        def paint_row(target, given, halves, taps, count, inside, left, width, at, channel_pitch, row_pitch):
             if inside:
-                image = T.meta_var((given, count, target, at + left, channel_pitch, row_pitch))
                 fill(target, given.coefficients, given.flip, at, channel_pitch, left)
-                if halves == near:
-                    if taps == 1:
-                        one_near(*image)
-                    else:
-                        two_near(*image)
-                elif far != near:
-                    if taps == 1:
-                        one_far(*image)
-                    else:
-                        two_far(*image)
+                switch(halves, windows, image, taps, given, count, target, at + left, channel_pitch, row_pitch)
                 fill(target, given.coefficients, given.flip, at + left + count, channel_pitch, width - left - count)
             else:
                 fill(target, given.coefficients, given.flip, at, channel_pitch, width)
 
         return paint_row
 
-    paint_f32, paint_f16, paint_bf16, paint_byte = map(painter, STORES)
+    rows = {store: painter(store) for store in STORES}
+
+    def paint(store, targets, *given):
+        rows[store](targets[WRITTEN[store]], *given)
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -192,6 +188,8 @@ def variant(form, layout):
         laid32 = array_at(laid_address, "float32", picks_size)
         laid16 = array_at(laid_address, "uint16", picks_size)
         laid8 = array_at(laid_address, "uint8", picks_size)
+        targets = T.meta_var({"float32": target32, "uint16": target16, "uint8": target8})
+        laids = T.meta_var({"float32": laid32, "uint16": laid16, "uint8": laid8})
         taps: T.let = row_taps // (2 * content_rows)
         for part in T.serial((height + strip - 1) // strip):
             first: T.let = part * strip
@@ -228,23 +226,20 @@ def variant(form, layout):
                 columns = T.meta_var(T.cast(content_width, "int64"))
                 line = T.meta_var((given, halves, yi[1, r], columns, inside, left, width))
                 place = T.meta_var((at, T.cast(channel_pitch, "int64"), row_pitch))
-                if store == 0:
-                    paint_f32(*line, target32, *place)
-                elif store == 1:
-                    paint_f16(*line, target16, *place)
-                elif store == 2:
-                    paint_bf16(*line, target16, *place)
-                else:
-                    paint_byte(*line, target8, *place)
+                switch(store, STORES, paint, targets, *line, *place)
             if column_step > 0:
-                steps = T.meta_var(
-                    (channel_pitch, row_pitch, first, count, strip, width, channel_step, row_step, column_step)
-                )
-                if store == 0:
-                    lay_out(target32, laid32, *steps)
-                elif store == 3:
-                    lay_out(target8, laid8, *steps)
-                else:
-                    lay_out(target16, laid16, *steps)
+                steps = T.meta_var((strip, width, channel_step, row_step, column_step))
+                switch(store, WORDS, move, targets, laids, channel_pitch, row_pitch, first, count, *steps)
 
     return kernel
+
+
+def variants():
+    """Every variant: {global symbol: PrimFunc}."""
+    pairs = [(form, layout) for form in FORMS.values() for layout in LAYOUTS if form.packed or "packed" not in layout]
+    return {f"preprocess_{form.name}_{layout}": variant(form, layout) for form, layout in pairs}
+
+
+def level_of(symbol):
+    """The only level for which a kernel is built."""
+    return next(level for level, form in FORMS.items() if form.name in symbol)

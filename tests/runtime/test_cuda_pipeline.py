@@ -202,7 +202,7 @@ def test_the_captured_program_finds_what_the_host_finds(clip: Path, model: Path,
             found[number] += list(runner.submit(frames))
         found[number] += list(runner.drain())
     assert len(found[0]) == len(found[1]) == FRAMES
-    for (first, _), (second, _) in zip(*found, strict=True):
+    for (first, *_), (second, *_) in zip(*found, strict=True):
         assert first.frame == second.frame
         assert len(first.detections) > 5
         np.testing.assert_array_equal(first.detections.class_id, second.detections.class_id)

@@ -83,6 +83,19 @@ def test_events_come_in_the_loop(zones: Path) -> None:
     assert "zone     right: 1 visit" in table
 
 
+@pytest.mark.parametrize("tiles", [None, "1x2"])
+def test_what_both_eyes_show_is_one_event(tmp_path: Path, tiles: str | None) -> None:
+    zones = tmp_path / "zones.yaml"
+    zones.write_text("zones: {right: {points: '0.25,0,0.25,1'}}\nlines: {middle: {from: [0.25, 1], to: [0.25, 0]}}")
+    both = [np.hstack((image, np.roll(image, -6, 1))) for image in drive()]
+    pipeline = Pipeline(both, "squares", zones=zones, stereo="sbs", tiles=tiles)
+    results = list(pipeline)
+    assert all(len(result.detections) == 2 for result in results)
+    events = [event for result in results for event in result.events]
+    assert said(events) == ["new: ", "update: entered right, crossed middle in"]
+    assert len(pipeline.ended) == 1 and pipeline.ended[0].xyxy[2] <= SIZE[0]
+
+
 def test_without_the_setting_there_are_no_events() -> None:
     pipeline = Pipeline(drive(5), "squares", track="bytetrack")
     assert all(result.events == () for result in pipeline) and pipeline.ended == [] and pipeline.report.events is None

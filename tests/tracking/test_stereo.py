@@ -10,10 +10,15 @@ import pytest
 from framefuse.frame import View
 from framefuse.prediction import Detections
 from framefuse.tracking import NO_TRACK, open_tracker
-from framefuse.tracking.stereo import Partners
+from framefuse.tracking.stereo import Partners, seen_once
 
 WIDTH, HEIGHT, COUNT = 960, 1080, 25
 SIDES = [View((0, 0, WIDTH, HEIGHT), "left"), View((WIDTH, 0, WIDTH, HEIGHT), "right")]
+TILES = [
+    View((x + eye * WIDTH, 0, 500, HEIGHT), f"{name} tile {n}")
+    for eye, name in enumerate(("left", "right"))
+    for n, x in enumerate((0, WIDTH - 500), 1)
+]
 HALVES = [View((0, 0, WIDTH, HEIGHT), "top"), View((0, HEIGHT, WIDTH, HEIGHT), "bottom")]
 
 
@@ -24,8 +29,9 @@ def pairs(views: list[View], frames: int = 30, missed: float = 0.1) -> list[tupl
     place, speed = rng.uniform(100, (WIDTH - 100, HEIGHT - 100), (COUNT, 2)), rng.normal(0, 2, (COUNT, 2))
     half, disparity = rng.uniform(15, 60, (COUNT, 2)), rng.uniform(0, 40, COUNT)
     tracker, partners, made = open_tracker(), Partners(), []
-    assert views[1].region is not None
-    offset = np.array(views[1].region[:2])
+    first = len(views) // 2
+    assert views[first].region is not None
+    offset = np.array(views[first].region[:2])
     for frame in range(frames):
         centre = place + frame * speed
         boxes, objects, view = [], [], []
@@ -35,7 +41,7 @@ def pairs(views: list[View], frames: int = 30, missed: float = 0.1) -> list[tupl
             middle += rng.normal(0, 0.5, middle.shape)
             boxes.append(np.concatenate((middle - half[shown], middle + half[shown]), 1))
             objects.append(shown)
-            view.append(np.full(len(shown), eye))
+            view.append(rng.integers(first, size=len(shown)) + eye * first)
         rows = np.concatenate(boxes).astype(np.float32)
         found = Detections(rows, np.full(len(rows), 0.9, np.float32), np.concatenate(objects) % 2)
         found = tracker.update(replace(found, view=np.concatenate(view)), frame / 30)
@@ -45,7 +51,7 @@ def pairs(views: list[View], frames: int = 30, missed: float = 0.1) -> list[tupl
     return made
 
 
-@pytest.mark.parametrize("views", [SIDES, HALVES], ids=["side by side", "above each other"])
+@pytest.mark.parametrize("views", [SIDES, HALVES, TILES], ids=["side by side", "above each other", "in tiles"])
 def test_each_object_has_a_track_in_each_eye_and_they_know_each_other(views: list[View]) -> None:
     right = total = 0
     owner: dict[int, int] = {}
@@ -53,7 +59,7 @@ def test_each_object_has_a_track_in_each_eye_and_they_know_each_other(views: lis
     for found, objects, linked in pairs(views):
         assert found.tracker_id is not None and found.view is not None
         owner |= dict(zip(found.tracker_id.tolist(), objects.tolist(), strict=True))
-        eye |= dict(zip(found.tracker_id.tolist(), found.view.tolist(), strict=True))
+        eye |= dict(zip(found.tracker_id.tolist(), (found.view // (len(views) // 2)).tolist(), strict=True))
         partner_of = dict(zip(found.tracker_id.tolist(), linked.tolist(), strict=True))
         for track, partner in partner_of.items():
             if track >= 0 and partner >= 0:
@@ -63,6 +69,20 @@ def test_each_object_has_a_track_in_each_eye_and_they_know_each_other(views: lis
                 right += owner[track] == owner[partner]
     assert total > 0.95 * 30 * 2 * 0.9 * COUNT * 0.95
     assert right > 0.97 * total
+
+
+@pytest.mark.parametrize("views", [SIDES, TILES], ids=["whole", "in tiles"])
+def test_an_object_that_both_eyes_show_counts_once(views: list[View]) -> None:
+    everything, once = set[int](), set[int]()
+    for found, _, linked in pairs(views, missed=0.05)[1:]:
+        kept = seen_once(replace(found, pair_id=linked), views)
+        assert found.tracker_id is not None and kept.tracker_id is not None
+        everything |= set(found.tracker_id.tolist())
+        once |= set(kept.tracker_id.tolist())
+    assert len(everything - {NO_TRACK}) >= 2 * COUNT
+    assert (
+        COUNT <= len(once - {NO_TRACK}) <= COUNT + 3
+    )  # one of which only the other eye was sure at first counts twice
 
 
 def test_a_partner_stays_known_while_one_eye_sees_nothing() -> None:

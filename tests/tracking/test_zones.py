@@ -57,6 +57,7 @@ FAULTS = {
     "zones: {a: 7}": "zone 'a' in .* is 7",
     "zone: {a: {points: '1,2,3,4'}}": "unknown key 'zone'.*\n.*did you mean 'zones'",
     "zones: {a: {point: '1,2,3,4'}}": "unknown key 'point': zone 'a'.*\n.*did you mean 'points'",
+    "zones: {a: [[1, 2], [3, 4], [5, 2]]}": r"a' in .* is .*\n.*write 'a: {points: \[\[x, y\]",
     "zones: {a: {points: '1,2,3,4', colour: red}}": "unknown key 'colour'.*\n.*it takes points, anchor, classes",
     "zones: {a: {}}": "zone 'a' in .*: points is None",
     "zones: {a: {points: [[1, 2], [3, 4]]}}": "zone 'a' .* has 2 different corners",

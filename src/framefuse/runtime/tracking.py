@@ -22,7 +22,7 @@ from framefuse.sinks import Sink, open_sink
 from framefuse.sources import SourceInfo
 from framefuse.tracking import Tracker, TrackerOptions, open_tracker
 from framefuse.tracking.events import EventOptions, Watch
-from framefuse.tracking.stereo import Partners
+from framefuse.tracking.stereo import Partners, seen_once
 from framefuse.tracking.tally import Tally
 from framefuse.tracking.zones import Places, load_places
 
@@ -159,6 +159,8 @@ class Events:
                     previous[reader] = key
                 watch = self._watches.setdefault(key, Watch(self._places, self._options))
                 seen = result.detections if found.tracked is None else found.tracked
+                if len(result.views) > 1:
+                    seen = seen_once(seen, result.views)
                 events = watch.update(seen, result.frame, seconds_of(result.frame, rate_of(info)))
                 if result.frame.seconds is None:
                     self.notes[f"{key}: frames have no time, so events count them as equally far apart"] = None

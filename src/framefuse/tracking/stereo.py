@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,46 @@ from framefuse.tracking.tracker import NO_TRACK
 Array = NDArray[Any]
 
 EYES = ("left", "right"), ("top", "bottom")
-"""Tags of the views of both eyes."""
+"""First words of the tags of the views of both eyes."""
 DISPARITY = 0.15
 """Widths of an eye by which an object may be shifted from one eye to the other."""
 ALIKE = 0.5
 """Share of their common height that both boxes cover at least, and least ratio of their widths."""
 REMEMBERED = 10_000
 """Tracks whose partner is known, the latest ones."""
+
+
+class Eyes(NamedTuple):
+    """Where both eyes of a frame are among its views."""
+
+    of_view: Array
+    """(views,) 0: the left or upper eye, 1: the other one, -1: neither."""
+    origins: Array
+    """(2, 2) x, y of the upper left corner of each eye."""
+    width: float
+
+
+def find_eyes(views: Sequence[View]) -> Eyes | None:
+    """The eyes that the views show, whole or in tiles, by the first word of their tags; None: these are not two eyes."""
+    for pair in EYES:
+        words = [view.tag.partition(" ")[0] if view.region else "" for view in views]
+        of_view = np.array([pair.index(word) if word in pair else -1 for word in words])
+        if {0, 1} <= set(of_view.tolist()):
+            regions = [
+                np.array([view.region for view, eye in zip(views, of_view, strict=True) if eye == n]) for n in (0, 1)
+            ]
+            first = regions[0]
+            width = (first[:, 0] + first[:, 2]).max() - first[:, 0].min()
+            return Eyes(of_view, np.array([region[:, :2].min(0) for region in regions]), float(width))
+    return None
+
+
+def seen_once(found: Detections, views: Sequence[View]) -> Detections:
+    """The objects without those of the right or lower eye that have a partner in the other eye."""
+    eyes = find_eyes(views)
+    if eyes is None or found.view is None or found.pair_id is None:
+        return found
+    return found[(eyes.of_view[found.view] < 1) | (found.pair_id == NO_TRACK)]
 
 
 class Partners:
@@ -34,16 +67,14 @@ class Partners:
 
     def link(self, found: Detections, views: Sequence[View]) -> Array | None:
         """(n,) int64: the track in the other eye, NO_TRACK without one; None: the views are not two eyes."""
-        known = {view.tag: (number, view.region) for number, view in enumerate(views) if view.region}
-        eyes = next(([known[tag] for tag in pair] for pair in EYES if known.keys() >= set(pair)), None)
-        ids, view = found.tracker_id, found.view
-        if eyes is None or ids is None or view is None:
+        eyes, ids = find_eyes(views), found.tracker_id
+        if eyes is None or ids is None or found.view is None:
             return None
-        one, other = (((view == number) & (ids >= 0)).nonzero()[0] for number, _ in eyes)
+        eye = eyes.of_view[found.view]
+        one, other = (((eye == number) & (ids >= 0)).nonzero()[0] for number in (0, 1))
         if len(one) and len(other):
-            (_, (left, top, width, _)), (_, (x, y, _, _)) = eyes
-            shifted = found.xyxy[other] - np.array((x - left, y - top) * 2, np.float32)
-            reach = DISPARITY * width
+            shifted = found.xyxy[other] - np.tile(eyes.origins[1] - eyes.origins[0], 2).astype(np.float32)
+            reach = DISPARITY * eyes.width
             linked = [[self._partner.get(a) == b for b in ids[other].tolist()] for a in ids[one].tolist()]
             worth = _likeness(found.xyxy[one], shifted, reach) * (1 + np.array(linked))
             worth[found.class_id[one][:, None] != found.class_id[other]] = 0

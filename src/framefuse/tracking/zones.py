@@ -22,6 +22,7 @@ Array = NDArray[Any]
 KEYS = {"zones": ("points", "anchor", "classes"), "lines": ("from", "to", "anchor", "classes")}
 ANCHORS = ("bottom", "centre")
 POINTS = "write points as [[x, y], [x, y], [x, y]] or as --roi does, in pixels or as shares of the frame from 0 to 1"
+EXAMPLES = {"zones": "{points: [[x, y], [x, y], [x, y]]}", "lines": "{from: [x, y], to: [x, y]}"}
 LARGEST = 1e6
 
 
@@ -135,7 +136,7 @@ def load_places(path: Path, class_number: Callable[[int | str], int]) -> Places:
             if name in (None, "") or str(name) in places:
                 raise ConfigError(f"{where}: the name is empty or taken", remedy="give each zone and line its own name")
             if not isinstance(value, dict):
-                raise ConfigError(f"{where} is {brief(value)}", remedy=f"it takes {', '.join(KEYS[group])}")
+                raise ConfigError(f"{where} is {brief(value)}", remedy=f"write '{name}: {EXAMPLES[group]}'")
             _known(value, KEYS[group], where)
             points = _outline(value, where) if group == "zones" else _ends(value, where)
             anchor, classes = value.get("anchor", "bottom"), value.get("classes")

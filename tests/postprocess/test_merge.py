@@ -90,19 +90,27 @@ def test_a_larger_view_has_the_last_word_on_parts() -> None:
 
 
 def test_a_weak_box_of_the_larger_view_says_nothing() -> None:
-    assert (
-        len(merged((View(), objects((100, 100, 500, 300, 0.2, 1))), (LEFT, objects((150, 220, 230, 300, 0.9, 0))))) == 2
-    )
+    part = LEFT, objects((150, 220, 210, 280, 0.9, 0))
+    assert len(merged((View(), objects((100, 100, 500, 300, 0.2, 1))), part)) == 2
+
+
+def test_a_larger_view_has_the_last_word_on_what_it_shows_clearly() -> None:
+    seen, alike = objects((150, 100, 230, 160, 0.9, 0)), objects((152, 101, 230, 160, 0.3, 0))
+    assert merged((View(), objects()), (LEFT, seen)) == []
+    assert len(merged((View(), alike), (LEFT, seen))) == 1
+    assert len(merged((View(), objects()), (LEFT, objects((150, 100, 210, 160, 0.9, 0))))) == 1, "it is too small"
+    assert len(merged((RIGHT, objects()), (LEFT, seen))) == 1, "neighbours are equals"
 
 
 def test_what_a_tile_cuts_counts_if_the_larger_view_shows_it_or_a_neighbour_continues_it() -> None:
     cut, whole = objects((550, 200, 600, 300, 0.9, 0)), objects((555, 200, 600, 300, 0.3, 0))
     assert merged((View(), objects()), (LEFT, cut)) == []
     assert merged((View(), whole), (LEFT, cut)) == [[555, 200, 600, 300, pytest.approx(0.3), 0, 0]]
-    assert len(merged((View(), objects()), (LEFT, objects((550, 200, 590, 300, 0.9, 0))))) == 1, "it is not cut"
+    assert len(merged((View(), objects()), (LEFT, objects((540, 200, 590, 250, 0.9, 0))))) == 1, "it is not cut"
     assert len(merged((LEFT, cut), (RIGHT, objects()))) == 1, "there is no larger view"
-    parts = (LEFT, objects((300, 200, 600, 300, 0.7, 0))), (RIGHT, objects((400, 202, 700, 299, 0.9, 0)))
-    assert [row[:4] for row in merged((View(), objects()), *parts)] == [[300, 200, 700, 300]]
+    ones, others = View((0, 0, 510, 600), "one"), View((490, 0, 510, 600), "other")
+    parts = (ones, objects((470, 200, 510, 240, 0.7, 0))), (others, objects((490, 201, 530, 239, 0.9, 0)))
+    assert [row[:4] for row in merged((View(), objects()), *parts)] == [[470, 200, 530, 240]]
 
 
 def test_boxes_end_at_their_view() -> None:

@@ -36,7 +36,7 @@ class Eyes(NamedTuple):
 
 
 def find_eyes(views: Sequence[View]) -> Eyes | None:
-    """The eyes that the views show, whole or in tiles, by the first word of their tags; None: these are not two eyes."""
+    """The eyes that views show, whole or in tiles, by the first words of their tags; None: not two eyes."""
     for pair in EYES:
         words = [view.tag.partition(" ")[0] if view.region else "" for view in views]
         of_view = np.array([pair.index(word) if word in pair else -1 for word in words])
@@ -55,7 +55,8 @@ def seen_once(found: Detections, views: Sequence[View]) -> Detections:
     eyes = find_eyes(views)
     if eyes is None or found.view is None or found.pair_id is None:
         return found
-    return found[(eyes.of_view[found.view] < 1) | (found.pair_id == NO_TRACK)]
+    counts: Array = (eyes.of_view[found.view] < 1) | (found.pair_id == NO_TRACK)
+    return found[counts]
 
 
 class Partners:

@@ -61,7 +61,7 @@ enum { OUT, IN, DOUBTFUL };
 static __device__ int verdict(
     const Look* looks, Rows rows, const Look& look, const ViewBox& box, float score, int label, const float* found_boxes,
     const float* found_scores, const int* found_classes, const int* found_counts, int detections, bool agnostic) {
-  constexpr float DUPLICATE = 0.5f, PART = 0.6f, WITHIN = 0.8f, LARGER = 2, SEEN = 24;
+  constexpr float DUPLICATE = 0.5f, PART = 0.6f, WITHIN = 0.8f, LARGER = 2, SEEN = 24, CLEAR = 16;
   const float own = area(box), longest = max(box.x2 - box.x1, box.y2 - box.y1);
   int said = IN;
   for (int row = rows.first; row < rows.first + rows.count; ++row) {
@@ -79,8 +79,8 @@ static __device__ int verdict(
       }
       part |= found_scores[at] > SURE * score && shared > WITHIN * own && theirs > LARGER * own;
     }
-    part &= longest >= max(outer.right - outer.left, outer.bottom - outer.top) / SEEN;
-    if (part && !shown) return OUT;
+    const int side = max(outer.right - outer.left, outer.bottom - outer.top);
+    if (!shown && (longest >= side / CLEAR || part && longest >= side / SEEN)) return OUT;
     if (box.cut && !covered && !shown) said = DOUBTFUL;
   }
   return said;

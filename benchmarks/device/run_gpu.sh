@@ -144,7 +144,7 @@ run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 gpu.cudnn_networ
 run_precision() { bench precision 200 gpu.cudnn_precision "$V8" scout-s --batches 1 8 32 --seconds 150; }
 
 run_tvm() {
-    if [ -n "${TVM:-}" ]; then bench tvm 150 gpu.tvm_cuda "$V8" --compiled "$TVM"; else bench tvm 200 gpu.tvm_cuda "$V8" "$V5"; fi
+    if [ -n "${TVM:-}" ]; then bench tvm 200 gpu.tvm_cuda "$V8" "$V5" --compiled "$TVM"; else bench tvm 200 gpu.tvm_cuda "$V8" "$V5"; fi
 }
 
 run_program() { bench program 120 gpu.program "$V8" --batches 1 8 32; }

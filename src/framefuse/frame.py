@@ -109,6 +109,9 @@ class View:
     size: tuple[int, int] | None = None
     """Width and height of the model input, which the views of a frame share; None: that of a whole frame."""
 
+    def __hash__(self) -> int:  # of all fields it would take longer than what is looked up by it
+        return hash(self.region or ())
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:

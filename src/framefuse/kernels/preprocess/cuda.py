@@ -9,6 +9,7 @@ which a kernel reads faster than memory.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
@@ -107,6 +108,10 @@ class PreprocessTable:
         self._addresses = self._rows.view(np.int64)
         self._tables: list[tuple[Any, ...]] = [()] * len(self._rows)
         self._kinds: list[Any] = [None] * len(self._rows)
+        self._seen: weakref.ref[Frame] | None = None
+        """The last frame that was set, whose addresses and shapes follow."""
+        self._pointers: list[int] = []
+        self._facts: tuple[Any, ...] = ()
         for slot in range(len(self._rows)):
             self.clear(slot)
         kernel.prepare([self.symbol])
@@ -128,11 +133,14 @@ class PreprocessTable:
             raise UsageError(f"a {frame.format.name} frame does not fit a table of {self._format.name} frames")
         if "rows" in options:
             raise UsageError("a table fills whole slots", remedy="leave out rows")
-        planes = [device.as_cupy(plane) for plane in frame.planes]
-        kind = (*options.values(), frame.format, frame.matrix, frame.full_range, frame.rotation,
-                *((plane.shape, plane.strides) for plane in planes))  # fmt: skip
+        if self._seen is None or self._seen() is not frame:  # otherwise another view of the frame before
+            planes = [device.as_cupy(plane) for plane in frame.planes]
+            shapes = [(plane.shape, plane.strides) for plane in planes]
+            self._seen, self._pointers = weakref.ref(frame), [plane.data.ptr for plane in planes]
+            self._facts = (frame.format, frame.matrix, frame.full_range, frame.rotation, *shapes)
+        kind = (*options.values(), *self._facts)
         if kind == self._kinds[slot]:  # frames of one video differ only in their addresses
-            self._addresses[slot, : len(planes)] = [plane.data.ptr for plane in planes]
+            self._addresses[slot, : len(self._pointers)] = self._pointers
             return
         row, self._tables[slot] = _row_of(frame, self._out, slot, {"memory_format": self._memory_format, **options})
         self._rows[slot] = row

@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "models": {"common", "errors", "preprocess"},
     "engines": {"common", "cuda", "errors", "kernels", "models"},
     "tracking": {"common", "errors", "frame", "prediction"},
-    "adaptive": {"prediction", "tracking"},
+    "adaptive": {"errors", "prediction", "tracking"},
     "postprocess": {"common", "errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
@@ -42,11 +42,11 @@ ROOMS: dict[str, set[str]] = {
     },
     "fleet": {"common", "config", "cuda", "errors", "pipeline", "report", "runtime", "sinks", "sources"},
     "lab": {
-        *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models", "pipeline"),
+        *("adaptive", "common", "config", "cuda", "engines", "errors", "frame", "kernels", "models", "pipeline"),
         *("postprocess", "prediction", "preprocess", "report", "runtime", "sinks", "sources", "tracking", "world"),
     },
     "cli": {
-        *("common", "config", "cuda", "engines", "errors", "fleet", "kernels", "lab", "models", "pipeline"),
+        *("adaptive", "common", "config", "cuda", "engines", "errors", "fleet", "kernels", "lab", "models", "pipeline"),
         *("prediction", "report", "runtime", "sinks", "sources", "world"),
     },
     "__main__": {"cli"},

@@ -149,6 +149,9 @@ class Settings(BaseModel):
         description="--adaptive: seconds that a frame may wait for its result; default: 0.3 for live sources, no limit "
         "for files",
     )
+    max_power: float | None = Field(
+        None, gt=0, le=1e6, description="--adaptive: watts of the device above which fewer frames are inferred"
+    )
 
     # source
     vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")

@@ -35,6 +35,7 @@ from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.adaptive import adapter_for
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
+from framefuse.runtime.choices import choose_rung
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
@@ -132,9 +133,12 @@ class Pipeline:
         self._lock = threading.Lock()
         if settings.show:
             load_opencv()
-        self.card = (
-            model.card if isinstance(model, Model) else read_card(find_model(DEFAULT_MODEL if model is None else model))
-        )
+        rung: list[str] = []
+        if isinstance(model, Model):
+            self.card = model.card
+        else:
+            path, settings, rung = choose_rung(DEFAULT_MODEL if model is None else model, settings)
+            self.card = read_card(find_model(path))
         self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
         self.inputs += [settings.zones] if settings.zones else []
         job = plan_job(source, settings, self.card)
@@ -180,7 +184,7 @@ class Pipeline:
             trim_heap()
             opened.pop_all()
         self._gpu, self.settings = plan.gpu, plan.settings
-        self._choices = [*job.notes, *plan.choices(self.engine.reasons)]
+        self._choices = [*rung, *job.notes, *plan.choices(self.engine.reasons)]
         self._results: Callable[[], Generator[Result] | None] = lambda: None
         # Registered anew, so that it runs before the handlers of an engine that this pipeline was the first to import.
         atexit.unregister(_close_all)

@@ -17,6 +17,8 @@ from PIL import Image
 from command_line import COMMAND, spawn, wait_for
 from endless_models import write_deep, write_endless
 
+pytestmark = pytest.mark.slow
+
 ENGINES = ["openvino", "onnxruntime"]
 LIBRARY = """
 import sys

@@ -22,6 +22,8 @@ from framefuse.cli.options import normalise
 from framefuse.models import find_model
 from pages import blocks
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
 ELSEWHERE = ("cuda", "--gpus", "ptx", "rtsp://", "peer")

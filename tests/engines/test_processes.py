@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 120
 PRELUDE = """
 import asyncio, multiprocessing, os, sys, threading

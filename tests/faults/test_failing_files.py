@@ -16,6 +16,8 @@ import pytest
 
 from command_line import importable
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

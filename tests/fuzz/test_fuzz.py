@@ -14,6 +14,8 @@ from targets import TARGETS, Target, try_one
 from command_line import importable
 from fuzz import Findings, fuzz
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 KEPT = sorted(path for path in (HERE / "kept").glob("*/*"))
 

@@ -19,6 +19,8 @@ from pages import DOCS, block, blocks
 from servers import Server
 from test_wheel import recipe
 
+pytestmark = pytest.mark.slow
+
 COUNT, UNREADABLE = 1000, (7, 256, 503, 750)
 JOB = ["predict", "clips/**/*.mp4", "squares", "--imgsz", "64", "--project", "jobs", "--save-json", "--log-json"]
 

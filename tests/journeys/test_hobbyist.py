@@ -18,6 +18,8 @@ from command_line import run_python, spawn
 from pages import block
 from servers import RtspServer
 
+pytestmark = pytest.mark.slow
+
 
 def lines(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]

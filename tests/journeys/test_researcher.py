@@ -17,6 +17,8 @@ import pytest
 from command_line import COMMAND, importable, run_python, spawn
 from pages import DOCS, block
 
+pytestmark = pytest.mark.slow
+
 EXTENSIONS = DOCS / "guide/extend.md"
 
 

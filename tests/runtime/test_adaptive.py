@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from framefuse.adaptive import disagreement
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.lab.evaluation import validate
 from framefuse.prediction import Result
+from framefuse.runtime import adaptive
+from framefuse.runtime.adaptive import PowerLimit
+from framefuse.runtime.power import Counter, find_counters
 from servers import Server
 
 DAY = "synthetic://street?seed=5&frames=150&size=640x360&schedule=day&split=test"
@@ -216,3 +220,30 @@ def test_a_live_source_loses_no_frame_and_stays_young() -> None:
     numbers = [result.frame.index for result in results]
     assert numbers == sorted(numbers)
     assert len(numbers) > 0.8 * (numbers[-1] - numbers[0])
+
+
+def test_a_power_limit_looks_once_a_second() -> None:
+    clock = iter([0.0, 0.5, 1.0, 1.0, 1.5, 2.1, 2.1])
+    joules = iter([0.0, 40.0, 45.0])
+    limit = PowerLimit(10, Counter("cpu", "test", value=lambda: next(joules)), lambda: next(clock))
+    assert not limit.exceeded()  # 0.0, which reads the clock again
+    assert limit.exceeded()  # 1.0: 40 J in a second
+    assert not limit.exceeded() and not limit.exceeded()  # 1.5: too early; 2.1: 5 J
+
+
+def test_less_is_inferred_above_the_power_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = run(STREET, adaptive=True)
+    counter = Counter("cpu", "test", value=lambda: 1000 * perf_counter())  # a device that draws a kilowatt
+    monkeypatch.setattr(adaptive, "_counter", lambda: counter)
+    monkeypatch.setattr(adaptive, "POWER_SECONDS", 0.02)
+    pipeline = Pipeline(STREET, "scout-n", adaptive=True, max_power=20)
+    results = list(pipeline)
+    assert len(results) == len(free)
+    assert sum(result.inferred for result in results) < sum(result.inferred for result in free)
+    assert any("over max_power" in choice for choice in pipeline.report.choices)
+
+
+@pytest.mark.skipif(not find_counters()[0].missing, reason="this machine measures its power")
+def test_a_power_limit_needs_a_counter() -> None:
+    with pytest.raises(CapabilityError, match="max_power needs a power counter"):
+        Pipeline(STREET, "scout-n", adaptive=True, max_power=20)

@@ -99,6 +99,20 @@ def test_cvat_of_every_third_frame(tmp_path: Path) -> None:
     assert shown_by_cvat(write(tmp_path, "cvat", results), 13) == {"person 0": [0, 1, 2, 3, 4, 5, 9, 10, 11, 12]}
 
 
+def test_cvat_interpolates_what_the_model_has_not_seen(tmp_path: Path) -> None:
+    """A box of a frame that was not inferred is a keyframe only where its track begins or ends."""
+    inferred = [True, False, False, True, False, False]
+    results = [
+        replace(result(index, [(1, 0)] if index > 1 or not index else []), inferred=seen)
+        for index, seen in enumerate(inferred)
+    ]
+    boxes = ElementTree.parse(write(tmp_path, "cvat", results)).getroot().findall("track/box")
+    keys = [(box.get("frame"), box.get("keyframe"), box.get("outside")) for box in boxes]
+    assert keys == [
+        ("0", "1", "0"), ("1", "1", "1"), ("2", "1", "0"), ("3", "1", "0"), ("4", "0", "0"), ("5", "1", "0"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("tracked", [False, None])
 def test_cvat_without_tracks_has_shapes_of_frames(tmp_path: Path, tracked: bool | None) -> None:
     boxes = [[(-1, kind) for _, kind in frame] for frame in GAP]

@@ -128,7 +128,7 @@ class Governor:
             self._hold, self._next_hold = self._next_hold, min(LONGEST_HOLD, 2 * self._next_hold)
 
     def late(self) -> None:
-        """A frame came too late: infer fewer."""
+        """A frame came too late, or the device is over its power: infer fewer."""
         self._price = max(CHEAPEST, self._price / 2)
 
     def _accept(self, bridge: Bridge, loss: float) -> None:

@@ -77,11 +77,11 @@ def check_choice(name: str, value: str, known: Sequence[str], *, remedy: str | N
         raise UsageError(f"{name} {value} is not one of {choices}", remedy=remedy or f"choose one of {choices}")
 
 
-def write_out(out: Path, text: str) -> None:
+def write_out(out: Path, content: str | bytes) -> None:
     """Write the file of --out; SinkError if that fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        out.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
 

@@ -7,7 +7,7 @@ results come up to `Limits.ahead` frames later than without, and in the order of
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.prediction import FrameInfo, Result
+from framefuse.runtime.power import Counter, find_counters
 from framefuse.runtime.program import FrameResult, Program
 from framefuse.runtime.tracking import least_confidence, rate_of
 from framefuse.sources import SourceInfo
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 LIVE_LATENCY = 0.3
 """Seconds for which frames of a live source are held back, unless `max_latency` says otherwise."""
+POWER_SECONDS = 1.0
+"""Interval at which the power is compared with its limit."""
 Group = tuple[list[Frame], int]
 """Rows that run in one batch, and the places that they take in it."""
 
@@ -58,7 +61,39 @@ def adapter_for(settings: Settings, card: Card, info: SourceInfo, *, views: bool
         held = settings.max_latency or LIVE_LATENCY
         ahead = max(1, min(ahead, int(held * rate_of(info) / settings.vid_stride / 2)))
     limits = Limits(settings.min_agreement, ahead)
-    return Adapter(limits, conf=least_confidence(settings), max_latency=settings.max_latency)
+    power = PowerLimit(settings.max_power, _counter()) if settings.max_power else None
+    return Adapter(limits, conf=least_confidence(settings), max_latency=settings.max_latency, power=power)
+
+
+def _counter() -> Counter:
+    """What measures the power of the CPU.
+
+    Raises:
+        CapabilityError: nothing here does.
+    """
+    counter = find_counters()[0]
+    counter.read()
+    if counter.missing:
+        raise CapabilityError(f"max_power needs a power counter: {counter.missing}", remedy="leave max_power out")
+    return counter
+
+
+class PowerLimit:
+    """Compares the power of a device with a limit, once in POWER_SECONDS."""
+
+    def __init__(self, watts: float, counter: Counter, clock: Callable[[], float] = monotonic) -> None:
+        self._watts, self._counter, self._clock = watts, counter, clock
+        self._last: tuple[float, float] | None = None
+        """Time and joules of the last reading."""
+
+    def exceeded(self) -> bool:
+        """Whether the power since the last reading was above the limit; False between two readings."""
+        now = self._clock()
+        if self._last and now - self._last[0] < POWER_SECONDS:
+            return False
+        self._counter.read(self._clock)
+        (at, before), self._last = self._last or (now, self._counter.joules), (now, self._counter.joules)
+        return now > at and (self._counter.joules - before) / (now - at) > self._watts
 
 
 @dataclass(eq=False)
@@ -79,14 +114,16 @@ class _Stream:
 class Adapter:
     """Turns frames into rows, and joins the results, as a `Viewer` does; but most frames may have no row."""
 
-    def __init__(self, limits: Limits, *, conf: float, max_latency: float | None = None) -> None:
-        self._limits, self._conf, self._max_latency = limits, conf, max_latency
+    def __init__(
+        self, limits: Limits, *, conf: float, max_latency: float | None = None, power: PowerLimit | None = None
+    ) -> None:
+        self._limits, self._conf, self._max_latency, self._power = limits, conf, max_latency, power
         self._streams: list[_Stream] = []
         """Those with frames that are held back, or to come."""
         self._current: dict[Hashable, _Stream] = {}
         """What each reader reads now."""
         self._due: list[Group] = []
-        self._begun = self._frames = self._inferred = self._late = self._audits = 0
+        self._begun = self._frames = self._inferred = self._late = self._audits = self._hot = 0
         self._agreed = 0.0
         """Expected agreement of the streams that have ended, times their frames."""
 
@@ -110,6 +147,10 @@ class Adapter:
         number = stream.blocks.count
         stream.held[number], stream.numbers[frame.index] = frame, number
         self._frames += 1
+        if self._power and self._power.exceeded():
+            self._hot += 1
+            for one in self._streams:
+                one.blocks.governor.late()
         self._look(stream, stream.blocks.arrived())
         return self.more()
 
@@ -161,6 +202,7 @@ class Adapter:
         agreed = self._agreed + sum(governor.agreement * count for governor, count in governors)
         agreement, audits = agreed / self._frames, self._audits + sum(governor.audits for governor, _ in governors)
         late = f", {counted(self._late, 'frame')} too late" if self._late else ""
+        late += f", over max_power {counted(self._hot, 'time')}" if self._hot else ""
         return [
             f"adaptive: the model saw {self._inferred / self._frames:.0%} of the frames; expected agreement "
             f"{agreement:.3f} of {self._limits.agreement:g} asked for, {counted(audits, 'audit')}{late}"

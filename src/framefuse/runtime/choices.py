@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from framefuse.adaptive.ladder import choose, read_ladder
+from framefuse.common.machine import cpu_model
 from framefuse.common.names import nearest
 from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
@@ -21,6 +24,29 @@ WHY = {"cuda": "frames and results stay on the GPU", "cpu": "the fastest one on 
 NVDEC = Package("PyNvVideoCodec", ("PyNvVideoCodec",))
 CUDA_BATCH = 8
 """Default batch on CUDA when several videos are read: eight frames take a GPU only twice as long as one."""
+
+
+def choose_rung(model: str | Path, settings: Settings) -> tuple[str | Path, Settings, list[str]]:
+    """The model to run, with the settings that it was measured with, and why: a rung if `model` is a ladder.json.
+
+    Raises:
+        ConfigError: the ladder cannot be used.
+        UsageError: the settings say what the ladder decides.
+    """
+    if Path(model).suffix != ".json":
+        return model, settings, []
+    ladder = read_ladder(Path(model))
+    for field in ("imgsz", "engine", "precision"):
+        if (given := getattr(settings, field)) != Settings.model_fields[field].default:
+            raise UsageError(f"{field} is {brief(given)} beside a ladder, which has its own", remedy="leave it out")
+    rung, why = choose(ladder, settings.target_fps, adaptive=settings.adaptive)
+    measured: dict[str, object] = {"imgsz": [rung.size], "engine": rung.engine, "precision": rung.precision}
+    if not (settings.adaptive or settings.tiles == "auto"):  # nothing else takes a rate
+        measured["target_fps"] = None
+    notes = [why]
+    if ladder.machine != (here := cpu_model()):
+        notes.append(f"{model} was measured on {ladder.machine}, and this is {here}: profile again")
+    return rung.model, settings.model_copy(update=measured), notes
 
 
 def choose_device(settings: Settings, refuses: Refuses, engine: Engine | None = None) -> tuple[Settings, str]:

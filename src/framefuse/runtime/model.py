@@ -23,6 +23,7 @@ from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
 from framefuse.runtime.batching import Batcher
+from framefuse.runtime.choices import choose_rung
 from framefuse.runtime.plan import plan_run
 from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
 from framefuse.runtime.stages import sized
@@ -43,7 +44,7 @@ class Model:
     turns; Pipelines may run meanwhile.
 
     Args:
-        model: path of an ONNX file, or the name of a shipped model.
+        model: path of an ONNX file, the name of a shipped model, or a ladder.json of `framefuse profile`.
         settings: all options as one object; `options` then override single fields of it.
         options: fields of `Settings`, and `preset`. Those of the engine (`engine`, `device`, `precision`, `threads`,
             `streams`, ...) hold for the Pipelines, too; each of these may override the others, such as `conf`. The
@@ -58,13 +59,14 @@ class Model:
     """
 
     def __init__(self, model: str | Path, *, settings: Settings | None = None, **options: Any) -> None:
-        self.given = settings_from(options, base=settings)
+        path, self.given, _ = choose_rung(model, settings_from(options, base=settings))
         """The settings that a Pipeline with this model starts from."""
-        self.card = read_card(find_model(model))
+        self.card = read_card(find_model(path))
         if settings is None and "preset" not in options:
             options["preset"] = "latency"
         info = SourceInfo("", "array", mixed=True)
-        plan = plan_run(self.card, settings_from(options, base=settings), None, None).for_input(info).for_output(info)
+        _, own, _ = choose_rung(model, settings_from(options, base=settings))
+        plan = plan_run(self.card, own, None, None).for_input(info).for_output(info)
         self._gpu, self._timeout = plan.gpu, plan.settings.request_timeout
         self._area = plan.settings.min_area
         self._sources = SourceOptions(max_pixels=plan.settings.max_pixels)

@@ -28,7 +28,7 @@ from framefuse.sinks import UNTINTED, BaseSink, RecordSink, SinkContext, rows_of
 from framefuse.sinks.run_folder import RecordFile, encode, is_json, make_durable, part_of, sink_errors, written_whole
 
 Record = Mapping[str, Any]
-Row = Callable[[Record, list[Any], int | None], Any]
+Row = Callable[[Record, list[Any], int | None, bool], Any]
 """(frame, box, number of the next frame if the track pauses or ends there) -> a box in a track."""
 LAST = -1
 """In place of the number of the next frame: there is none."""
@@ -202,6 +202,8 @@ class LabelsSink(RecordSink):
         line: Record = {"frame": info.index, "seconds": info.seconds, "width": info.width, "height": info.height}
         if self._context.source.kind == "images":
             line = {**line, "name": self._context.relative(info.source_id)}
+        if not result.inferred:
+            line = {**line, "inferred": False}
         self._file.append(encode(json.dumps({**line, "boxes": boxes}) + "\n"))
 
     def _complete(self, stream: Path) -> None:
@@ -250,17 +252,18 @@ def _tracks(about: Record, frames: Iterator[Record], row: Row) -> Iterator[tuple
     without one is a track of its own, with a negative number."""
     labels: dict[int, Counter[str]] = defaultdict(Counter)
     scores, rows = defaultdict[int, list[float]](list), defaultdict[int, list[Any]](list)
-    seen: dict[int, tuple[Record, list[Any]]] = {}
+    seen: dict[int, tuple[Record, list[Any], bool]] = {}
     lone = count(-1, -1)
     for frame in chain(frames, [{"frame": LAST, "boxes": ()}]):
         now = {}
         for box, score, number, track in frame["boxes"]:
             track = next(lone) if track is None else track
-            now[track] = frame, box
+            now[track] = frame, box, track not in seen
             labels[track][_name(about, number)] += 1
             scores[track].append(score)
-        for track, before in seen.items():
-            rows[track].append(row(*before, None if track in now else frame["frame"]))
+        for track, (before, box, begins) in seen.items():
+            key = begins or track not in now or before.get("inferred", True)
+            rows[track].append(row(before, box, None if track in now else frame["frame"], key))
         seen = now
     for track, names in labels.items():
         yield track, names.most_common(1)[0][0], sum(scores[track]) / len(scores[track]), rows[track]
@@ -275,10 +278,11 @@ def _xml(text: str, put: Callable[[str], str] = quoteattr) -> str:
 
 
 def _cvat(about: Record, frames: Callable[[], Iterator[Record]], tracked: bool) -> Iterator[str]:
-    """CVAT for video 1.1 with a keyframe for each box and outside=1 in gaps; without tracks CVAT for images 1.1."""
+    """CVAT for video 1.1 with outside=1 in gaps and a keyframe for each box that was not interpolated; without tracks
+    CVAT for images 1.1."""
 
-    def row(frame: Record, box: list[Any], ends: int | None) -> str:
-        sides = 'occluded="0" keyframe="1" xtl="{}" ytl="{}" xbr="{}" ybr="{}" z_order="0"/>\n'.format(*box)
+    def row(frame: Record, box: list[Any], ends: int | None, key: bool) -> str:
+        sides = 'occluded="0" keyframe="{}" xtl="{}" ytl="{}" xbr="{}" ybr="{}" z_order="0"/>\n'.format(int(key), *box)
         shown = f'<box frame="{frame["frame"]}" outside="0" {sides}'
         return shown if ends in (None, LAST) else f'{shown}<box frame="{ends}" outside="1" {sides}'
 
@@ -319,7 +323,7 @@ def _label_studio(about: Record, frames: Callable[[], Iterator[Record]], tracked
         shares = {"x": x1 / width, "y": y1 / height, "width": (x2 - x1) / width, "height": (y2 - y1) / height}
         return {**{name: round(100 * share, 4) for name, share in shares.items()}, "rotation": 0}
 
-    def row(frame: Record, box: list[Any], ends: int | None) -> Record:
+    def row(frame: Record, box: list[Any], ends: int | None, _: bool) -> Record:
         key = {"frame": frame["frame"] + 1, "enabled": ends is None, "time": frame["seconds"] or 0.0}
         return {**key, **place(frame, box)}
 

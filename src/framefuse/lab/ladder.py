@@ -1,0 +1,223 @@
+"""Measures the rungs of a ladder: candidates take turns on the same frames, one frame at a time."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from framefuse.adaptive.interpolation import disagreement
+from framefuse.adaptive.ladder import Ladder, Rung, judged
+from framefuse.common.machine import cpu_model
+from framefuse.common.version import __version__
+from framefuse.errors import FramefuseError, UsageError
+from framefuse.frame import Frame
+from framefuse.lab.evaluation import Dataset
+from framefuse.lab.evaluation.coco import needed
+from framefuse.lab.evaluation.counters import BoxCounter
+from framefuse.lab.evaluation.dataset import BoxClasses
+from framefuse.prediction import Detections
+from framefuse.runtime.model import Model
+from framefuse.runtime.power import Counter, find_counters
+from framefuse.sources import open_source
+from framefuse.tracking.matching import assign, overlapping
+
+CONF, SHOWN = 0.01, 0.25
+"""Confidence of the boxes that the models give, and of those that are compared between them."""
+BLOCK = 10
+"""Frames that a candidate sees before the next one has its turn; the first of them counts as the switch."""
+ALIKE = 0.5
+"""IoU of boxes that are the same object."""
+
+
+class Candidate(NamedTuple):
+    """What may become a rung."""
+
+    model: str
+    size: int
+    precision: str
+
+
+@dataclass(eq=False)
+class _Runner:
+    """A candidate at work."""
+
+    candidate: Candidate
+    model: Model
+    memory: float
+    times: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    """Of the first frames of a block."""
+    cpu: float = 0.0
+    joules: float | None = 0.0
+    found: list[Detections] = field(default_factory=list)
+
+    def run(self, frames: Sequence[Frame], counters: Sequence[Counter]) -> Iterator[Any]:
+        """The results of a block."""
+        before = [_read(counter) for counter in counters]
+        for number, frame in enumerate(frames):
+            wall, cpu = perf_counter(), process_time()
+            result = self.model(frame)
+            (self.times if number else self.first).append(1e3 * (perf_counter() - wall))
+            self.cpu += process_time() - cpu
+            found = result.detections
+            self.found.append(found[found.confidence > SHOWN])
+            yield result
+        gained = [_read(counter) - value for counter, value in zip(counters, before, strict=True)]
+        lost = not counters or any(counter.missing for counter in counters)
+        self.joules = None if lost or self.joules is None else self.joules + sum(gained)
+
+
+def measure(
+    candidates: Sequence[Candidate],
+    data: Dataset | str,
+    *,
+    limit: int,
+    options: dict[str, Any],
+    on_frame: Callable[[int], None] = lambda done: None,
+) -> tuple[Ladder, list[str]]:
+    """Measure the candidates on frames that are spread over the data, and judge them.
+
+    Args:
+        data: with known truth, which gives mAP; or any source, for which the slowest candidate is the best one.
+        limit: number of frames.
+        options: settings of all models, such as the device.
+        on_frame: called with the number of frames done.
+
+    Returns:
+        The ladder, and notes, such as candidates that cannot run here.
+
+    Raises:
+        UsageError: no candidate can run, a model gives no boxes, or fewer than two frames can be read.
+    """
+    notes, shuffled = list[str](), Random(0)
+    with ExitStack() as opened:
+        runners = []
+        for candidate in candidates:
+            before = _resident()
+            try:
+                given = {**options, "imgsz": candidate.size, "precision": candidate.precision, "conf": CONF}
+                model = opened.enter_context(Model(candidate.model, **given))
+                model(np.zeros((360, 640, 3), np.uint8))
+            except FramefuseError as error:
+                notes.append(f"{candidate.model} {candidate.size} {candidate.precision} cannot run: {error.message}")
+                continue
+            if model.card.task != "detect":
+                raise UsageError(f"{candidate.model} gives masks", remedy="profile detectors")
+            runners.append(_Runner(candidate, model, _resident() - before))
+        if not runners:
+            raise UsageError(notes[0] if notes else "there is no candidate", remedy="choose other models or precisions")
+        counters = find_counters()
+        truth = isinstance(data, Dataset)
+        scored = [_Scored(data, runner.model) for runner in runners] if isinstance(data, Dataset) else []
+        source = data.open(data.spread(limit)) if isinstance(data, Dataset) else open_source(data)
+        done = 0
+        with closing(source):
+            known = source.info.frames or limit
+            step = 1 if truth else max(1, known // limit)
+            frames = islice(source, 0, step * limit, step)
+            while block := list(islice(frames, BLOCK)):
+                for number in shuffled.sample(range(len(runners)), len(runners)):
+                    for result in runners[number].run(block, counters):
+                        if scored:
+                            scored[number].add(result)
+                done += len(block)
+                on_frame(done)
+        if done < 2:
+            raise UsageError(f"{source.info.uri} has {done} frames", remedy="give it two or more")
+        measured = _rungs(runners, [one.score() for one in scored], done)
+    rungs = judged(measured)
+    text = data.uri if isinstance(data, Dataset) else str(data)
+    return Ladder(rungs, "mAP50-95" if truth else "agreement", text, done, cpu_model(), __version__), notes
+
+
+class _Scored:
+    """mAP of one model."""
+
+    def __init__(self, data: Dataset, model: Model) -> None:
+        self._data, self._classes = data, BoxClasses(data, model.card, None)
+        self._counter = BoxCounter(self._classes.names, max_det=300)
+
+    def add(self, result: Any) -> None:
+        labels = self._data.labels(self._data.key_of(result.frame))
+        self._counter.add(self._classes.labels(labels), self._classes.shared(result.detections))
+
+    def score(self) -> float:
+        return self._counter.scores().map50_95
+
+
+def _rungs(runners: Sequence[_Runner], scores: Sequence[float], frames: int) -> list[Rung]:
+    best = runners[int(np.argmax(scores or [median(runner.times or runner.first) for runner in runners]))]
+    made = []
+    for number, runner in enumerate(runners):
+        times = runner.times or runner.first
+        p50 = median(times)
+        agreement, f1, confidence = _against(best.found, runner.found)
+        energy = None if runner.joules is None or not runner.joules > 0 else runner.joules / frames
+        candidate, engine = runner.candidate, runner.model.engine
+        made.append(Rung(
+            _portable(candidate.model), candidate.size, engine.name, engine.precision, p50,
+            float(np.quantile(times, 0.95)), 1e3 * runner.cpu / frames, energy, runner.memory,
+            max(0.0, median(runner.first) - p50), scores[number] if scores else agreement, agreement, f1, confidence,
+        ))  # fmt: skip
+    return made
+
+
+def _against(best: Sequence[Detections], found: Sequence[Detections]) -> tuple[float, float, float]:
+    """Agreement, F1 and ratio of the confidences with those of the best rung, over all frames."""
+    objects = sum(float(one.confidence.sum()) for one in best)
+    differ = sum(disagreement(one, other) for one, other in zip(best, found, strict=True))
+    boxes, pairs, ratios = sum(map(len, best)) + sum(map(len, found)), 0, list[float]()
+    for one, other in zip(best, found, strict=True):
+        if len(one) and len(other):
+            corners = one.xyxy.T.astype(np.float64), other.xyxy.T.astype(np.float64)
+            alike = overlapping(*corners, ALIKE, np.zeros(len(one)))
+            alike = assign(alike.where(one.class_id[alike.rows] == other.class_id[alike.columns]))
+            pairs += len(alike.rows)
+            ratios += (other.confidence[alike.columns] / one.confidence[alike.rows]).tolist()
+    agreement = min(1.0, max(0.0, 1 - differ / objects)) if objects else float(not boxes)
+    return agreement, 2 * pairs / boxes if boxes else 1.0, median(ratios) if ratios else 1.0
+
+
+def plot(ladder: Ladder) -> bytes:
+    """PNG: score over time, the ladder as a line. CapabilityError if matplotlib is not installed."""
+    with needed("matplotlib").rc_context({"text.parse_math": False}):  # names are text, also between dollars
+        figure = needed("matplotlib.figure").Figure(figsize=(8, 5), dpi=110, layout="constrained")
+        axes = figure.subplots()
+        axes.plot(*zip(*((rung.p50_ms, 100 * rung.score) for rung in ladder.kept), strict=True), "-", color="C0")
+        for rung in ladder.rungs:
+            place, colour = (rung.p50_ms, 100 * rung.score), "0.6" if rung.verdict else "C0"
+            axes.plot(*place, "o", color=colour)
+            axes.annotate(rung.name, place, (5, -11), textcoords="offset points", fontsize=8, color=colour)
+        axes.set(xscale="log", xlabel="ms a frame", ylabel=f"{ladder.measure}, points")
+        axes.set_title(f"{ladder.frames} frames of {ladder.data}, {ladder.machine}", fontsize=9)
+        axes.margins(x=0.15, y=0.1)
+        axes.grid(alpha=0.3)
+        figure.savefig(png := io.BytesIO())
+    return png.getvalue()
+
+
+def _portable(model: str) -> str:
+    """A path so that it means the same from any folder; a name as it is."""
+    return str(Path(model).resolve()) if Path(model).is_file() else model
+
+
+def _read(counter: Counter) -> float:
+    counter.read()
+    return counter.joules
+
+
+def _resident() -> float:
+    """Megabytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

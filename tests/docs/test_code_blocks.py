@@ -83,13 +83,7 @@ def commands(page: Path) -> list[str]:
     return [line[2:].partition("  #")[0].strip() for line in lines if line.startswith("$ framefuse")]
 
 
-LONG = ("scout-n scout-s", "--emit asm")
-"""In a command that takes several seconds."""
-COMMANDS = [
-    pytest.param(page, command, marks=pytest.mark.slow if any(word in command for word in LONG) else ())
-    for page in PAGES
-    for command in commands(page)
-]
+COMMANDS = [(page, command) for page in PAGES for command in commands(page)]
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda value: getattr(value, "name", value))

@@ -198,10 +198,13 @@ def plot(ladder: Ladder) -> bytes:
         for rung in ladder.rungs:
             place, colour = (rung.p50_ms, 100 * rung.score), "0.6" if rung.verdict else "C0"
             axes.plot(*place, "o", color=colour)
-            axes.annotate(rung.name, place, (5, -11), textcoords="offset points", fontsize=8, color=colour)
+            axes.annotate(rung.name, place, (6, -3), textcoords="offset points", fontsize=8, color=colour)
         axes.set(xscale="log", xlabel="ms a frame", ylabel=f"{ladder.measure}, points")
         axes.set_title(f"{ladder.frames} frames of {ladder.data}, {ladder.machine}", fontsize=9)
-        axes.margins(x=0.15, y=0.1)
+        axes.xaxis.set_major_locator(needed("matplotlib.ticker").LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.margins(x=0.2, y=0.1)
         axes.grid(alpha=0.3)
         figure.savefig(png := io.BytesIO())
     return png.getvalue()

@@ -33,7 +33,7 @@ def choose_rung(model: str | Path, settings: Settings) -> tuple[str | Path, Sett
         ConfigError: the ladder cannot be used.
         UsageError: the settings say what the ladder decides.
     """
-    if Path(model).suffix != ".json":
+    if not str(model).endswith(".json"):
         return model, settings, []
     ladder = read_ladder(Path(model))
     for field in ("imgsz", "engine", "precision"):

@@ -20,12 +20,12 @@ from framefuse.adaptive.interpolation import disagreement
 from framefuse.adaptive.ladder import Ladder, Rung, judged
 from framefuse.common.machine import cpu_model
 from framefuse.common.version import __version__
+from framefuse.config import settings_from
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame
-from framefuse.lab.evaluation import Dataset
+from framefuse.lab.evaluation import Dataset, Objects
 from framefuse.lab.evaluation.coco import needed
-from framefuse.lab.evaluation.counters import BoxCounter
-from framefuse.lab.evaluation.dataset import BoxClasses
+from framefuse.lab.evaluation.scores import BoxScores
 from framefuse.prediction import Detections
 from framefuse.runtime.model import Model
 from framefuse.runtime.power import Counter, find_counters
@@ -118,42 +118,35 @@ def measure(
         if not runners:
             raise UsageError(notes[0] if notes else "there is no candidate", remedy="choose other models or precisions")
         counters = find_counters()
-        truth = isinstance(data, Dataset)
-        scored = [_Scored(data, runner.model) for runner in runners] if isinstance(data, Dataset) else []
-        source = data.open(data.spread(limit)) if isinstance(data, Dataset) else open_source(data)
+        truth = data if isinstance(data, Dataset) else None
+        scored = (
+            [Objects(runner.model.card, truth, settings_from({})) for runner in runners] if truth is not None else []
+        )
+        source = truth.open(truth.spread(limit)) if truth is not None else open_source(str(data))
         done = 0
         with closing(source):
             known = source.info.frames or limit
-            step = 1 if truth else max(1, known // limit)
+            step = max(1, known // limit) if truth is None else 1
             frames = islice(source, 0, step * limit, step)
             while block := list(islice(frames, BLOCK)):
                 for number in shuffled.sample(range(len(runners)), len(runners)):
                     for result in runners[number].run(block, counters):
-                        if scored:
-                            scored[number].add(result)
+                        if truth is not None:
+                            scored[number].add(result, truth.labels(truth.key_of(result.frame)))
                 done += len(block)
                 on_frame(done)
         if done < 2:
             raise UsageError(f"{source.info.uri} has {done} frames", remedy="give it two or more")
-        measured = _rungs(runners, [one.score() for one in scored], done)
+        measured = _rungs(runners, [_map(one) for one in scored], done)
     rungs = judged(measured)
-    text = data.uri if isinstance(data, Dataset) else str(data)
-    return Ladder(rungs, "mAP50-95" if truth else "agreement", text, done, cpu_model(), __version__), notes
+    text = str(data) if truth is None else truth.uri
+    return Ladder(rungs, "agreement" if truth is None else "mAP50-95", text, done, cpu_model(), __version__), notes
 
 
-class _Scored:
-    """mAP of one model."""
-
-    def __init__(self, data: Dataset, model: Model) -> None:
-        self._data, self._classes = data, BoxClasses(data, model.card, None)
-        self._counter = BoxCounter(self._classes.names, max_det=300)
-
-    def add(self, result: Any) -> None:
-        labels = self._data.labels(self._data.key_of(result.frame))
-        self._counter.add(self._classes.labels(labels), self._classes.shared(result.detections))
-
-    def score(self) -> float:
-        return self._counter.scores().map50_95
+def _map(counted: Objects) -> float:
+    scores = counted.scores()
+    assert isinstance(scores, BoxScores)  # nothing was tracked
+    return scores.map50_95
 
 
 def _rungs(runners: Sequence[_Runner], scores: Sequence[float], frames: int) -> list[Rung]:

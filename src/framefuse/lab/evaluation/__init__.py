@@ -23,7 +23,7 @@ from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Result
 
-__all__ = ["Dataset", "Labels", "Scores", "open_data", "validate"]
+__all__ = ["Dataset", "Labels", "Objects", "Scores", "open_data", "validate"]
 
 DEFAULTS: dict[str, Any] = {"conf": 0.001, "iou": 0.7, "max_det": 300}
 """Keeps nearly all detections, because average precision needs every confidence."""
@@ -70,7 +70,7 @@ def validate(
     keys = opened.keys[: len(spread)] if chosen.track or chosen.adaptive else spread
     with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
         card = pipeline.card
-        counter = PixelCounter(card, opened) if card.task == "semantic" else _Objects(card, opened, chosen)
+        counter = PixelCounter(card, opened) if card.task == "semantic" else Objects(card, opened, chosen)
         done = set()
         for result in pipeline:
             key = opened.key_of(result.frame)
@@ -100,7 +100,7 @@ def validate(
     return Scores(card.path.stem, opened.uri, card.task, file_mb=size, cpu_ms=cpu_ms, notes=notes, **facts)
 
 
-class _Objects:
+class Objects:
     """Boxes or tracks, of the classes that model and data share."""
 
     def __init__(self, card: Card, data: Dataset, settings: Settings) -> None:

@@ -281,6 +281,13 @@ class Table:
     def set(self, slot: int, frame: Any, **options: Any) -> None:
         self.rows[slot] = frame, options
 
+    def replace_frame(self, slots: int, frame: Any) -> bool:
+        before = self.rows[0][0]
+        if (before.format, before.matrix, before.rotation) != (frame.format, frame.matrix, frame.rotation):
+            return False
+        self.rows[:slots] = [(frame, options) for _, options in self.rows[:slots]]
+        return True
+
     def clear(self, slot: int) -> None:
         self.rows[slot] = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,30 @@ def test_table_is_updated_without_capturing_again() -> None:
         table.upload(stream.ptr)
         graph.launch(stream)
         np.testing.assert_allclose(out.get(stream), wanted[first : first + 3], atol=0.02)
+
+
+def test_views_of_the_next_frame_need_only_its_addresses() -> None:
+    """Three rows of one frame, as views have them; a frame that is turned is none of them, and changes no row."""
+    contents = [(0, 0, 80, 64), (8, 4, 40, 32), (0, 0, 64, 64)]
+    pictures = [random_frame("nv12", 99, 77, seed=seed) for seed in range(3)]
+    wanted = np.zeros((3, 3, 3, 64, 80), np.float32)
+    for picture, rows in zip(pictures, wanted, strict=True):
+        for content, row in zip(contents, rows, strict=True):
+            kernels.reference.preprocess(picture, row, content=content, **OPTIONS)
+    frames = [moved(picture, cp.asarray) for picture in pictures]
+    out = cp.full((3, 3, 64, 80), np.nan, np.float32)
+    table = PreprocessTable(frames[0].format, out)
+    for slot, content in enumerate(contents):
+        table.set(slot, frames[0], content=content, **OPTIONS)
+    for number, frame in enumerate(frames):
+        assert table.replace_frame(3, frame)
+        table.upload()
+        table.launch()
+        np.testing.assert_allclose(out.get(), wanted[number], atol=0.02)
+    assert not table.replace_frame(3, replace(frames[0], rotation=90))
+    table.upload()
+    table.launch()
+    np.testing.assert_allclose(out.get(), wanted[2], atol=0.02)
 
 
 def test_launches_from_threads() -> None:

@@ -133,11 +133,7 @@ class PreprocessTable:
             raise UsageError(f"a {frame.format.name} frame does not fit a table of {self._format.name} frames")
         if "rows" in options:
             raise UsageError("a table fills whole slots", remedy="leave out rows")
-        if self._seen is None or self._seen() is not frame:  # otherwise another view of the frame before
-            planes = [device.as_cupy(plane) for plane in frame.planes]
-            shapes = [(plane.shape, plane.strides) for plane in planes]
-            self._seen, self._pointers = weakref.ref(frame), [plane.data.ptr for plane in planes]
-            self._facts = (frame.format, frame.matrix, frame.full_range, frame.rotation, *shapes)
+        self._look_at(frame)
         kind = (*options.values(), *self._facts)
         if kind == self._kinds[slot]:  # frames of one video differ only in their addresses
             self._addresses[slot, : len(self._pointers)] = self._pointers
@@ -145,6 +141,22 @@ class PreprocessTable:
         row, self._tables[slot] = _row_of(frame, self._out, slot, {"memory_format": self._memory_format, **options})
         self._rows[slot] = row
         self._kinds[slot] = kind
+
+    def replace_frame(self, slots: int, frame: Frame) -> bool:
+        """Write the first `slots` rows again, all of them views of one frame, for another frame with the same views;
+        False: it differs from the last one in more than its addresses, so that nothing was written."""
+        before = self._facts
+        self._look_at(frame)
+        if self._facts == before:
+            self._addresses[:slots, : len(self._pointers)] = self._pointers
+        return self._facts == before
+
+    def _look_at(self, frame: Frame) -> None:
+        if self._seen is None or self._seen() is not frame:  # otherwise another view of the frame before
+            planes = [device.as_cupy(plane) for plane in frame.planes]
+            shapes = [(plane.shape, plane.strides) for plane in planes]
+            self._seen, self._pointers = weakref.ref(frame), [plane.data.ptr for plane in planes]
+            self._facts = (frame.format, frame.matrix, frame.full_range, frame.rotation, *shapes)
 
     def clear(self, slot: int) -> None:
         """Let the next launch fill the slot with zeros."""

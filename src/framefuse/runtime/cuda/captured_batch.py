@@ -104,6 +104,8 @@ class CapturedBatch:
                     marks = [partial(mark.record, stream) for mark in self._marks]
                     self._timed_launches = _between(marks, self._launches)
         self._launched = 0
+        self._placed: list[Placement] = []
+        """Where the views of the last frame lie, if it was alone in the batch."""
 
     def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
         """Capture the steps in one graph, and return its launch."""
@@ -125,15 +127,21 @@ class CapturedBatch:
 
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
         """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0."""
+        before, self._placed = self._placed, []
+        views = list(placements) if frames[0].joined == len(frames) else []
         for slot, (frame, placement) in enumerate(zip(frames, placements, strict=True)):
             if not slot or frame.planes is not frames[slot - 1].planes:  # otherwise another view of the same frame
                 there = self._staging.upload(slot, frame)
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)
+                if views and views == before and self._table.replace_frame(len(views), there):
+                    break  # the same views of the next frame of a video
             self._table.set(slot, there, **preprocess.arguments(placement))
-        for slot in range(len(frames), self._batch):
-            self._table.clear(slot)
+        else:
+            for slot in range(len(frames), self._batch):
+                self._table.clear(slot)
         self._device_outputs.place(placements, frames)
+        self._placed = views
 
     def launch(self) -> None:
         self._launched += 1

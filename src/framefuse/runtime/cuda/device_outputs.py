@@ -131,11 +131,14 @@ class BoxOutputs:
     def read(self, count: int) -> list[FrameOutput]:
         boxes, scores, classes, counts, non_finite = self._host[:FOUND]
         raise_non_finite(non_finite[:count], "of its anchors or queries")
-        if self._joined:
-            counts[self._looks[:, LOOK - 3] >= 0] = 0  # the first row of a frame gets the objects of all
-        found = self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
-        for row, *merged, size in zip(self._joined, *self._host[FOUND:], strict=False):
-            found[row] = self._checked.one(*(column[:size] for column in merged))
+        merged = self._looks[:count, LOOK - 3] >= 0  # their objects are those of the first row of the frame
+        if merged.any() and merged.all():
+            found = [Detections.none(self._card.names)] * count
+        else:
+            counts[: len(merged)][merged] = 0
+            found = self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
+        for row, *columns, size in zip(self._joined, *self._host[FOUND:], strict=False):
+            found[row] = self._checked.one(*(column[:size] for column in columns))
         return [(objects, None) for objects in found]
 
 

@@ -37,6 +37,7 @@ def test_words_in_the_forms_people_type(typed: str, parsed: str) -> None:
     assert normalise(typed.split()) == parsed.split()
 
 
+@pytest.mark.slow
 def test_every_setting_is_an_option_under_both_spellings(run: Any) -> None:
     code, help_text, _ = run("predict", "--help")
     assert code == 0

@@ -79,7 +79,8 @@ def test_interrupted_while_a_server_is_silent() -> None:
     assert err.endswith("error: interrupted\n") and "Traceback" not in err
 
 
-@pytest.mark.parametrize("scheme", ["rtsp", pytest.param("http", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["rtsp", "http"])
 def test_what_a_silent_server_is_waited_for_is_said(scheme: str) -> None:
     """Both cases at the same time, since each waits for four seconds."""
 

@@ -86,6 +86,7 @@ def test_doctor_in_words(run: Any) -> None:
     assert re.search(r"^PASS +engine openvino", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_doctor_exits_with_3_when_the_core_does_not_work() -> None:
     code = "import sys, framefuse.cli.app; sys.modules['openvino'] = None; sys.exit(framefuse.cli.app.main(['doctor']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

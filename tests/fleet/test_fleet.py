@@ -81,6 +81,7 @@ def test_a_bad_input_is_no_error_whichever_worker_gets_it(tmp_path: Path) -> Non
         assert "broken.mp4" in report.table()
 
 
+@pytest.mark.slow
 def test_inputs_of_a_worker_that_cannot_start_are_done_by_others(tmp_path: Path) -> None:
     files = clips(tmp_path, 6, frames=60)
     report = Fleet(files, devices=["cuda:7", "cpu"]).run()
@@ -118,6 +119,7 @@ def test_no_frame_from_anywhere_is_an_error(tmp_path: Path) -> None:
         Fleet(tmp_path / "broken.mp4", devices=["cpu", "cpu"], engine="null").run()
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_had_not_taken_is_done_by_the_others(tmp_path: Path) -> None:
     files = clips(tmp_path, 4, frames=200)
     fleet = Fleet(files, devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True)

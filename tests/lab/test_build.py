@@ -231,6 +231,7 @@ def test_pipeline_finds_the_same_boxes(
     )
 
 
+@pytest.mark.slow
 def test_card_goes_along_and_pipeline_says_int8(models: dict[str, Path], tmp_path: Path) -> None:
     shutil.copyfile(models["tiny_v5"], tmp_path / "mine.onnx")
     (tmp_path / "mine.yaml").write_text("fit: stretch\n")
@@ -257,6 +258,7 @@ def test_scores_of_the_source_are_not_those_of_what_is_built() -> None:
     assert _card_of(b"fit: stretch  # as trained\n", Path("a.onnx")) == b"fit: stretch  # as trained\n"
 
 
+@pytest.mark.slow
 def test_loss_is_refused_with_the_reason_and_nothing_is_written(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(QualityError, match=r"loses .* points of mAP50 .*most sensitive: /model") as caught:
         build_model(models["tiny_v5"], precision="int8", calib=FRAMES, frames=8, out=tmp_path / "bad.onnx")
@@ -278,6 +280,7 @@ def still(seed: int, frames: int = 24) -> list[Any]:
 SLOW = "synthetic://street?seed={}&frames=100&fps=240&complexity=0.5&size=640x360"
 
 
+@pytest.mark.slow
 def test_variety_tells_one_scene_from_several() -> None:
     card = read_card(find_model("scout-n"))
     one = read_footage(SLOW.format(1), card, 8).inputs
@@ -308,6 +311,7 @@ def test_a_narrow_calibration_is_one_that_shows_little(seen: Seen, said: str) ->
     assert "same source" in warned[0] and "same source" not in warned[1] and "--judge SOURCE" in warned[1]
 
 
+@pytest.mark.slow
 def test_a_narrow_calibration_is_warned_of(models: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "mine.onnx"
     shutil.copyfile(models["tiny_v5"], path)
@@ -334,6 +338,7 @@ def test_varied_footage_is_not_warned_of(models: dict[str, Path], tmp_path: Path
     assert "ranges over 8 frames of 4 sources with" in report.calibration and "warning" not in report.summary()
 
 
+@pytest.mark.slow
 def test_another_source_judges(models: dict[str, Path], tmp_path: Path) -> None:
     from training.squares_clip import squares_clip
 
@@ -361,6 +366,7 @@ def test_what_cannot_judge(models: dict[str, Path], tmp_path: Path, options: dic
     assert caught.value.remedy
 
 
+@pytest.mark.slow
 def test_data_that_also_calibrate_are_divided(models: dict[str, Path], tmp_path: Path) -> None:
     world = "synthetic://street?frames=40&size=320x192"
     said: list[str] = []
@@ -556,6 +562,7 @@ def test_command_line(models: dict[str, Path], tmp_path: Path, capsys: pytest.Ca
     assert "runs in" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_nothing_but_json_on_stdout(models: dict[str, Path], tmp_path: Path) -> None:
     """onnxruntime.quantization prints its progress."""
     from training.squares_clip import squares_clip

@@ -321,6 +321,7 @@ def seconds(certificate: Any) -> list[float]:
     return [at for _, _, at in certificate.frames]
 
 
+@pytest.mark.slow
 def test_frames_are_spread_over_the_video_and_named(tmp_path: Path) -> None:
     clip = tmp_path / "long.mp4"
     squares_clip(clip, frames=600, size=(160, 96), seed=2)  # 30 frames/s; two frames of it are sought

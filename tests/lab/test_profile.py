@@ -50,6 +50,7 @@ def test_footage_without_truth_is_judged_by_the_slowest() -> None:
     assert note.startswith("scout-n 320 fp8 cannot run")
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_rung_that_its_rate_leaves_time_for(written: Path, tmp_path: Path) -> None:
     content: dict[str, Any] = json.loads(written.read_text())
     for one, time in zip(content["rungs"], (1.0, 40.0), strict=True):

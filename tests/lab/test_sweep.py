@@ -157,6 +157,7 @@ def written(tmp_path: Path, frames: int, rows: list[tuple[int, float, float]]) -
     return Recording("x", tmp_path, frames)
 
 
+@pytest.mark.slow
 def test_false_starts_and_fragments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A car for 2 s, gone for 1.5 s, back at the same place; a ghost of three frames; one that begins at the end."""
     rows = [(n, 10.0, 0.9) for n in (*range(20), *range(35, 60))]
@@ -194,6 +195,7 @@ def test_no_boxes_and_no_frames(tmp_path: Path) -> None:
     assert [one.tracks for one in page.compare([recording, empty], *every)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_visits_are_the_events_of_the_pipeline(recording: Recording, clip: Path, tmp_path: Path) -> None:
     zones = tmp_path / "zones.yaml"
     zones.write_text(
@@ -222,6 +224,7 @@ def test_visits_are_the_events_of_the_pipeline(recording: Recording, clip: Path,
         replay([recording], every, CARD)
 
 
+@pytest.mark.slow
 def test_truth_gives_the_scores_of_val(cache: Path) -> None:
     pytest.importorskip("trackeval")
     uri = "synthetic://street?seed=4&frames=16&size=480x288&complexity=0.8"
@@ -331,6 +334,7 @@ def test_the_command(
     assert main(["sweep", "scout-n"]) == 2
 
 
+@pytest.mark.slow
 def test_a_sequence_of_motchallenge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

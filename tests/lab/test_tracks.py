@@ -212,7 +212,7 @@ def test_scores_equal_those_that_trackeval_reads_from_files(mot: Path, tmp_path:
     assert 0.2 < ours.hota < 0.9 and ours.id_switches
 
 
-@pytest.mark.parametrize("tracker", ["bytetrack", "ocsort"])
+@pytest.mark.parametrize("tracker", ["bytetrack", pytest.param("ocsort", marks=pytest.mark.slow)])
 def test_val_on_the_world(tracker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["val", "scout-n", "--data", STREET, "--track", tracker, "--project", str(tmp_path), "--limit", "24"]
     assert main(words) == 0
@@ -231,6 +231,7 @@ def test_val_on_the_world(tracker: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert int(person.split()[1]) == tracks["by_class"]["person"][0]
 
 
+@pytest.mark.slow
 def test_val_on_a_folder_of_sequences(mot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["val", "scout-n", "--data", str(mot), "--track", "bytetrack", "--project", str(tmp_path), "--json"]
     assert main(words) == 0

@@ -63,6 +63,7 @@ def test_the_others_agree_with_the_model(plain: list[Result], adapted: list[Resu
     assert all((result.detections.confidence > 0.25).all() for result in adapted)
 
 
+@pytest.mark.slow
 def test_an_empty_scene_costs_little_and_the_report_says_so() -> None:
     pipeline = Pipeline(DAY, "scout-n", adaptive=True)
     results = list(pipeline)
@@ -156,6 +157,7 @@ def test_leaving_early_closes_everything() -> None:
     assert pipeline.report.frames == 21
 
 
+@pytest.mark.slow
 def test_latency_shortens_blocks() -> None:
     results = run(DAY, adaptive=True, max_latency=0.14)  # four frames, so blocks of two
     runs = "".join("x" if result.inferred else "." for result in results)
@@ -199,6 +201,7 @@ def test_an_error_of_the_source_keeps_what_was_found() -> None:
     assert results == list(range(30))
 
 
+@pytest.mark.slow
 def test_validation_says_what_it_costs() -> None:
     plain, adapted = (validate("scout-n", STREET, adaptive=adaptive) for adaptive in (False, True))
     assert plain.frames == adapted.frames == 48
@@ -208,6 +211,7 @@ def test_validation_says_what_it_costs() -> None:
     assert adapted.boxes.map50_95 > plain.boxes.map50_95 - 0.05
 
 
+@pytest.mark.slow
 def test_a_live_source_loses_no_frame_and_stays_young() -> None:
     results = []
     with Server() as server:
@@ -231,6 +235,7 @@ def test_a_power_limit_looks_once_a_second() -> None:
     assert not limit.exceeded() and not limit.exceeded()  # 1.5: too early; 2.1: 5 J
 
 
+@pytest.mark.slow
 def test_less_is_inferred_above_the_power_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     free = run(STREET, adaptive=True)
     counter = Counter("cpu", "test", value=lambda: 1000 * perf_counter())  # a device that draws a kilowatt

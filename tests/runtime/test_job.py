@@ -128,6 +128,7 @@ def test_images_are_one_input(clips: Path) -> None:
     assert job("all", "clips/**/*.png").report.frames == 5
 
 
+@pytest.mark.slow
 def test_shards_are_the_whole(clips: Path) -> None:
     job("all")
     together = {}
@@ -173,6 +174,7 @@ def test_resume_needs_outputs(clips: Path) -> None:
         job("all", "nothing.mp4")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_goes_on(clips: Path) -> None:
     """`kill -9` in the midst: the job that is run again gives what one that was not killed gives."""
     for number in range(24):

@@ -81,6 +81,7 @@ def _held_by_the_recorder() -> int:
     return sum(trace.size for trace in snapshot.traces)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_run() -> None:
     now = [0.0]
     recorder = Recorder(clock=lambda: now[0])

@@ -100,7 +100,7 @@ def test_conf_decides_what_is_shown_and_not_the_ids(model: Any) -> None:
                 assert shown.setdefault((result.frame.index, *box), number) == number
 
 
-@pytest.mark.parametrize("batch", [4, 8])
+@pytest.mark.parametrize("batch", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_ids_do_not_depend_on_the_batch(batch: int) -> None:
     clips = [f"synthetic://street?seed={seed}&frames=7&size=320x180&split=test" for seed in (1, 2, 3)]
     expected = tracks(list(Pipeline(clips, "scout-n", track=True)))
@@ -108,6 +108,7 @@ def test_ids_do_not_depend_on_the_batch(batch: int) -> None:
     assert {number // IDS for row in expected for number in row if number >= 0} == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_ids_do_not_depend_on_how_many_files_are_read_at_once(tmp_path: Path) -> None:
     clips = [tmp_path / f"{seed}.mp4" for seed in range(4)]
     for seed, clip in enumerate(clips):

@@ -125,7 +125,7 @@ def test_regions_of_a_rotated_image_are_those_of_the_image_as_shown(tmp_path: Pa
     assert len(expected) and np.allclose(rows(found), moved(expected, 0, 480), atol=0.01)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4, 16])
+@pytest.mark.parametrize("batch", [2, *(pytest.param(batch, marks=pytest.mark.slow) for batch in (1, 4, 16))])
 def test_views_are_spread_over_batches_and_frames_stay_in_order(batch: int) -> None:
     frames = scene(9)
     expected = [rows(result) for result in Pipeline(frames, "squares", tiles="2x3", precision="fp32")]
@@ -157,6 +157,7 @@ def test_sizes_that_change_and_results_of_several_files(tmp_path: Path) -> None:
     assert named and named <= {"whole", "tile 1", "tile 2", "tile 3", "tile 4"}
 
 
+@pytest.mark.slow
 def test_views_are_shown_if_asked(tmp_path: Path) -> None:
     image = np.full((360, 640, 3), 60, np.uint8)
     Image.fromarray(image).save(tmp_path / "grey.png")
@@ -335,7 +336,7 @@ def test_masks_of_a_rotated_image_are_those_of_the_image_as_shown(bodies: NDArra
     np.testing.assert_array_equal(mask_of(found)[31:, 101:], expected)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_masks_of_tiles_and_of_both_eyes_are_joined(bodies: NDArray[np.uint8], batch: int) -> None:
     options: dict[str, Any] = {"precision": "fp32", "batch": batch}
     with Model("body-n", precision="fp32") as model:

@@ -112,6 +112,7 @@ def test_a_world_on_a_full_disk_leaves_whole_files(
         assert all((full_disk / row["file_name"]).stat().st_size > 1000 for row in data["images"])
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_leaves_nothing(full_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = full_disk / "model.onnx"
     assert main(["build", "scout-n", "--precision", "fp16", "--out", str(out), "--quiet"]) == 1

@@ -355,6 +355,7 @@ def test_net_counts_of_a_crowded_street_are_exact() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_model_counts_a_calm_street_as_the_truth_does(zones: Path) -> None:
     address = "synthetic://street?frames=90&size=640x360&fps=15&split=test&seed=2&complexity=0"
     sides: dict[int, list[bool]] = defaultdict(list)

@@ -40,7 +40,7 @@ PACKAGES = (
     "framefuse", "numpy", "av", "onnx", "onnxruntime", "openvino", "opencv-python-headless", "apache-tvm-ffi",
     "apache-tvm", "cupy-cuda12x", "cupy-cuda13x", "torch", "torchvision", "ultralytics", "supervision", "sahi",
     "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "pynvvideocodec", "onnxruntime-gpu", "cvcuda-cu13",
-    "tensorrt-rtx", "nncf", "lapx", "trackers", "trackeval",
+    "tensorrt-rtx", "nncf", "trackers", "trackeval",
 )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parent
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "CPU kernel": ("kernels/*.py", "kernels/*/*.py", "!*cuda*", "!reference.py"),
-    "CUDA kernel": ("kernels/*/*.py", "kernels/*/*.cu*", "cuda/*.py", "cuda/*.cuh", "!tir_cpu*", "!reference.py"),
+    "CPU kernel": ("kernels/*.py", "kernels/*/*.py", "!*cuda*", "!reference.py", "!tracking/*"),
+    "CUDA kernel": ("kernels/*/*.py", "kernels/*/*.cu*", "cuda/*.py", "cuda/*.cuh", "!tir_cpu*", "!reference.py", "!tracking/*"),
     "network kernel": ("kernels/network/*.*", "kernels/boxes/head*", "kernels/boxes/levels*",
                        "kernels/boxes/common.cuh", "cuda/*.py", "cuda/*.cuh"),
     "program": ("frame.py", "prediction.py", "preprocess.py", "runtime/program.py", "runtime/ledger.py",
@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
                  "runtime/choices.py", "runtime/plan.py", "runtime/requested_sinks.py", "runtime/threads.py",
                  "runtime/tracking.py", "sources/*.py"),
     "model call": ("runtime/model.py",),
-    "tracking": ("tracking/*.py", "benchmarks/tracking.py"),
+    "tracking": ("tracking/*.py", "kernels/tracking/*.py", "benchmarks/tracking.py"),
     "views": ("runtime/views.py",),
     "sink": ("sinks/*.py",),
     "fleet": ("fleet/*.py",),
@@ -42,8 +42,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("models/weights/*",),
     "lowering": ("models/fp16.py", "models/int8.py", "lab/lowering/*.py"),
     "evaluation": ("lab/evaluation/*.py",),
-    "adaptive": ("adaptive/*.py", "tracking/matching.py", "runtime/adaptive.py", "benchmarks/adaptive.py"),
-    "sweep": ("lab/sweep/*.py", "tracking/*.py", "sinks/parquet.py", "prediction.py"),
+    "adaptive": ("adaptive/*.py", "kernels/tracking/*.py", "runtime/adaptive.py", "benchmarks/adaptive.py"),
+    "sweep": ("lab/sweep/*.py", "tracking/*.py", "kernels/tracking/*.py", "sinks/parquet.py", "prediction.py"),
     "parity": ("lab/parity/*.py",),
     "synthetic world": ("world/*.py",),
     "peer": ("benchmarks/peers/*.py", "benchmarks/models.py", "benchmarks/scene.py", "benchmarks/clips.py"),

@@ -27,7 +27,6 @@ CACHE=benchmarks/.cache/wheels
 ABI="--python cp312"
 PACKAGES=( # group | requirement | arguments of thin_wheel.py
     "core|apache-tvm-ffi==0.1.15|$ABI"
-    "core|lapx==0.11.1|$ABI"
     "core|pydantic==2.14.3|$ABI"
     "core|pydantic-core==2.50.4|$ABI"
     "core|annotated-types==0.8.0|$ABI"

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.prediction import Detections
-from framefuse.tracking import NO_TRACK, TRACKERS, Tracker, TrackerOptions, motion, open_tracker
-from framefuse.tracking.matching import Pairs, assign, overlapping
+from framefuse.tracking import NO_TRACK, TRACKERS, Tracker, TrackerOptions, open_tracker
 
 Box = Sequence[float]
 BOTH = pytest.mark.parametrize("name", TRACKERS)
@@ -253,73 +252,3 @@ def test_unknown_tracker() -> None:
         open_tracker("byte-track")
     with pytest.raises(UsageError, match="choose bytetrack or ocsort"):
         open_tracker("deep")
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_one_long_step_is_many_short_ones(steps: int) -> None:
-    states = motion.begin(np.array([[100, 50.0], [100, 60], [40, 20], [30, 80]]))
-    states = motion.correct(motion.predict(states, 1), np.array([[104, 52.0], [100, 61], [40, 21], [30, 80]]))
-    long, short = motion.predict(states, steps), states
-    for _ in range(steps):
-        short = motion.predict(short, 1)
-    assert np.allclose(long[:8], short[:8])
-    assert np.allclose(long[8:], short[8:], rtol=0.05), "the size, and so the noise, changes from step to step"
-
-
-def test_the_filter_is_that_of_a_matrix() -> None:
-    """Against the textbook: x = Fx, P = FPF' + Q, K = PH'/(HPH' + R)."""
-    box = np.array([[100.0], [80], [40], [40]])
-    states = motion.begin(box)
-    covariance = np.array([[states[8, 0], states[9, 0]], [states[9, 0], states[10, 0]]])
-    mean = np.array([100.0, 0])
-    for step, seen in enumerate((103.0, 105, 110, 112)):
-        n = 1 + step % 2
-        for _ in range(n):
-            move = np.array([[1.0, 1], [0, 1]])
-            mean, covariance = move @ mean, move @ covariance @ move.T + np.diag([(40 / 20) ** 2, (40 / 160) ** 2])
-        gain = covariance[:, 0] / (covariance[0, 0] + (40 / 20) ** 2)
-        mean, covariance = mean + gain * (seen - mean[0]), covariance - np.outer(gain, covariance[0])
-        states = motion.correct(motion.predict(states, n), np.array([[seen], [80], [40], [40]]))
-        assert np.allclose(states[[0, 4], 0], mean)
-        assert np.allclose(states[8:, 0], [covariance[0, 0], covariance[0, 1], covariance[1, 1]])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 12))
-def test_the_assignment_is_the_best(seed: int, rows: int, columns: int) -> None:
-    import itertools
-
-    rng = np.random.default_rng(seed)
-    grid = np.where(rng.random((rows, columns)) < 0.3, rng.random((rows, columns)), 0)
-    some = np.nonzero(grid)
-    chosen = assign(Pairs(*some, grid[some]))
-    assert len(set(chosen.rows)) == len(chosen.rows) and len(set(chosen.columns)) == len(chosen.columns)
-    small = grid[:6, :6] if rows > 6 or columns > 6 else grid
-    some = np.nonzero(small)
-    worth = assign(Pairs(*some, small[some])).worth.sum()
-    square = np.zeros((6, 6))
-    square[: small.shape[0], : small.shape[1]] = small
-    best = max(square[range(6), order].sum() for order in itertools.permutations(range(6)))
-    assert worth == pytest.approx(best)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 30))
-def test_overlaps_are_all_found(seed: int, count: int, others: int) -> None:
-    rng = np.random.default_rng(seed)
-    ones, twos = (
-        np.concatenate((corner := rng.uniform(0, 100, (2, n)), corner + rng.uniform(1, 60, (2, n))))
-        for n in (count, others)
-    )
-    margins = rng.uniform(0, 8, count)
-    found = overlapping(ones, twos, 0.2, margins)
-    expected = {}
-    for row in range(count):
-        for column in range(others):
-            grow = margins[row] * np.array([-1, -1, 1, 1])
-            a, b = ones[:, row] + grow, twos[:, column] + grow
-            common = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None).prod()
-            iou = common / ((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - common)
-            if iou >= 0.2:
-                expected[row, column] = iou
-    assert dict(zip(zip(found.rows, found.columns, strict=True), found.worth, strict=True)) == pytest.approx(expected)

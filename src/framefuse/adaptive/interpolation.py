@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.kernels.tracking.call import assign, pair
 from framefuse.prediction import Detections
-from framefuse.tracking.matching import assign, overlapping
 
 Array = NDArray[Any]
 
@@ -95,12 +95,8 @@ class Bridge:
 
 def _continued(first: Detections, last: Detections, gap: int) -> tuple[Array, Array]:
     """Indices of the boxes of one frame, and of their continuations in another."""
-    if not (len(first) and len(last)):
-        return np.empty(0, np.intp), np.empty(0, np.intp)
-    ones, others = first.xyxy.T.astype(np.float64), last.xyxy.T.astype(np.float64)
-    sizes = np.sqrt(np.maximum((ones[2:] - ones[:2]).prod(0), 0.0))
-    pairs = overlapping(ones, others, OVERLAP, DRIFT * gap * sizes)
-    pairs = pairs.where(first.class_id[pairs.rows] == last.class_id[pairs.columns])
+    sizes = np.sqrt(np.maximum((first.xyxy[:, 2:] - first.xyxy[:, :2]).prod(1, dtype=np.float64), 0.0))
+    pairs = pair(first.xyxy, last.xyxy, (first.class_id, last.class_id), OVERLAP, DRIFT * gap * sizes)
     sure = np.sqrt(first.confidence[pairs.rows] * last.confidence[pairs.columns])
     pairs = assign(pairs._replace(worth=pairs.worth * sure))
     return pairs.rows, pairs.columns
@@ -112,11 +108,7 @@ def disagreement(truth: Detections, found: Detections) -> float:
     An object counts as found by as much as its box fits, as in the mean of AP over IoU 0.50 to 0.95: not at all up
     to NO_FIT, fully from FULL_FIT on. A box on nothing counts half.
     """
-    if not (len(truth) and len(found)):
-        return float(truth.confidence.sum() + found.confidence.sum() / 2)
-    ones, others = truth.xyxy.T.astype(np.float64), found.xyxy.T.astype(np.float64)
-    pairs = overlapping(ones, others, NO_FIT, np.zeros(len(truth)))
-    pairs = pairs.where((truth.class_id[pairs.rows] == found.class_id[pairs.columns]) & (pairs.worth > NO_FIT))
+    pairs = pair(truth.xyxy, found.xyxy, (truth.class_id, found.class_id), NO_FIT)
     fits = np.minimum((pairs.worth - NO_FIT) / (FULL_FIT - NO_FIT), 1)
     pairs = assign(pairs._replace(worth=fits * truth.confidence[pairs.rows]))
     missed = truth.confidence.sum() - pairs.worth.sum()

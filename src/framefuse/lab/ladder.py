@@ -23,6 +23,7 @@ from framefuse.common.version import __version__
 from framefuse.config import settings_from
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame
+from framefuse.kernels.tracking.call import assign, pair
 from framefuse.lab.evaluation import Dataset, Objects
 from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.scores import BoxScores
@@ -30,7 +31,6 @@ from framefuse.prediction import Detections
 from framefuse.runtime.model import Model
 from framefuse.runtime.power import Counter, find_counters
 from framefuse.sources import open_source
-from framefuse.tracking.matching import assign, overlapping
 
 CONF, SHOWN = 0.01, 0.25
 """Confidence of the boxes that the models give, and of those that are compared between them."""
@@ -172,12 +172,9 @@ def _against(best: Sequence[Detections], found: Sequence[Detections]) -> tuple[f
     differ = sum(disagreement(one, other) for one, other in zip(best, found, strict=True))
     boxes, pairs, ratios = sum(map(len, best)) + sum(map(len, found)), 0, list[float]()
     for one, other in zip(best, found, strict=True):
-        if len(one) and len(other):
-            corners = one.xyxy.T.astype(np.float64), other.xyxy.T.astype(np.float64)
-            alike = overlapping(*corners, ALIKE, np.zeros(len(one)))
-            alike = assign(alike.where(one.class_id[alike.rows] == other.class_id[alike.columns]))
-            pairs += len(alike.rows)
-            ratios += (other.confidence[alike.columns] / one.confidence[alike.rows]).tolist()
+        alike = assign(pair(one.xyxy, other.xyxy, (one.class_id, other.class_id), ALIKE))
+        pairs += len(alike.rows)
+        ratios += (other.confidence[alike.columns] / one.confidence[alike.rows]).tolist()
     agreement = min(1.0, max(0.0, 1 - differ / objects)) if objects else float(not boxes)
     return agreement, 2 * pairs / boxes if boxes else 1.0, median(ratios) if ratios else 1.0
 

@@ -7,23 +7,35 @@
 
 Unlike there, boxes are extended by the uncertainty of the track before they are compared, and times are in seconds.
 
-All tracks are columns of one array, so that no step loops over them.
+All tracks are columns of one array (`kernels/tracking/rows.py`), so that no step loops over them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.kernels.tracking.call import STEPS, match, move, observe
+from framefuse.kernels.tracking.rows import (
+    BOX_CLASS,
+    BOX_CONFIDENCE,
+    BOX_ROWS,
+    CLASS,
+    CONFIDENCE,
+    CORNERS,
+    HITS,
+    ID,
+    ROWS,
+    SEEN,
+    VARIANCE,
+    VELOCITY,
+)
 from framefuse.prediction import Detections
-from framefuse.tracking import motion
-from framefuse.tracking.matching import Pairs, assign, overlapping
 from framefuse.tracking.tracker import NO_TRACK, TrackerOptions
 
 Array = NDArray[Any]
@@ -32,18 +44,13 @@ MOST = 2000
 """Boxes of a frame that are tracked, the strongest ones; more get NO_TRACK."""
 LARGEST = 1e6
 """Pixels; a box with a longer side is none."""
-UNCERTAIN = 2.0
-"""Standard deviations of a predicted place by which boxes are extended before they are compared."""
 LONGEST_STEP = 1.0
 """Seconds between two frames that are no gap, however short the buffer is."""
-WEAK_MATCH = 0.5
-"""IoU that step 2 asks for at least."""
-ID, CLASS, SEEN, HITS, CONFIDENCE = range(motion.ROWS, motion.ROWS + 5)
-"""Rows of the array of tracks after those of `motion`; SEEN is the time of the last observation, in seconds."""
-ROWS = CONFIDENCE + 1
-CORNERS = slice(6, 10)
-"""Rows of an array of boxes."""
-NONE = Pairs(np.empty(0, np.intp), np.empty(0, np.intp), np.empty(0))
+SPAN = 0.1 + 1e-6
+"""Seconds over which a direction is measured."""
+FIRST_VARIANCES = 4 / 20**2, 0.0, 400 / 160**2
+"""Of a new track, in shares of its area. Its velocity is twice as uncertain as that of ByteTrack, because frames may be
+far apart."""
 
 
 class ByteTrack:
@@ -56,7 +63,7 @@ class ByteTrack:
         self._options, self._first, self._next = options, first_id, first_id
         self._names: Mapping[int, str] = {}
         self._last = self._before = math.nan
-        self._step = 1 / motion.STEPS
+        self._step = 1 / STEPS
         self.reset()
 
     @property
@@ -72,11 +79,12 @@ class ByteTrack:
         now = self._advance(seconds)
         self._names = detections.names
         options, confidence = self._options, detections.confidence
-        boxes = np.empty((10, len(confidence)))
-        boxes[CORNERS], boxes[4], boxes[5] = detections.xyxy.T, detections.class_id, confidence
-        starts, ends = boxes[6:8], boxes[8:10]
-        boxes[:2], boxes[motion.SIZE] = (starts + ends) / 2, ends - starts
-        sizes, count = boxes[motion.SIZE], len(confidence)
+        count = len(confidence)
+        boxes = np.empty((BOX_ROWS, count))
+        boxes[CORNERS:], boxes[BOX_CLASS], boxes[BOX_CONFIDENCE] = detections.xyxy.T, detections.class_id, confidence
+        starts, ends = boxes[CORNERS : CORNERS + 2], boxes[CORNERS + 2 :]
+        boxes[:2], boxes[2:4] = (starts + ends) / 2, ends - starts
+        sizes = boxes[2:4]
         if 0 < count <= MOST and sizes.min() > 0 and sizes.max() < LARGEST and confidence.min() >= options.low:
             return replace(detections, tracker_id=self._follow(boxes, now))
         usable = (sizes.min(0) > 0) & (sizes.max(0) < LARGEST) & (confidence >= options.low)
@@ -90,11 +98,12 @@ class ByteTrack:
 
     def predict(self, seconds: float) -> Detections:
         tracks = self._tracks
-        tracks = tracks[:, (tracks[ID] >= 0) & (tracks[SEEN] == self._last)]
-        tracks = tracks[:, np.argsort(-tracks[CONFIDENCE], kind="stable")]
-        moved = motion.predict(tracks[: motion.ROWS], (seconds - self._last) * motion.STEPS) if tracks.size else tracks
+        tracks = tracks.compress((tracks[ID] >= 0) & (tracks[SEEN] == self._last), 1)
+        tracks = tracks.take(np.argsort(-tracks[CONFIDENCE], kind="stable"), 1)
+        move(tracks, seconds - self._last)
+        half = np.maximum(tracks[2:4], 0) / 2
         return Detections(
-            motion.corners(moved[motion.POSITION]).T.astype(np.float32),
+            np.concatenate((tracks[:2] - half, tracks[:2] + half)).T.astype(np.float32),
             tracks[CONFIDENCE].astype(np.float32),
             tracks[CLASS].astype(np.int64),
             self._names,
@@ -109,8 +118,7 @@ class ByteTrack:
             self.reset()
         elif step:
             self._step = step
-            if self._tracks.size:
-                self._tracks[: motion.ROWS] = motion.predict(self._tracks[: motion.ROWS], step * motion.STEPS)
+            move(self._tracks, step)
         self._last = now if math.isfinite(now) else 0.0
         return self._last
 
@@ -123,92 +131,52 @@ class ByteTrack:
         Returns:
             (n,) ids.
         """
-        tracks, options = self._tracks, self._options
-        strong = boxes[5] >= options.high
-        mates = self._match(tracks, boxes, strong)
-        found = mates >= 0
-        rows = found.nonzero()[0]
+        tracks, options, count = self._tracks, self._options, boxes.shape[1]
+        mates = match(
+            tracks,
+            boxes,
+            least=options.match,
+            high=options.high,
+            before=self._before,
+            earliest=now - SPAN,
+            agnostic=options.agnostic,
+        )
+        rows = (mates >= 0).nonzero()[0]
         if len(rows) < len(mates):
-            tracks[motion.SIZE_VELOCITY] *= found
+            found = mates >= 0
+            tracks[VELOCITY + 2 : VARIANCE] *= found  # what is not seen keeps its size
             kept = found | ((tracks[ID] >= 0) & (tracks[SEEN] >= now - options.buffer))
             if not kept.all():
                 tracks, mates = tracks.compress(kept, 1), mates.compress(kept)
                 rows = (mates >= 0).nonzero()[0]
         columns = mates.take(rows)
-        tracks[:, rows] = self._observed(tracks.take(rows, 1), boxes.take(columns, 1), now)
-        if len(columns) < len(strong):
-            free = strong & (boxes[5] >= options.new)
+        self._observe(tracks, boxes, rows, columns, now)
+        if len(columns) < count:
+            free = boxes[BOX_CONFIDENCE] >= max(options.high, options.new)
             free[columns] = False
             if len(begun := free.nonzero()[0]):
                 rows = np.concatenate((rows, np.arange(len(mates), len(mates) + len(begun))))
                 columns = np.concatenate((columns, begun))
-                tracks = np.concatenate((tracks, self._begun(boxes.take(begun, 1), now)), axis=1)
+                tracks = np.ascontiguousarray(np.hstack((tracks, self._begun(boxes.take(begun, 1), now))))
         new = (tracks[ID] < 0).nonzero()[0]
         if len(new):
             grown = new[tracks[HITS].take(new) >= (1 if self._fresh else options.confirm)]
             tracks[ID, grown] = np.arange(self._next, self._next + len(grown))
             self._next += len(grown)
         self._tracks, self._fresh = tracks, False
-        ids = np.empty(boxes.shape[1], np.int64)
+        ids = np.empty(count, np.int64)
         ids.fill(NO_TRACK)
         ids[columns] = tracks[ID].take(rows)
         return ids
 
-    def _match(self, tracks: Array, boxes: Array, strong: Array) -> Array:
-        """(tracks,) the box of each track; -1: none."""
-        mates, free = np.empty(tracks.shape[1], np.intp), np.ones(boxes.shape[1], np.bool_)
-        mates.fill(-1)
-        if not (mates.size and free.size):
-            return mates
-
-        def take(pairs: Pairs, *weigh: Callable[[Pairs], Pairs]) -> None:
-            if len(pairs.rows):
-                pairs = assign(pairs, *weigh)
-                mates[pairs.rows], free[pairs.columns] = pairs.columns, False
-
-        pairs = self._pairs(motion.corners(tracks), tracks, boxes)
-        old = tracks[ID] >= 0
-        firm = strong.take(pairs.columns)
-        first = old.take(pairs.rows) & firm
-        take(pairs if first.all() else pairs.where(first), partial(self._weighed, tracks, boxes))
-        if not free.any():
-            return mates
-        left = ((mates.take(pairs.rows) < 0) & free.take(pairs.columns)).nonzero()[0]
-        pairs, firm = pairs.where(left), firm.take(left)
-        if len(left):
-            seen = (old & (tracks[SEEN] == self._before)).take(pairs.rows)
-            take(pairs.where(seen & ~firm & (pairs.worth >= WEAK_MATCH)))
-        take(self._again(old & (mates < 0), strong & free, tracks, boxes))
-        if len(left):
-            take(pairs.where(~old.take(pairs.rows) & firm & free.take(pairs.columns)))
-        return mates
-
-    def _pairs(self, last: Array, tracks: Array, boxes: Array) -> Pairs:
-        """Tracks and boxes that overlap and may belong together; `last`: corners of the tracks."""
-        margins = UNCERTAIN * np.sqrt(tracks[motion.VARIANCE])
-        pairs = overlapping(last, boxes[CORNERS], self._options.match, margins)
-        alike = tracks[CLASS].take(pairs.rows) == boxes[4].take(pairs.columns)
-        return pairs if self._options.agnostic or alike.all() else pairs.where(alike)
-
-    def _weighed(self, tracks: Array, boxes: Array, pairs: Pairs) -> Pairs:
-        """The pairs with what counts in the first step."""
-        return pairs._replace(worth=pairs.worth * boxes[5].take(pairs.columns))
-
-    def _again(self, rows: Array, columns: Array, tracks: Array, boxes: Array) -> Pairs:
-        """Pairs for another try, of tracks and strong boxes that are left."""
-        return NONE
-
-    def _observed(self, tracks: Array, boxes: Array, now: float) -> Array:
-        """The tracks after each has been seen as a box."""
-        tracks[: motion.ROWS] = motion.correct(tracks[: motion.ROWS], boxes[:4])
-        tracks[CLASS], tracks[CONFIDENCE], tracks[SEEN] = boxes[4], boxes[5], now
-        tracks[HITS] += 1
-        return tracks
+    def _observe(self, tracks: Array, boxes: Array, rows: Array, columns: Array, now: float) -> None:
+        """Track rows[k] has been seen as box columns[k]."""
+        observe(tracks, boxes, rows, columns, now, now - SPAN)
 
     def _begun(self, boxes: Array, now: float) -> Array:
-        """New tracks that do not count yet."""
+        """New tracks, which stand still and do not count yet."""
         tracks = np.zeros((self.rows, boxes.shape[1]))
-        tracks[: motion.ROWS] = motion.begin(boxes[:4])
-        tracks[ID], tracks[CLASS], tracks[CONFIDENCE] = NO_TRACK, boxes[4], boxes[5]
-        tracks[SEEN], tracks[HITS] = now, 1
+        tracks[:4], tracks[ID], tracks[CLASS] = boxes[:4], NO_TRACK, boxes[BOX_CLASS]
+        tracks[VARIANCE:ID] = np.maximum(boxes[2] * boxes[3], 1.0) * np.array(FIRST_VARIANCES)[:, None]
+        tracks[CONFIDENCE], tracks[SEEN], tracks[HITS] = boxes[BOX_CONFIDENCE], now, 1
         return tracks

@@ -16,85 +16,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.tracking import motion
-from framefuse.tracking.bytetrack import ROWS, SEEN, ByteTrack
-from framefuse.tracking.matching import Pairs
+from framefuse.kernels.tracking.call import move, observe
+from framefuse.kernels.tracking.rows import ALL_ROWS, CENTRES, FILTER, LAST, REMEMBERED, ROWS, SAVED, SEEN, TIMES
+from framefuse.tracking.bytetrack import ByteTrack
 
 Array = NDArray[Any]
 
-INERTIA = 0.2
-"""Weight of the direction beside the overlap."""
-SPAN = 0.1 + 1e-6
-"""Seconds over which a direction is measured."""
-REMEMBERED = 3
-"""Observations for it."""
 MOST_STEPS = 30
 """Of a re-update."""
-LAST = slice(ROWS, ROWS + 4)
-"""The last box: centre, width, height."""
-SAVED = slice(LAST.stop, LAST.stop + motion.ROWS)
-"""The filter after it."""
-DIRECTION = slice(SAVED.stop, SAVED.stop + 2)
-"""Unit vector; (0, 0): not known yet."""
-TIMES = slice(DIRECTION.stop, DIRECTION.stop + REMEMBERED)
-CENTRES = slice(TIMES.stop, TIMES.stop + 2 * REMEMBERED)
-"""The last observations, newest first; their x, then their y."""
 
 
 class OCSort(ByteTrack):
     """See `Tracker`."""
 
-    rows = CENTRES.stop
+    rows = ALL_ROWS
 
-    def _weighed(self, tracks: Array, boxes: Array, pairs: Pairs) -> Pairs:
-        before, seen = tracks.take(pairs.rows, 1), boxes[:6].take(pairs.columns, 1)
-        x, y = seen[:2] - self._reference(before)
-        along = np.add.reduce(before[DIRECTION] * (x, y)) / np.maximum(np.hypot(x, y), 1e-9)
-        agreement = np.arcsin(np.minimum(np.maximum(along, -1), 1)) / math.pi
-        return pairs._replace(worth=np.maximum(pairs.worth + INERTIA * agreement * seen[5], 1e-6))
-
-    def _again(self, rows: Array, columns: Array, tracks: Array, boxes: Array) -> Pairs:
-        rows, columns = rows.nonzero()[0], columns.nonzero()[0]
-        if not (len(rows) and len(columns)):
-            return super()._again(rows, columns, tracks, boxes)
-        left = tracks.take(rows, 1)
-        pairs = self._pairs(motion.corners(left[LAST]), left, boxes.take(columns, 1))
-        return Pairs(rows.take(pairs.rows), columns.take(pairs.columns), pairs.worth)
-
-    def _observed(self, tracks: Array, boxes: Array, now: float) -> Array:
-        for seen in {seconds for seconds in tracks[SEEN].tolist() if seconds < self._before}:
-            again = (tracks[SEEN] == seen).nonzero()[0]
-            tracks[: motion.ROWS, again] = self._updated_again(tracks[:, again], boxes[:4, again], now - seen)
-        moved = boxes[:2] - self._reference(tracks)
-        tracks[DIRECTION] = moved / np.maximum(np.hypot(*moved), 1e-9)
-        tracks = super()._observed(tracks, boxes, now)
-        return self._recorded(tracks, boxes, now)
-
-    def _begun(self, boxes: Array, now: float) -> Array:
-        tracks = super()._begun(boxes, now)
-        tracks[TIMES] = -math.inf
-        return self._recorded(tracks, boxes, now)
+    def _observe(self, tracks: Array, boxes: Array, rows: Array, columns: Array, now: float) -> None:
+        seen = tracks[SEEN].take(rows)
+        for since in set(seen[seen < self._before].tolist()):
+            at = (seen == since).nonzero()[0]
+            again = self._updated_again(tracks.take(rows[at], 1), boxes.take(columns[at], 1), now - since)
+            tracks[:FILTER, rows[at]] = again
+        super()._observe(tracks, boxes, rows, columns, now)
 
     def _updated_again(self, tracks: Array, boxes: Array, gap: float) -> Array:
         """The filters just before the observation `boxes`, `gap` seconds after the last one."""
         steps = min(MOST_STEPS, max(1, round(gap / self._step)))
-        states, last = tracks[SAVED], tracks[LAST]
+        last, every, seen = tracks[LAST:SAVED], np.arange(boxes.shape[1]), boxes.copy()
+        states = np.concatenate((tracks[SAVED : SAVED + FILTER], tracks[FILTER:ROWS]))
         for step in range(1, steps + 1):
-            states = motion.predict(states, gap / steps * motion.STEPS)
+            move(states, gap / steps)
             if step < steps:
-                states = motion.correct(states, last + (boxes - last) * (step / steps))
-        return states
+                seen[:4] = last + (boxes[:4] - last) * (step / steps)
+                observe(states, seen, every, every, 0.0)
+        return states[:FILTER]
 
-    def _recorded(self, tracks: Array, boxes: Array, now: float) -> Array:
-        """The tracks with an observation noted."""
-        tracks[LAST], tracks[SAVED] = boxes[:4], tracks[: motion.ROWS]
-        times, centres = tracks[TIMES], tracks[CENTRES].reshape(2, REMEMBERED, -1)
-        times[1:], times[0] = times[:-1].copy(), now
-        centres[:, 1:], centres[:, 0] = centres[:, :-1].copy(), boxes[:2]
+    def _begun(self, boxes: Array, now: float) -> Array:
+        tracks = super()._begun(boxes, now)
+        tracks[LAST:SAVED], tracks[SAVED : SAVED + FILTER] = boxes[:4], tracks[:FILTER]
+        tracks[TIMES:CENTRES], tracks[TIMES] = -math.inf, now
+        tracks[CENTRES], tracks[CENTRES + REMEMBERED] = boxes[:2]
         return tracks
-
-    def _reference(self, tracks: Array) -> Array:
-        """(2, tracks) the centre from which a direction counts: the oldest not more than SPAN ago, or the newest."""
-        number = np.maximum(np.add.reduce(tracks[TIMES] >= self._last - SPAN) - 1, 0)
-        found: Array = tracks[CENTRES].reshape(2, REMEMBERED, -1)[:, number, np.arange(len(number))]
-        return found

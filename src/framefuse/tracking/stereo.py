@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.frame import View
+from framefuse.kernels.tracking.call import Pairs, assign
 from framefuse.prediction import Detections
-from framefuse.tracking.matching import Pairs, assign
 from framefuse.tracking.tracker import NO_TRACK
 
 Array = NDArray[Any]

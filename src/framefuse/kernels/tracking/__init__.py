@@ -1,0 +1,1 @@
+"""Tracks: motion, overlap and assignment of boxes, on the CPU."""

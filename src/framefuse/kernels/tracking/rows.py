@@ -1,0 +1,19 @@
+"""Rows of the arrays of tracks and of boxes, float64, whose columns are one track or one box each.
+
+A track begins with its filter: four positions (centre x, centre y, width, height), four velocities, the variance of a
+position, its covariance with its velocity, and the variance of a velocity. SEEN is the time of the last observation in
+seconds. What OC-SORT adds follows: the last box, the filter after it, the direction of motion as a unit vector
+((0, 0): not known yet), and the last observations, newest first: their times, their x, their y.
+
+A box has its centre, width and height, then its class, its confidence, and its corners.
+"""
+
+VELOCITY, VARIANCE, FILTER = 4, 8, 11
+ID, CLASS, SEEN, HITS, CONFIDENCE, ROWS = range(FILTER, FILTER + 6)
+LAST, SAVED, DIRECTION, TIMES = ROWS, ROWS + 4, ROWS + 4 + FILTER, ROWS + 6 + FILTER
+REMEMBERED = 3
+"""Observations."""
+CENTRES = TIMES + REMEMBERED
+ALL_ROWS = CENTRES + 2 * REMEMBERED
+
+BOX_CLASS, BOX_CONFIDENCE, CORNERS, BOX_ROWS = 4, 5, 6, 10

@@ -18,7 +18,8 @@ BENCHMARKS = Path(__file__).parent
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "CPU kernel": ("kernels/*.py", "kernels/*/*.py", "!*cuda*", "!reference.py", "!tracking/*"),
-    "CUDA kernel": ("kernels/*/*.py", "kernels/*/*.cu*", "cuda/*.py", "cuda/*.cuh", "!tir_cpu*", "!reference.py", "!tracking/*"),
+    "CUDA kernel": ("kernels/*/*.py", "kernels/*/*.cu*", "cuda/*.py", "cuda/*.cuh", "!tir_cpu*", "!reference.py",
+                    "!tracking/*"),
     "network kernel": ("kernels/network/*.*", "kernels/boxes/head*", "kernels/boxes/levels*",
                        "kernels/boxes/common.cuh", "cuda/*.py", "cuda/*.cuh"),
     "program": ("frame.py", "prediction.py", "preprocess.py", "runtime/program.py", "runtime/ledger.py",

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -49,8 +48,6 @@ GAPS = {"every third frame": (3, 3), "every fifth frame": (5, 5), "gaps of 1 to 
 """Least and greatest distance of two frames."""
 TRUE = "true ids"
 """A row of what is possible with the same boxes."""
-FLOOR = "calls of ours bytetrack, each a `take`"
-"""A row of what a tracker in NumPy cannot go below: operators such as `+` come on top."""
 
 
 class Truth(NamedTuple):
@@ -236,27 +233,7 @@ def timed(count: int, runs: int) -> dict[str, Any]:
         frames, numbers, their_frames = itertools.cycle(found), itertools.count(), itertools.cycle(their_found)
         calls[f"ours {name}"] = partial(_step_ours, mine, frames, numbers)
         calls[f"trackers {name}"] = partial(_step_theirs, other, their_frames)
-    ones, taken, most = np.ones(count), np.arange(count), array_calls(found)
-    calls[FLOOR] = lambda: [ones.take(taken) for _ in range(most)]
     return {name: measurement.wall for name, measurement in measure(calls, warmups=60, runs=runs).items()}
-
-
-def array_calls(found: Sequence[Detections]) -> int:
-    """Calls of NumPy's functions and methods in one update of ByteTrack; operators such as `+` are not counted."""
-    tracker, count = open_tracker("bytetrack"), 0
-    for number, one in enumerate(found[:20]):
-        tracker.update(one, number / 30)
-
-    def see(frame: Any, event: str, function: Any) -> None:
-        nonlocal count
-        owner = getattr(function, "__self__", None)
-        if event == "c_call" and (isinstance(owner, np.ndarray | np.ufunc) or "numpy" in str(function.__module__)):
-            count += 1
-
-    sys.setprofile(see)
-    tracker.update(found[20], 20 / 30)
-    sys.setprofile(None)
-    return count
 
 
 def _step_ours(tracker: Tracker, frames: Iterator[Detections], numbers: Iterator[int]) -> object:

@@ -12,76 +12,80 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from framefuse.kernels.tracking import call
-from framefuse.kernels.tracking.call import STEPS, Pairs, assign, match, move, observe, pair
-from framefuse.kernels.tracking.rows import ALL_ROWS, BOX_ROWS, CENTRES, DIRECTION, ROWS, SEEN, TIMES
+from framefuse.kernels.tracking.call import STEPS, Limits, Pairs, assign, follow, move, pair
+from framefuse.kernels.tracking.rows import ALL_ROWS, CENTRES, DIRECTION, ROWS, SEEN, TIMES
 
 Array = NDArray[Any]
 
 seeds = given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 30))
 
 
-def new_tracks(*boxes: tuple[float, ...], rows: int = ROWS) -> Array:
-    tracks = np.zeros((rows, len(boxes)))
-    tracks[:4] = np.array(boxes).T
-    tracks[8], tracks[10] = 4 / 20**2 * tracks[2] * tracks[3], 400 / 160**2 * tracks[2] * tracks[3]
-    return tracks
+LIMITS = Limits(low=0.1, high=0.4, new=0.5, least=0.2, buffer=1, confirm=1, agnostic=False)
 
 
-def see(tracks: Array, *boxes: tuple[float, ...], now: float = 0, confidence: float = 0.9) -> None:
-    """Each track as the box of its number."""
-    observe(
-        tracks, columns_of(*boxes, confidence=confidence), np.arange(len(boxes)), np.arange(len(boxes)), now, now - 0.1
-    )
-
-
-def columns_of(*boxes: tuple[float, ...], confidence: float = 0.9) -> Array:
-    found = np.zeros((BOX_ROWS, len(boxes)))
-    found[:4], found[5] = np.array(boxes).T, confidence
-    found[6:8], found[8:] = found[:2] - found[2:4] / 2, found[:2] + found[2:4] / 2
-    return found
+def seen(tracks: Array, *boxes: tuple[float, ...], now: float = 0, before: float = 0) -> Array:
+    """The tracks after a frame with boxes of these centres and sizes."""
+    centre, size = np.array(boxes)[:, :2], np.array(boxes)[:, 2:]
+    found = np.hstack((centre - size / 2, centre + size / 2)), np.zeros(len(boxes)), np.full(len(boxes), 0.9)
+    after, ids, _ = follow(tracks, found, LIMITS, now, before, 1 / STEPS, 1 + len(tracks))
+    assert ids.tolist() == list(range(1, 1 + len(boxes)))
+    return after
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_one_long_step_is_many_short_ones(steps: int) -> None:
-    long = new_tracks((100, 100, 40, 30), (50, 60, 20, 80))
+    long = seen(np.empty((0, ROWS)), (100, 100, 40, 30), (50, 60, 20, 80))
     move(long, 1 / STEPS)
-    see(long, (104, 100, 40, 30), (52, 61, 21, 80))
+    long = seen(long, (104, 100, 40, 30), (52, 61, 21, 80))
     short = long.copy()
     move(long, steps / STEPS)
     for _ in range(steps):
         move(short, 1 / STEPS)
-    assert np.allclose(long[:8], short[:8])
-    assert np.allclose(long[8:11], short[8:11], rtol=0.05), "the size, and so the noise, changes from step to step"
+    assert np.allclose(long[:, :8], short[:, :8])
+    assert np.allclose(long[:, 8:11], short[:, 8:11], rtol=0.05), "the size, so the noise, changes from step to step"
 
 
 def test_the_filter_is_that_of_a_matrix() -> None:
     """Against the textbook: x = Fx, P = FPF' + Q, K = PH'/(HPH' + R)."""
-    tracks = new_tracks((100, 80, 40, 40))
-    covariance = np.array([[tracks[8, 0], tracks[9, 0]], [tracks[9, 0], tracks[10, 0]]])
+    tracks = seen(np.empty((0, ROWS)), (100, 80, 40, 40))
+    covariance = np.array([[tracks[0, 8], tracks[0, 9]], [tracks[0, 9], tracks[0, 10]]])
     mean = np.array([100.0, 0])
-    for step, seen in enumerate((103.0, 105, 110, 112)):
+    for step, place in enumerate((103.0, 105, 110, 112)):
         n = 1 + step % 2
         for _ in range(n):
             forward = np.array([[1.0, 1], [0, 1]])
             mean = forward @ mean
             covariance = forward @ covariance @ forward.T + np.diag([(40 / 20) ** 2, (40 / 160) ** 2])
         gain = covariance[:, 0] / (covariance[0, 0] + (40 / 20) ** 2)
-        mean, covariance = mean + gain * (seen - mean[0]), covariance - np.outer(gain, covariance[0])
+        mean, covariance = mean + gain * (place - mean[0]), covariance - np.outer(gain, covariance[0])
         move(tracks, n / STEPS)
-        see(tracks, (seen, 80, 40, 40), now=step)
-        assert np.allclose(tracks[[0, 4], 0], mean)
-        assert np.allclose(tracks[8:11, 0], [covariance[0, 0], covariance[0, 1], covariance[1, 1]])
-    assert tracks[SEEN, 0] == 3 and move(np.empty((ROWS, 0)), 1) is None
+        tracks = seen(tracks, (place, 80, 40, 40), now=step)
+        assert np.allclose(tracks[0, [0, 4]], mean)
+        assert np.allclose(tracks[0, 8:11], [covariance[0, 0], covariance[0, 1], covariance[1, 1]])
+    assert tracks[0, SEEN] == 3
+    move(np.empty((0, ROWS)), 1)
 
 
 def test_the_last_observations_are_kept_and_give_the_direction() -> None:
-    tracks = new_tracks((0, 0, 40, 40), rows=ALL_ROWS)
-    tracks[TIMES:CENTRES] = -np.inf
+    tracks = np.empty((0, ALL_ROWS))
     for step in range(6):
-        see(tracks, (3.0 * step, 4.0 * step, 40, 40), now=step / 30)
-    assert tracks[TIMES:CENTRES, 0].tolist() == [5 / 30, 4 / 30, 3 / 30]
-    assert tracks[CENTRES:, 0].tolist() == [15, 12, 9, 20, 16, 12]
-    assert tracks[DIRECTION : DIRECTION + 2, 0] == pytest.approx([0.6, 0.8])
+        tracks = seen(tracks, (3.0 * step, 4.0 * step, 40, 40), now=step / 30, before=(step - 1) / 30)
+    assert tracks[0, TIMES:CENTRES].tolist() == [5 / 30, 4 / 30, 3 / 30]
+    assert tracks[0, CENTRES:].tolist() == [15, 12, 9, 20, 16, 12]
+    assert tracks[0, DIRECTION : DIRECTION + 2] == pytest.approx([0.6, 0.8])
+
+
+def test_a_track_that_was_lost_has_the_filter_of_a_straight_line() -> None:
+    """OC-SORT runs the filter again from where the track was last seen, as if it had been seen all the time."""
+    lost = whole = np.empty((0, ALL_ROWS))
+    for step in range(9):
+        move(lost, 1 / STEPS)
+        move(whole, 1 / STEPS)
+        box, now = (100 + 2.0 * step, 50, 40, 40), step / 30
+        whole = seen(whole, box, now=now, before=now - 1 / 30)
+        if step < 4 or step == 8:
+            lost = seen(lost, box, now=now, before=now - 1 / 30)
+    assert np.allclose(lost[0, :11], whole[0, :11])
 
 
 @settings(max_examples=100, deadline=None)
@@ -125,10 +129,11 @@ def test_more_pairs_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> N
     found = pair(boxes, boxes, (classes, classes), 0.5)
     assert len(found.rows) == 8100 and len(assign(found).rows) == 90
     monkeypatch.setattr(call, "ROOM", 1)
-    tracks = new_tracks(*[(30.0, 30.0, 40.0, 40.0)] * 120)
-    seen = columns_of(*[(30.0, 30.0, 40.0, 40.0)] * 120)
-    mates = match(tracks, seen, least=0.2, high=0.4, before=0, earliest=-1, agnostic=False)
-    assert sorted(mates) == list(range(120))
+    monkeypatch.setattr(call._scratch, "buffers", {})
+    tracks = np.empty((0, ROWS))
+    for _ in range(3):
+        tracks = seen(tracks, *[(30.0, 30.0, 40.0, 40.0)] * 120)
+    assert tracks.shape == (120, ROWS)
 
 
 def test_nothing_to_pair() -> None:

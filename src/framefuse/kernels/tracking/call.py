@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.kernels.cpu import _function, _scratch
-from framefuse.kernels.tracking.rows import ROWS
+from framefuse.kernels.tracking.rows import BOX_ROWS, FLOATS, ID, INTS, ROWS
 
 Array = NDArray[Any]
 
@@ -22,6 +22,8 @@ STEPS = 30.0
 """Steps in a second."""
 ROOM = 4096
 """Pairs that there is room for at first."""
+NO_BOX = np.full((1, 4), np.nan), np.zeros(1), np.zeros(1)
+"""A kernel takes no empty array."""
 
 
 class Pairs(NamedTuple):
@@ -37,45 +39,66 @@ class Pairs(NamedTuple):
         return Pairs(self.rows.take(at), self.columns.take(at), self.worth.take(at))
 
 
+class Limits(NamedTuple):
+    """When a box continues or begins a track: see `TrackerOptions`."""
+
+    low: float
+    high: float
+    new: float
+    least: float
+    buffer: float
+    confirm: int
+    agnostic: bool
+
+
 def move(tracks: Array, seconds: float) -> None:
-    """Bring (11 or more, n) tracks to a time that is `seconds` later."""
-    if tracks.size:
+    """Bring tracks, (n, 11 or more), to a time that is `seconds` later."""
+    if len(tracks):
         _function("track_move")(seconds * STEPS, tracks)
 
 
-def observe(tracks: Array, boxes: Array, rows: Array, columns: Array, now: float, earliest: float = 0.0) -> None:
-    """Track rows[k] has been seen as box columns[k].
+def follow(
+    tracks: Array, boxes: tuple[Array, Array, Array], limits: Limits, now: float, before: float, step: float, first: int
+) -> tuple[Array, Array, int]:
+    """A frame of ByteTrack, or of OC-SORT if the tracks have all its rows.
 
     Args:
-        earliest: seconds; the direction of a track counts from where it was then, or since.
-    """
-    if rows.size:
-        _function("track_observe")(now, earliest, int(len(tracks) > ROWS), tracks, boxes, rows, columns)
-
-
-def match(
-    tracks: Array, boxes: Array, *, least: float, high: float, before: float, earliest: float, agnostic: bool
-) -> Array:
-    """(m,) the box of each track, -1 without one, by the steps of ByteTrack; with all rows of tracks, of OC-SORT.
-
-    Args:
-        least: IoU that a pair needs.
-        high: confidence from which a box is strong.
+        tracks: (m, rows), moved to the time of this frame.
+        boxes: corners (n, 4), classes (n,) and confidences (n,). Those that are not boxes (NaN, no area, a side of 1e6
+            pixels or more) and those below `low` are left out.
+        now: seconds.
         before: time of the last frame: only tracks that it has shown are matched with weak boxes.
-        earliest: as of `observe`.
-        agnostic: whether classes may differ.
+        step: seconds between two frames, for what OC-SORT draws where a track was lost.
+        first: the next id.
+
+    Returns:
+        The tracks after it; (n,) int64 ids of the boxes, -1 without one; the next id.
     """
-    count, others = tracks.shape[1], boxes.shape[1]
-    mates, starts, *work = np.empty(count, np.int64), np.empty(count + 2, np.int64), *_work(count, others)
-    limits = least, high, before, earliest, int(agnostic), int(len(tracks) > ROWS)
-    room = ROOM
-    mates.fill(-1)
-    while count and others:
-        lists = _lists(room)
-        _function("track_match")(*limits, tracks, boxes, mates, starts, *lists, *work)
-        if (room := int(starts[-1])) <= len(lists[0]):
-            break
-    return mates
+    real = len(boxes[2])
+    if not len(tracks):
+        tracks = np.zeros((1, tracks.shape[1]))  # without an id and an area: nothing continues it
+        tracks[0, ID] = -1
+    corners, classes, confidence = boxes if real else NO_BOX
+    count, found = len(tracks), len(confidence)
+    after, ids = np.empty((count + found, tracks.shape[1])), np.empty(found, np.int64)
+    tally, mates, starts = np.array((first, 0, 0)), np.empty(count, np.int64), np.empty(count + 1, np.int64)
+    times, momentum, room = (now, before, step), int(tracks.shape[1] > ROWS), ROOM
+    given = (
+        np.array(corners, np.float32, order="C"),
+        np.array(classes, np.int64),
+        np.array(confidence, np.float32),
+        *(tracks, after, ids, tally, mates, starts),
+    )
+    work = *_work(count, found), np.empty((BOX_ROWS, found))
+    while True:
+        columns, worth = _lists(room)
+        offers, ints, floats, placed = work
+        _function("track_follow")(
+            *times, *limits[:6], int(limits.agnostic), momentum, *given, columns, worth, offers, placed, ints, floats
+        )
+        following, many, room = tally.tolist()
+        if room <= len(columns):
+            return after[:many], ids[:real], following
 
 
 def pair(ones: Array, others: Array, classes: tuple[Array, Array], least: float, margins: Array | None = None) -> Pairs:
@@ -88,7 +111,7 @@ def pair(ones: Array, others: Array, classes: tuple[Array, Array], least: float,
     one, other = (np.array(boxes.T, np.float64, order="C") for boxes in (ones, others))
     count, room = len(ones), ROOM
     grow = np.zeros(count) if margins is None else margins
-    starts, floats = np.zeros(count + 1, np.int64), np.empty((3, len(others)))
+    starts, floats = np.zeros(count + 1, np.int64), np.empty((FLOATS, len(others)))
     while count and len(others):
         lists = _lists(room)
         _function("track_pairs")(least, one, other, grow, *classes, starts, *lists, floats)
@@ -111,7 +134,7 @@ def assign(pairs: Pairs) -> Pairs:
 
 def _work(count: int, others: int) -> tuple[Array, Array, Array]:
     """Scratch of an assignment."""
-    return np.empty(count), np.empty((4, others), np.int32), np.empty((3, others))
+    return np.empty(count), np.empty((INTS, others), np.int32), np.empty((FLOATS, others))
 
 
 def _lists(room: int) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Rows of the arrays of tracks and of boxes, float64, whose columns are one track or one box each.
+"""What the arrays of tracks, (n, ROWS) float64, and of boxes, (BOX_ROWS, n) float64, hold.
 
 A track begins with its filter: four positions (centre x, centre y, width, height), four velocities, the variance of a
 position, its covariance with its velocity, and the variance of a velocity. SEEN is the time of the last observation in
@@ -17,3 +17,6 @@ CENTRES = TIMES + REMEMBERED
 ALL_ROWS = CENTRES + 2 * REMEMBERED
 
 BOX_CLASS, BOX_CONFIDENCE, CORNERS, BOX_ROWS = 4, 5, 6, 10
+
+INTS, FLOATS = 5, 3
+"""Rows of the scratch of an assignment."""

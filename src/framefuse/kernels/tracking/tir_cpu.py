@@ -1,14 +1,13 @@
 """Tracks in TVM TensorIR, CPU nests: motion, overlap, and which box continues which track.
 
     track_move       Kalman filters, any time on
-    track_observe    Kalman filters after an observation
+    track_follow     a frame of ByteTrack or OC-SORT: which box continues which track, and the tracks after it
     track_pairs      which boxes of two sets overlap
     track_assign     the best of such pairs, none sharing a box with another
-    track_match      the steps of ByteTrack and OC-SORT: the box of each track
 
 `rows.py` says what the rows of `tracks` and `boxes` hold. Pairs are lists by track: those of track i are
-starts[i]..starts[i + 1] of `columns` (the box) and `worth`. Where they do not fit, they are counted only, and the caller
-comes again with more room.
+starts[i]..starts[i + 1] of `columns` (the box) and `worth`. Where they do not fit, they are only counted, and the
+caller comes again with more room.
 """
 
 from __future__ import annotations
@@ -21,14 +20,17 @@ from tvm.script import tirx as T
 from .rows import (
     BOX_CLASS,
     BOX_CONFIDENCE,
+    BOX_ROWS,
     CENTRES,
     CLASS,
     CONFIDENCE,
     CORNERS,
     DIRECTION,
     FILTER,
+    FLOATS,
     HITS,
     ID,
+    INTS,
     LAST,
     REMEMBERED,
     SAVED,
@@ -48,15 +50,25 @@ INERTIA = 0.2
 """Weight of the direction beside the overlap."""
 LEAST = 1e-6
 """Worth of a pair at least."""
+LARGEST = 1e6
+"""Pixels; a box with a longer side is none."""
+SPAN = 0.1 + 1e-6
+"""Seconds over which a direction is measured."""
+MOST_STEPS = 30
+"""Of a re-update."""
+STEPS = 30.0
+"""Of the filter in a second, as in `call.py`."""
 STRONG, WEAK, AGAIN, NEW = range(4)
 """Steps of matching: see `tracking/bytetrack.py`; AGAIN is OC-SORT's recovery."""
 
-OWNER, WAY, STATE, TOUCHED = range(4)
+OWNER, WAY, STATE, TOUCHED, OF = range(INTS)
 """Rows of the integers of an assignment, by box: its track, the track from which the search reached it, whether the
-search has not met it (0), has met it (1) or is done with it (2); then the boxes that it has met, as a list."""
-PRICE, DISTANCE, SHARED = range(3)
+search has not met it (0), has met it (1) or is done with it (2); then the boxes that it has met, as a list; and its row
+among the detections."""
+PRICE, DISTANCE, SHARED = range(FLOATS)
 """Rows of the floats of an assignment, by box. SHARED: area that a track has in common with it."""
 COUNT, ROW, COLUMN, BEFORE, END = range(5)
+NEXT, TRACKS, ROOM = range(3)
 
 HUGE = 1e300
 ONE, ZERO = tirx.const(1.0, "float64"), tirx.const(0.0, "float64")
@@ -64,11 +76,6 @@ ONE, ZERO = tirx.const(1.0, "float64"), tirx.const(0.0, "float64")
 
 def f64(value):
     return tirx.const(value, "float64")
-
-
-def area(states, i):
-    """The square of an object's size: its area, at least one pixel."""
-    return tirx.max(states[2, i] * states[3, i], ONE)
 
 
 def side(place, others, first, axis, j, grow):
@@ -191,80 +198,111 @@ def assign(count, starts, columns, worth, mates, offers, ints, floats, at, lengt
             search(i0, starts, columns, worth, mates, offers, ints, floats, at, length)
 
 
-@T.prim_func(s_tir=True)
-def track_move(steps: T.float64, tracks: T.Buffer(("rows", "count"), "float64", align=8)):
+@T.inline
+def move(tracks, i, steps):
     """x += n v, and P = F P F' + Q of n single steps, in closed form, so that a fractional n has a meaning too."""
-    T.func_attr({"tirx.noalias": True, "global_symbol": "track_move"})
-    count = T.int32()
-    twice: T.let = T.max(ZERO, steps * (steps - ONE) / f64(2))
-    thrice: T.let = T.max(ZERO, steps * (steps - ONE) * (f64(2) * steps - ONE) / f64(6))
-    for i in T.serial(count):
-        size: T.let = area(tracks, i)
-        tracks[VARIANCE, i] = (
-            tracks[VARIANCE, i]
-            + steps * (f64(2) * tracks[VARIANCE + 1, i] + steps * tracks[VARIANCE + 2, i])
-            + size * (steps * f64(OF_POSITION) + thrice * f64(OF_VELOCITY))
-        )
-        tracks[VARIANCE + 1, i] = (
-            tracks[VARIANCE + 1, i] + steps * tracks[VARIANCE + 2, i] + size * twice * f64(OF_VELOCITY)
-        )
-        tracks[VARIANCE + 2, i] = tracks[VARIANCE + 2, i] + size * steps * f64(OF_VELOCITY)
-        for axis in T.unroll(4):
-            tracks[axis, i] = tracks[axis, i] + steps * tracks[VELOCITY + axis, i]
+    size: T.let = T.max(tracks[i, 2] * tracks[i, 3], ONE)
+    twice: T.let = T.max(ZERO, steps * (steps - ONE) / f64(2)) * f64(OF_VELOCITY)
+    thrice: T.let = T.max(ZERO, steps * (steps - ONE) * (f64(2) * steps - ONE) / f64(6)) * f64(OF_VELOCITY)
+    tracks[i, VARIANCE] = (
+        tracks[i, VARIANCE]
+        + steps * (f64(2) * tracks[i, VARIANCE + 1] + steps * tracks[i, VARIANCE + 2])
+        + size * (steps * f64(OF_POSITION) + thrice)
+    )
+    tracks[i, VARIANCE + 1] = tracks[i, VARIANCE + 1] + steps * tracks[i, VARIANCE + 2] + size * twice
+    tracks[i, VARIANCE + 2] = tracks[i, VARIANCE + 2] + size * steps * f64(OF_VELOCITY)
+    for axis in T.unroll(4):
+        tracks[i, axis] = tracks[i, axis] + steps * tracks[i, VELOCITY + axis]
+
+
+@T.inline
+def correct(tracks, i, seen):
+    """The filter after an observation: K = P H' / (H P H' + R)."""
+    noise: T.let = tracks[i, VARIANCE] + f64(OF_POSITION) * T.max(seen[2] * seen[3], ONE)
+    for axis in T.unroll(4):
+        missed: T.let = (seen[axis] - tracks[i, axis]) / noise
+        tracks[i, VELOCITY + axis] = tracks[i, VELOCITY + axis] + tracks[i, VARIANCE + 1] * missed
+        tracks[i, axis] = tracks[i, axis] + tracks[i, VARIANCE] * missed
+    tracks[i, VARIANCE + 2] = tracks[i, VARIANCE + 2] - tracks[i, VARIANCE + 1] * tracks[i, VARIANCE + 1] / noise
+    tracks[i, VARIANCE + 1] = tracks[i, VARIANCE + 1] * (ONE - tracks[i, VARIANCE] / noise)
+    tracks[i, VARIANCE] = tracks[i, VARIANCE] * (ONE - tracks[i, VARIANCE] / noise)
+
+
+@T.inline
+def update_again(tracks, i, boxes, j, gap, step, seen):
+    """The filter runs again from its last observation, along a straight line to box j, `gap` seconds later."""
+    steps: T.let = T.Cast("int32", T.min(T.max(T.round(gap / step), ONE), f64(MOST_STEPS)))
+    for row in T.unroll(FILTER):
+        tracks[i, row] = tracks[i, SAVED + row]
+    for number in T.serial(1, steps + 1):
+        move(tracks, i, gap * f64(STEPS) / T.Cast("float64", steps))
+        if number < steps:
+            for row in T.unroll(4):
+                part: T.let = T.Cast("float64", number) / T.Cast("float64", steps)
+                seen[row] = tracks[i, LAST + row] + (boxes[row, j] - tracks[i, LAST + row]) * part
+            correct(tracks, i, seen)
 
 
 def reference(tracks, i, earliest, axis):
     """The centre from which a direction counts: that of the oldest observation since `earliest`, or the newest one."""
-    number = sum((tracks[TIMES + k, i] >= earliest).astype("int32") for k in range(1, REMEMBERED))
-    return tracks[CENTRES + REMEMBERED * axis + number, i]
+    number = sum((tracks[i, TIMES + k] >= earliest).astype("int32") for k in range(1, REMEMBERED))
+    return tracks[i, CENTRES + REMEMBERED * axis + number]
 
 
 def length_of(x, y):
     return tirx.max(tirx.sqrt(x * x + y * y), f64(1e-9))
 
 
+@T.inline
+def point(tracks, i, boxes, j, earliest, way):
+    """The direction from where a track was to box j."""
+    for axis in T.unroll(2):
+        way[axis] = boxes[axis, j] - reference(tracks, i, earliest, axis)
+    for axis in T.unroll(2):
+        tracks[i, DIRECTION + axis] = way[axis] / length_of(way[0], way[1])
+
+
+@T.inline
+def remember(tracks, i, boxes, j, now):
+    """The observation, and the filter after it."""
+    for row in T.unroll(4):
+        tracks[i, LAST + row] = boxes[row, j]
+    for row in T.unroll(FILTER):
+        tracks[i, SAVED + row] = tracks[i, row]
+    for back in T.unroll(REMEMBERED - 1):
+        for row in T.unroll(3):
+            at: T.let = TIMES + REMEMBERED * row + REMEMBERED - 1 - back
+            tracks[i, at] = tracks[i, at - 1]
+    tracks[i, TIMES] = now
+    tracks[i, CENTRES] = boxes[0, j]
+    tracks[i, CENTRES + REMEMBERED] = boxes[1, j]
+
+
+@T.inline
+def note(tracks, i, boxes, j, now):
+    """What a box says beside its place."""
+    tracks[i, CLASS] = boxes[BOX_CLASS, j]
+    tracks[i, CONFIDENCE] = boxes[BOX_CONFIDENCE, j]
+    tracks[i, SEEN] = now
+    tracks[i, HITS] = tracks[i, HITS] + ONE
+
+
+@T.inline
+def name(tracks, i, ids, row, tally, needed):
+    """ids of the box: that of its track, which gets one when it has been seen often enough."""
+    if T.And(tracks[i, ID] < ZERO, tracks[i, HITS] >= needed):
+        tracks[i, ID] = T.Cast("float64", tally[NEXT])
+        tally[NEXT] = tally[NEXT] + T.int64(1)
+    ids[row] = T.Cast("int64", tracks[i, ID])
+
+
 @T.prim_func(s_tir=True)
-def track_observe(
-    now: T.float64, earliest: T.float64, momentum: T.int32,
-    tracks: T.Buffer(("rows", "count"), "float64", align=8),
-    boxes: T.Buffer(("box_rows", "boxes_count"), "float64", align=8),
-    which: T.Buffer(("seen",), "int64", align=8), by: T.Buffer(("seen",), "int64", align=8),
-):  # fmt: skip
-    """Track which[k] has been seen as box by[k]."""
-    T.func_attr({"tirx.noalias": True, "global_symbol": "track_observe"})
-    seen = T.int32()
-    way = T.alloc_buffer((2,), "float64")
-    for k in T.serial(seen):
-        i: T.let = T.Cast("int32", which[k])
-        j: T.let = T.Cast("int32", by[k])
-        noise: T.let = tracks[VARIANCE, i] + f64(OF_POSITION) * area(boxes, j)
-        for axis in T.unroll(4):
-            missed: T.let = (boxes[axis, j] - tracks[axis, i]) / noise
-            tracks[VELOCITY + axis, i] = tracks[VELOCITY + axis, i] + tracks[VARIANCE + 1, i] * missed
-            tracks[axis, i] = tracks[axis, i] + tracks[VARIANCE, i] * missed
-        tracks[VARIANCE + 2, i] = tracks[VARIANCE + 2, i] - tracks[VARIANCE + 1, i] * tracks[VARIANCE + 1, i] / noise
-        tracks[VARIANCE + 1, i] = tracks[VARIANCE + 1, i] * (ONE - tracks[VARIANCE, i] / noise)
-        tracks[VARIANCE, i] = tracks[VARIANCE, i] * (ONE - tracks[VARIANCE, i] / noise)
-        tracks[CLASS, i] = boxes[BOX_CLASS, j]
-        tracks[CONFIDENCE, i] = boxes[BOX_CONFIDENCE, j]
-        tracks[SEEN, i] = now
-        tracks[HITS, i] = tracks[HITS, i] + ONE
-        if momentum != 0:
-            for axis in T.unroll(2):
-                way[axis] = boxes[axis, j] - reference(tracks, i, earliest, axis)
-            for axis in T.unroll(2):
-                tracks[DIRECTION + axis, i] = way[axis] / length_of(way[0], way[1])
-            for row in T.unroll(4):
-                tracks[LAST + row, i] = boxes[row, j]
-            for row in T.unroll(FILTER):
-                tracks[SAVED + row, i] = tracks[row, i]
-            for back in T.unroll(REMEMBERED - 1):
-                for row in T.unroll(3):
-                    at: T.let = TIMES + REMEMBERED * row + REMEMBERED - 1 - back
-                    tracks[at, i] = tracks[at - 1, i]
-            tracks[TIMES, i] = now
-            tracks[CENTRES, i] = boxes[0, j]
-            tracks[CENTRES + REMEMBERED, i] = boxes[1, j]
+def track_move(steps: T.float64, tracks: T.Buffer(("count", "rows"), "float64", align=8)):
+    """Kalman filters, any time on."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "track_move"})
+    count = T.int32()
+    for i in T.serial(count):
+        move(tracks, i, steps)
 
 
 @T.prim_func(s_tir=True)
@@ -273,7 +311,7 @@ def track_pairs(
     others: T.Buffer((4, "boxes_count"), "float64", align=8), margins: T.Buffer(("count",), "float64", align=8),
     classes: T.Buffer(("count",), "int64", align=8), other_classes: T.Buffer(("boxes_count",), "int64", align=8),
     starts: T.Buffer(("ends",), "int64", align=8), columns: T.Buffer(("room",), "int64", align=8),
-    worth: T.Buffer(("room",), "float64", align=8), floats: T.Buffer((3, "boxes_count"), "float64", align=8),
+    worth: T.Buffer(("room",), "float64", align=8), floats: T.Buffer((FLOATS, "boxes_count"), "float64", align=8),
 ):  # fmt: skip
     """Pairs of one class with IoU >= floor, and that as their worth."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "track_pairs"})
@@ -300,8 +338,8 @@ def track_pairs(
 def track_assign(
     starts: T.Buffer(("ends",), "int64", align=8), columns: T.Buffer(("room",), "int64", align=8),
     worth: T.Buffer(("room",), "float64", align=8), mates: T.Buffer(("count",), "int64", align=8),
-    offers: T.Buffer(("count",), "float64", align=8), ints: T.Buffer((4, "boxes_count"), "int32", align=4),
-    floats: T.Buffer((3, "boxes_count"), "float64", align=8),
+    offers: T.Buffer(("count",), "float64", align=8), ints: T.Buffer((INTS, "boxes_count"), "int32", align=4),
+    floats: T.Buffer((FLOATS, "boxes_count"), "float64", align=8),
 ):  # fmt: skip
     """mates: the box of each track, -1 without one."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "track_assign"})
@@ -315,55 +353,83 @@ def track_assign(
 
 def may_continue(step, tracks, i, before):
     """Whether a track takes part in a step."""
-    counts = tracks[ID, i] >= ZERO
+    counts = tracks[i, ID] >= ZERO
     return tirx.all(
-        tirx.Select(step == NEW, tirx.Not(counts), counts), tirx.any(step != WEAK, tracks[SEEN, i] == before)
+        tirx.Select(step == NEW, tirx.Not(counts), counts), tirx.any(step != WEAK, tracks[i, SEEN] == before)
     )
 
 
 @T.prim_func(s_tir=True)
-def track_match(
-    floor: T.float64, high: T.float64, before: T.float64, earliest: T.float64, agnostic: T.int32, momentum: T.int32,
-    tracks: T.Buffer(("rows", "count"), "float64", align=8), boxes: T.Buffer((10, "boxes_count"), "float64", align=8),
-    mates: T.Buffer(("count",), "int64", align=8), starts: T.Buffer(("ends",), "int64", align=8),
-    columns: T.Buffer(("room",), "int64", align=8), worth: T.Buffer(("room",), "float64", align=8),
-    offers: T.Buffer(("count",), "float64", align=8), ints: T.Buffer((4, "boxes_count"), "int32", align=4),
-    floats: T.Buffer((3, "boxes_count"), "float64", align=8),
+def track_follow(
+    now: T.float64, before: T.float64, interval: T.float64, low: T.float64, high: T.float64, new: T.float64,
+    floor: T.float64, buffer: T.float64, confirm: T.float64, agnostic: T.int32, momentum: T.int32,
+    xyxy: T.Buffer(("found", 4), "float32", align=4), class_id: T.Buffer(("found",), "int64", align=8),
+    confidence: T.Buffer(("found",), "float32", align=4), tracks: T.Buffer(("count", "rows"), "float64", align=8),
+    after: T.Buffer(("most", "rows"), "float64", align=8), ids: T.Buffer(("found",), "int64", align=8),
+    tally: T.Buffer((3,), "int64", align=8), mates: T.Buffer(("count",), "int64", align=8),
+    starts: T.Buffer(("ends",), "int64", align=8), columns: T.Buffer(("room",), "int64", align=8),
+    worth: T.Buffer(("room",), "float64", align=8), offers: T.Buffer(("count",), "float64", align=8),
+    boxes: T.Buffer((BOX_ROWS, "wide"), "float64", align=8), ints: T.Buffer((INTS, "wide"), "int32", align=4),
+    floats: T.Buffer((FLOATS, "wide"), "float64", align=8),
 ):  # fmt: skip
-    """mates: the box of each track, -1 without one. The last of `starts` is the room that the pairs of a step need."""
-    T.func_attr({"tirx.noalias": True, "global_symbol": "track_match"})
+    """The tracks `after` a frame, and the ids of its boxes. tally: the next id; tracks after; room that pairs need."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "track_follow"})
+    found = T.int32()
     count = T.int32()
-    boxes_count = T.int32()
     room = T.int32()
+    rows = T.int32()
     place = T.alloc_buffer((4,), "float64")
     centre = T.alloc_buffer((2,), "float64")
     at = T.alloc_buffer((5,), "int32")
     length = T.alloc_buffer((2,), "float64")
     total = T.alloc_buffer((1,), "int32")
     grow = T.alloc_buffer((1,), "float64")
-    clear(count, boxes_count, mates, ints)
-    starts[count + 1] = T.int64(0)
+    usable = T.alloc_buffer((1,), "int32")
+    usable[0] = 0
+    for r in T.serial(found):
+        ids[r] = T.int64(-1)
+        for axis in T.unroll(4):
+            place[axis] = T.Cast("float64", xyxy[r, axis])
+        width: T.let = place[2] - place[0]
+        height: T.let = place[3] - place[1]
+        if T.And(
+            T.And(T.And(width > ZERO, width < f64(LARGEST)), T.And(height > ZERO, height < f64(LARGEST))),
+            T.Cast("float64", confidence[r]) >= low,
+        ):
+            j: T.let = usable[0]
+            boxes[0, j] = (place[0] + place[2]) / f64(2)
+            boxes[1, j] = (place[1] + place[3]) / f64(2)
+            boxes[2, j] = width
+            boxes[3, j] = height
+            boxes[BOX_CLASS, j] = T.Cast("float64", class_id[r])
+            boxes[BOX_CONFIDENCE, j] = T.Cast("float64", confidence[r])
+            for axis in T.unroll(4):
+                boxes[CORNERS + axis, j] = place[axis]
+            ints[OF, j] = r
+            usable[0] = j + 1
+    clear(count, usable[0], mates, ints)
+    tally[ROOM] = T.int64(0)
     for step in T.serial(4):
         if T.Or(step != AGAIN, momentum != 0):
             total[0] = 0
             for i in T.serial(count):
                 starts[i] = T.Cast("int64", total[0])
                 if T.And(mates[i] < T.int64(0), may_continue(step, tracks, i, before)):
-                    grow[0] = f64(UNCERTAIN) * T.sqrt(tracks[VARIANCE, i])
+                    grow[0] = f64(UNCERTAIN) * T.sqrt(tracks[i, VARIANCE])
                     top: T.let = T.Select(step == AGAIN, LAST, 0)
                     for axis in T.unroll(2):
-                        half: T.let = T.max(tracks[top + 2 + axis, i], ZERO) / f64(2)
-                        place[axis] = tracks[top + axis, i] - half
-                        place[2 + axis] = tracks[top + axis, i] + half
+                        half: T.let = T.max(tracks[i, top + 2 + axis], ZERO) / f64(2)
+                        place[axis] = tracks[i, top + axis] - half
+                        place[2 + axis] = tracks[i, top + axis] + half
                     if momentum != 0:
                         for axis in T.unroll(2):
-                            centre[axis] = reference(tracks, i, earliest, axis)
-                    share(place, boxes, CORNERS, boxes_count, grow[0], floats)
-                    for j in T.serial(boxes_count):
+                            centre[axis] = reference(tracks, i, now - f64(SPAN), axis)
+                    share(place, boxes, CORNERS, usable[0], grow[0], floats)
+                    for j in T.serial(usable[0]):
                         if T.And(floats[SHARED, j] > ZERO, ints[OWNER, j] < 0):
                             value: T.let = overlap(place, boxes, CORNERS, j, grow[0], floats[SHARED, j])
                             strong: T.let = T.Select(boxes[BOX_CONFIDENCE, j] >= high, 1, 0)
-                            alike: T.let = T.Or(agnostic != 0, tracks[CLASS, i] == boxes[BOX_CLASS, j])
+                            alike: T.let = T.Or(agnostic != 0, tracks[i, CLASS] == boxes[BOX_CLASS, j])
                             least: T.let = T.Select(step == WEAK, T.max(floor, f64(WEAK_MATCH)), floor)
                             if T.And(T.And(alike, value >= least), strong == T.Select(step == WEAK, 0, 1)):
                                 if step != STRONG:
@@ -373,19 +439,59 @@ def track_match(
                                 else:
                                     x: T.let = boxes[0, j] - centre[0]
                                     y: T.let = boxes[1, j] - centre[1]
-                                    along: T.let = tracks[DIRECTION, i] * x + tracks[DIRECTION + 1, i] * y
-                                    agreement: T.let = T.asin(T.max(T.min(along / length_of(x, y), ONE), -ONE)) * f64(
-                                        INERTIA / math.pi
-                                    )
-                                    both: T.let = value + agreement * boxes[BOX_CONFIDENCE, j]
+                                    along: T.let = tracks[i, DIRECTION] * x + tracks[i, DIRECTION + 1] * y
+                                    angle: T.let = T.asin(T.max(T.min(along / length_of(x, y), ONE), -ONE))
+                                    both: T.let = value + angle * f64(INERTIA / math.pi) * boxes[BOX_CONFIDENCE, j]
                                     append(columns, worth, total, room, j, T.max(both, f64(LEAST)))
             starts[count] = T.Cast("int64", total[0])
-            starts[count + 1] = T.max(starts[count + 1], starts[count])
+            tally[ROOM] = T.max(tally[ROOM], starts[count])
             if total[0] <= room:
                 assign(count, starts, columns, worth, mates, offers, ints, floats, at, length)
+    if tally[ROOM] <= T.Cast("int64", room):
+        total[0] = 0
+        for i in T.serial(count):
+            mate: T.let = T.Cast("int32", mates[i])
+            if T.Or(mate >= 0, T.And(tracks[i, ID] >= ZERO, tracks[i, SEEN] >= now - buffer)):
+                k: T.let = total[0]
+                for row in T.serial(rows):
+                    after[k, row] = tracks[i, row]
+                if mate >= 0:
+                    if momentum != 0:
+                        if after[k, SEEN] < before:
+                            update_again(after, k, boxes, mate, now - after[k, SEEN], interval, place)
+                        point(after, k, boxes, mate, now - f64(SPAN), centre)
+                    for row in T.unroll(4):
+                        place[row] = boxes[row, mate]
+                    correct(after, k, place)
+                    note(after, k, boxes, mate, now)
+                    if momentum != 0:
+                        remember(after, k, boxes, mate, now)
+                    name(after, k, ids, ints[OF, mate], tally, confirm)
+                else:
+                    for row in T.unroll(2):
+                        after[k, VELOCITY + 2 + row] = ZERO
+                total[0] = k + 1
+        for j in T.serial(usable[0]):
+            if T.And(ints[OWNER, j] < 0, boxes[BOX_CONFIDENCE, j] >= T.max(high, new)):
+                k: T.let = total[0]
+                for row in T.serial(rows):
+                    after[k, row] = ZERO
+                for row in T.unroll(4):
+                    after[k, row] = boxes[row, j]
+                after[k, VARIANCE] = T.max(boxes[2, j] * boxes[3, j], ONE) * f64(4 * OF_POSITION)
+                after[k, VARIANCE + 2] = T.max(boxes[2, j] * boxes[3, j], ONE) * f64(400 * OF_VELOCITY)
+                after[k, ID] = -ONE
+                note(after, k, boxes, j, now)
+                if momentum != 0:
+                    for row in T.unroll(REMEMBERED):
+                        after[k, TIMES + row] = f64(-HUGE)
+                    remember(after, k, boxes, j, now)
+                name(after, k, ids, ints[OF, j], tally, confirm)
+                total[0] = k + 1
+        tally[TRACKS] = T.Cast("int64", total[0])
 
 
 def variants():
     """Every variant: {global symbol: PrimFunc}."""
-    kernels = track_move, track_observe, track_pairs, track_assign, track_match
+    kernels = track_move, track_pairs, track_assign, track_follow
     return {kernel.attrs["global_symbol"]: kernel for kernel in kernels}

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from framefuse.kernels.tracking import call
+from framefuse.kernels.tracking._tir_rows import ALL_ROWS, CENTRES, DIRECTION, ROWS, SEEN, TIMES
 from framefuse.kernels.tracking.call import STEPS, Limits, Pairs, assign, follow, move, pair
-from framefuse.kernels.tracking.rows import ALL_ROWS, CENTRES, DIRECTION, ROWS, SEEN, TIMES
 
 Array = NDArray[Any]
 
@@ -103,15 +103,15 @@ def test_the_assignment_is_the_best(seed: int, rows: int, columns: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @seeds
-def test_overlaps_are_all_found(seed: int, count: int, others: int) -> None:
+def test_boxes_that_belong_together_are_found(seed: int, count: int, others: int) -> None:
+    """Against every overlap one by one, and SciPy's assignment."""
     rng = np.random.default_rng(seed)
     ones, twos = (
         np.concatenate((corner := rng.uniform(0, 100, (n, 2)), corner + rng.uniform(1, 60, (n, 2))), axis=1)
         for n in (count, others)
     )
     classes, margins = (rng.integers(0, 2, count), rng.integers(0, 2, others)), rng.uniform(0, 8, count)
-    found = pair(ones, twos, classes, 0.2, margins)
-    expected = {}
+    weights, grid = (rng.random(count), rng.random(others)), np.zeros((count, others))
     for row in range(count):
         for column in range(others):
             grow = margins[row] * np.array([-1, -1, 1, 1])
@@ -119,15 +119,16 @@ def test_overlaps_are_all_found(seed: int, count: int, others: int) -> None:
             common = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None).prod()
             iou = common / ((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - common)
             if iou >= 0.2 and classes[0][row] == classes[1][column]:
-                expected[row, column] = iou
-    assert dict(zip(zip(found.rows, found.columns, strict=True), found.worth, strict=True)) == pytest.approx(expected)
+                grid[row, column] = min(1, (iou - 0.1) / 0.7) * weights[0][row] * weights[1][column]
+    found = pair((ones, classes[0], weights[0]), (twos, classes[1], weights[1]), 0.2, scale=(0.1, 0.8), margins=margins)
+    assert len(set(found.rows)) == len(set(found.columns)) == len(found.rows)
+    assert found.worth == pytest.approx(grid[found.rows, found.columns], abs=1e-4)
+    assert found.worth.sum() == pytest.approx(grid[linear_sum_assignment(-grid)].sum(), abs=1e-4)
 
 
 def test_more_pairs_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    boxes = np.tile(np.array([[10.0, 10, 50, 50]]), (90, 1))
-    classes = np.zeros(90, np.int64)
-    found = pair(boxes, boxes, (classes, classes), 0.5)
-    assert len(found.rows) == 8100 and len(assign(found).rows) == 90
+    boxes = np.tile(np.array([[10.0, 10, 50, 50]]), (90, 1)), np.zeros(90, np.int64), np.ones(90)
+    assert sorted(pair(boxes, boxes, 0.5).columns) == list(range(90))
     monkeypatch.setattr(call, "ROOM", 1)
     monkeypatch.setattr(call._scratch, "buffers", {})
     tracks = np.empty((0, ROWS))
@@ -137,8 +138,6 @@ def test_more_pairs_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nothing_to_pair() -> None:
-    none, one = np.empty((0, 4)), np.array([[0.0, 0, 9, 9]])
-    empty, zero = np.empty(0, np.int64), np.zeros(1, np.int64)
-    for boxes in ((none, one), (one, none), (none, none)):
-        classes = tuple(zero if len(side) else empty for side in boxes)
-        assert len(assign(pair(*boxes, classes, 0.1)).rows) == 0
+    none, one = (np.empty((0, 4)), np.empty(0), np.empty(0)), (np.array([[0.0, 0, 9, 9]]), np.zeros(1), np.ones(1))
+    assert all(len(pair(*boxes, 0.1).rows) == 0 for boxes in ((none, one), (one, none), (none, none)))
+    assert len(assign(pair(none, one, 0.1)).rows) == 0

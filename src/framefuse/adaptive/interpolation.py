@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.kernels.tracking.call import assign, pair
+from framefuse.kernels.tracking.call import pair
 from framefuse.prediction import Detections
 
 Array = NDArray[Any]
@@ -68,7 +68,12 @@ class Bridge:
     @cached_property
     def _pairs(self) -> tuple[Array, Array]:
         """Indices of the boxes of the first frame, and of their continuations in the last."""
-        return _continued(self.first, self.last, self.gap)
+        first, last = self.first, self.last
+        sides = first.xyxy[:, 2:] - first.xyxy[:, :2]
+        margins = DRIFT * self.gap * np.sqrt(np.maximum(sides[:, 0] * sides[:, 1], 0), dtype=np.float64)
+        begin = first.xyxy, first.class_id, np.sqrt(first.confidence)
+        found = pair(begin, (last.xyxy, last.class_id, np.sqrt(last.confidence)), OVERLAP, margins=margins)
+        return found.rows, found.columns
 
     @cached_property
     def _single(self) -> tuple[Array, Array]:
@@ -93,24 +98,15 @@ class Bridge:
         return np.array((1.0, single / count, moved / count, changed / count, self.gap / LONG, self.objects / BUSY))
 
 
-def _continued(first: Detections, last: Detections, gap: int) -> tuple[Array, Array]:
-    """Indices of the boxes of one frame, and of their continuations in another."""
-    sizes = np.sqrt(np.maximum((first.xyxy[:, 2:] - first.xyxy[:, :2]).prod(1, dtype=np.float64), 0.0))
-    pairs = pair(first.xyxy, last.xyxy, (first.class_id, last.class_id), OVERLAP, DRIFT * gap * sizes)
-    sure = np.sqrt(first.confidence[pairs.rows] * last.confidence[pairs.columns])
-    pairs = assign(pairs._replace(worth=pairs.worth * sure))
-    return pairs.rows, pairs.columns
-
-
 def disagreement(truth: Detections, found: Detections) -> float:
     """Objects, weighted by confidence, in which two opinions about one frame differ.
 
     An object counts as found by as much as its box fits, as in the mean of AP over IoU 0.50 to 0.95: not at all up
     to NO_FIT, fully from FULL_FIT on. A box on nothing counts half.
     """
-    pairs = pair(truth.xyxy, found.xyxy, (truth.class_id, found.class_id), NO_FIT)
-    fits = np.minimum((pairs.worth - NO_FIT) / (FULL_FIT - NO_FIT), 1)
-    pairs = assign(pairs._replace(worth=fits * truth.confidence[pairs.rows]))
+    seen = truth.xyxy, truth.class_id, truth.confidence
+    guessed = found.xyxy, found.class_id, np.ones(len(found))
+    pairs = pair(seen, guessed, NO_FIT, scale=(NO_FIT, FULL_FIT))
     missed = truth.confidence.sum() - pairs.worth.sum()
     false = found.confidence.sum() - found.confidence[pairs.columns].sum()
     return float(missed + false / 2)

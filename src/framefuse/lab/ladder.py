@@ -23,7 +23,7 @@ from framefuse.common.version import __version__
 from framefuse.config import settings_from
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame
-from framefuse.kernels.tracking.call import assign, pair
+from framefuse.kernels.tracking.call import pair
 from framefuse.lab.evaluation import Dataset, Objects
 from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.scores import BoxScores
@@ -172,7 +172,8 @@ def _against(best: Sequence[Detections], found: Sequence[Detections]) -> tuple[f
     differ = sum(disagreement(one, other) for one, other in zip(best, found, strict=True))
     boxes, pairs, ratios = sum(map(len, best)) + sum(map(len, found)), 0, list[float]()
     for one, other in zip(best, found, strict=True):
-        alike = assign(pair(one.xyxy, other.xyxy, (one.class_id, other.class_id), ALIKE))
+        sides = [(side.xyxy, side.class_id, np.ones(len(side))) for side in (one, other)]
+        alike = pair(sides[0], sides[1], ALIKE)
         pairs += len(alike.rows)
         ratios += (other.confidence[alike.columns] / one.confidence[alike.rows]).tolist()
     agreement = min(1.0, max(0.0, 1 - differ / objects)) if objects else float(not boxes)

@@ -7,7 +7,7 @@
 
 Unlike there, boxes are extended by the uncertainty of the track before they are compared, and times are in seconds.
 
-All tracks are rows of one array (`kernels/tracking/rows.py`), and a frame is one call of a kernel.
+All tracks are rows of one array (`kernels/tracking/_tir_rows.py`), and a frame is one call of a kernel.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.kernels.tracking.call import STEPS, Limits, follow, move
-from framefuse.kernels.tracking.rows import CLASS, CONFIDENCE, ID, ROWS, SEEN
+from framefuse.kernels.tracking.call import CLASS, CONFIDENCE, ID, ROWS, SEEN, STEPS, Limits, follow, move
 from framefuse.prediction import Detections
 from framefuse.tracking.tracker import NO_TRACK, TrackerOptions
 

@@ -10,7 +10,7 @@ The steps of ByteTrack, with three additions:
 
 from __future__ import annotations
 
-from framefuse.kernels.tracking.rows import ALL_ROWS
+from framefuse.kernels.tracking.call import ALL_ROWS
 from framefuse.tracking.bytetrack import ByteTrack
 
 

@@ -1,4 +1,4 @@
-"""Tracks on the CPU: the motion of all at once, and which boxes belong to which. `rows.py` says what the arrays hold.
+"""Tracks on the CPU: the motion of all at once, and which boxes belong to which. `_tir_rows.py` says what arrays hold.
 
 Motion is a Kalman filter with constant velocity. The four coordinates of a box move independently of each other, each
 with a position and a velocity. Noise grows with the size of the object alike in all four, so that they share one
@@ -14,9 +14,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.kernels.cpu import _function, _scratch
-from framefuse.kernels.tracking.rows import BOX_ROWS, FLOATS, ID, INTS, ROWS
+from framefuse.kernels.tracking._tir_rows import (
+    ALL_ROWS,
+    BOX_ROWS,
+    CLASS,
+    CONFIDENCE,
+    FLOATS,
+    ID,
+    INTS,
+    ROWS,
+    SEEN,
+)
+
+__all__ = [
+    "ALL_ROWS",
+    "CLASS",
+    "CONFIDENCE",
+    "ID",
+    "ROWS",
+    "SEEN",
+    "STEPS",
+    "Limits",
+    "assign",
+    "follow",
+    "move",
+    "pair",
+]
 
 Array = NDArray[Any]
+Boxes = tuple[Array, Array, Array]
+"""Corners (n, 4), classes (n,), and confidences or weights (n,)."""
 
 STEPS = 30.0
 """Steps in a second."""
@@ -58,13 +85,13 @@ def move(tracks: Array, seconds: float) -> None:
 
 
 def follow(
-    tracks: Array, boxes: tuple[Array, Array, Array], limits: Limits, now: float, before: float, step: float, first: int
+    tracks: Array, boxes: Boxes, limits: Limits, now: float, before: float, step: float, first: int
 ) -> tuple[Array, Array, int]:
     """A frame of ByteTrack, or of OC-SORT if the tracks have all its rows.
 
     Args:
         tracks: (m, rows), moved to the time of this frame.
-        boxes: corners (n, 4), classes (n,) and confidences (n,). Those that are not boxes (NaN, no area, a side of 1e6
+        boxes: those that are not boxes (NaN, no area, a side of 1e6
             pixels or more) and those below `low` are left out.
         now: seconds.
         before: time of the last frame: only tracks that it has shown are matched with weak boxes.
@@ -101,24 +128,37 @@ def follow(
             return after[:many], ids[:real], following
 
 
-def pair(ones: Array, others: Array, classes: tuple[Array, Array], least: float, margins: Array | None = None) -> Pairs:
-    """Pairs of boxes of one class with IoU >= least, which is their worth, from corners (m, 4) and (n, 4).
+def pair(
+    one: Boxes, other: Boxes, least: float, *, scale: tuple[float, float] = (0, 1), margins: Array | None = None
+) -> Pairs:
+    """The boxes of two frames that belong together: those of one class with IoU >= least, none in two pairs. The sum of
+    what the pairs are worth is the largest possible.
 
     Args:
+        one: corners (m, 4), classes (m,) and weights (m,).
+        other: n of them.
+        scale: a pair is worth the product of its weights, times how far its IoU is from the first to the second value.
         margins: (m,) pixels by which both boxes of a pair are extended on every side: wide for a box whose place is
-            uncertain (buffered IoU: Yang et al., 2023, arXiv:2211.14317).
+            uncertain (buffered IoU: Yang et al., 2023, arXiv:2211.14317); None: 0.
     """
-    one, other = (np.array(boxes.T, np.float64, order="C") for boxes in (ones, others))
-    count, room = len(ones), ROOM
-    grow = np.zeros(count) if margins is None else margins
-    starts, floats = np.zeros(count + 1, np.int64), np.empty((FLOATS, len(others)))
-    while count and len(others):
+    count, others, room = len(one[0]), len(other[0]), ROOM
+    if not (count and others):
+        return Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+    starts, mates, worths = np.empty(count + 1, np.int64), np.empty(count, np.int64), np.empty(count)
+    work = *_work(count, others), np.empty((4, others))
+    given = (
+        *(np.array(boxes[0], np.float32, order="C") for boxes in (one, other)),
+        np.zeros(count) if margins is None else margins,
+        *(np.array(boxes[1], np.int64) for boxes in (one, other)),
+        *(np.array(boxes[2], np.float32) for boxes in (one, other)),
+    )
+    while True:
         lists = _lists(room)
-        _function("track_pairs")(least, one, other, grow, *classes, starts, *lists, floats)
+        _function("track_pairs")(least, *scale, *given, mates, worths, starts, *lists, *work)
         if (room := int(starts[-1])) <= len(lists[0]):
             break
-    columns, worth = (values[: starts[-1]].copy() for values in _lists(ROOM))
-    return Pairs(np.arange(count).repeat(np.diff(starts)), columns, worth)
+    rows = (mates >= 0).nonzero()[0]
+    return Pairs(rows, mates.take(rows), worths.take(rows))
 
 
 def assign(pairs: Pairs) -> Pairs:

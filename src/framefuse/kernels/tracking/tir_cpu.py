@@ -2,10 +2,10 @@
 
     track_move       Kalman filters, any time on
     track_follow     a frame of ByteTrack or OC-SORT: which box continues which track, and the tracks after it
-    track_pairs      which boxes of two sets overlap
-    track_assign     the best of such pairs, none sharing a box with another
+    track_pairs      the boxes of two sets that belong together
+    track_assign     the best of any pairs, none sharing a box with another
 
-`rows.py` says what the rows of `tracks` and `boxes` hold. Pairs are lists by track: those of track i are
+`_tir_rows.py` says what the rows of `tracks` and `boxes` hold. Pairs are lists by track: those of track i are
 starts[i]..starts[i + 1] of `columns` (the box) and `worth`. Where they do not fit, they are only counted, and the
 caller comes again with more room.
 """
@@ -17,7 +17,7 @@ import math
 from tvm import tirx
 from tvm.script import tirx as T
 
-from .rows import (
+from ._tir_rows import (
     BOX_CLASS,
     BOX_CONFIDENCE,
     BOX_ROWS,
@@ -307,31 +307,49 @@ def track_move(steps: T.float64, tracks: T.Buffer(("count", "rows"), "float64", 
 
 @T.prim_func(s_tir=True)
 def track_pairs(
-    floor: T.float64, ones: T.Buffer((4, "count"), "float64", align=8),
-    others: T.Buffer((4, "boxes_count"), "float64", align=8), margins: T.Buffer(("count",), "float64", align=8),
+    floor: T.float64, zero: T.float64, full: T.float64, ones: T.Buffer(("count", 4), "float32", align=4),
+    others: T.Buffer(("boxes_count", 4), "float32", align=4), margins: T.Buffer(("count",), "float64", align=8),
     classes: T.Buffer(("count",), "int64", align=8), other_classes: T.Buffer(("boxes_count",), "int64", align=8),
+    weights: T.Buffer(("count",), "float32", align=4), other_weights: T.Buffer(("boxes_count",), "float32", align=4),
+    mates: T.Buffer(("count",), "int64", align=8), worths: T.Buffer(("count",), "float64", align=8),
     starts: T.Buffer(("ends",), "int64", align=8), columns: T.Buffer(("room",), "int64", align=8),
-    worth: T.Buffer(("room",), "float64", align=8), floats: T.Buffer((FLOATS, "boxes_count"), "float64", align=8),
+    worth: T.Buffer(("room",), "float64", align=8), offers: T.Buffer(("count",), "float64", align=8),
+    ints: T.Buffer((INTS, "boxes_count"), "int32", align=4),
+    floats: T.Buffer((FLOATS, "boxes_count"), "float64", align=8),
+    corners: T.Buffer((4, "boxes_count"), "float64", align=8),
 ):  # fmt: skip
-    """Pairs of one class with IoU >= floor, and that as their worth."""
+    """The best pairs of one class; one is worth its weights, by how far its IoU is from zero to full."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "track_pairs"})
     count = T.int32()
     boxes_count = T.int32()
     room = T.int32()
     place = T.alloc_buffer((4,), "float64")
+    at = T.alloc_buffer((5,), "int32")
+    length = T.alloc_buffer((2,), "float64")
     total = T.alloc_buffer((1,), "int32")
+    clear(count, boxes_count, mates, ints)
     total[0] = 0
+    for j in T.serial(boxes_count):
+        for axis in T.unroll(4):
+            corners[axis, j] = T.Cast("float64", others[j, axis])
     for i in T.serial(count):
         starts[i] = T.Cast("int64", total[0])
-        for row in T.unroll(4):
-            place[row] = ones[row, i]
-        share(place, others, 0, boxes_count, margins[i], floats)
+        for axis in T.unroll(4):
+            place[axis] = T.Cast("float64", ones[i, axis])
+        share(place, corners, 0, boxes_count, margins[i], floats)
         for j in T.serial(boxes_count):
             if T.And(floats[SHARED, j] > ZERO, classes[i] == other_classes[j]):
-                value: T.let = overlap(place, others, 0, j, margins[i], floats[SHARED, j])
+                value: T.let = overlap(place, corners, 0, j, margins[i], floats[SHARED, j])
                 if value >= floor:
-                    append(columns, worth, total, room, j, value)
+                    weight: T.let = T.Cast("float64", weights[i] * other_weights[j])
+                    append(columns, worth, total, room, j, weight * T.min((value - zero) / (full - zero), ONE))
     starts[count] = T.Cast("int64", total[0])
+    if total[0] <= room:
+        assign(count, starts, columns, worth, mates, offers, ints, floats, at, length)
+        for i in T.serial(count):
+            for k in T.serial(starts[i], starts[i + 1]):
+                if columns[k] == mates[i]:
+                    worths[i] = worth[k]
 
 
 @T.prim_func(s_tir=True)

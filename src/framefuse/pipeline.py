@@ -156,7 +156,7 @@ class Pipeline:
             self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
-            self._adapter = adapter_for(plan.settings, plan.card, info, views=self._viewer is not None)
+            self._adapter = adapter_for(plan.settings, plan.card, info, views=self._viewer is not None, gpu=plan.gpu)
             self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framefuse.adaptive import Blocks, Bridge, Governor, Limits, disagreement
+from framefuse.adaptive import Blocks, Bridge, Budget, Governor, Limits, disagreement
 from framefuse.prediction import Detections
 
 Scene = Callable[[int], Detections]
@@ -40,16 +40,25 @@ def swaying(number: int) -> Detections:
 class Run:
     """What becomes of a scene."""
 
-    def __init__(self, scene: Scene, frames: int, **limits: Any):
-        self.governor = Governor(Limits(**limits))
+    def __init__(self, scene: Scene, frames: int, budget: Budget | None = None, **limits: Any):
+        self.governor = Governor(Limits(**limits), budget=budget)
         self._blocks, self._scene = Blocks(self.governor, 0.0), scene
         self.results: list[Detections] = []
         self.inferred: list[bool] = []
         self.why: list[str] = []
         self.looks = 0
         for _ in range(frames):
-            self._look(self._blocks.arrived())
+            self.step()
+        if frames:
+            self.end()
+
+    def step(self) -> None:
+        """A frame comes."""
+        self._look(self._blocks.arrived())
+
+    def end(self) -> None:
         self._look(self._blocks.end())
+        scene, frames = self._scene, self._blocks.count
         truth = [scene(number) for number in range(frames)]
         lost = sum(disagreement(one, other) for one, other in zip(truth, self.results, strict=True))
         self.agreement = 1 - lost / max(1e-9, sum(float(one.confidence.sum()) for one in truth))
@@ -99,9 +108,26 @@ def test_the_agreement_asked_for_decides_how_much_is_inferred() -> None:
 
 
 def test_a_share_of_the_frames_is_kept() -> None:
-    run = Run(swaying, 3000, agreement=1.0, share=0.25)
+    run = Run(swaying, 3000, Budget(0.25), agreement=1.0)
     assert run.share < 0.33
     assert run.governor.agreement < 1.0
+
+
+def test_streams_share_a_budget_and_it_goes_where_it_gains_most() -> None:
+    budget = Budget(0.3)
+    runs = [Run(scene, 0, budget, agreement=1.0) for scene in (swaying, driving, lambda number: NOTHING)]
+    for _ in range(3000):
+        for run in runs:
+            run.step()
+    for run in runs:
+        run.end()
+        run.governor.end()
+    swung, drove, slept = (run.share for run in runs)
+    assert (swung + drove + slept) / 3 < 0.36, "in all"
+    assert swung > 0.5 > 0.3 > drove > 2 * slept
+    assert not budget.governors
+    alone = Run(swaying, 3000, Budget(0.3), agreement=1.0)
+    assert runs[0].agreement > alone.agreement + 0.05, "what the others do not need"
 
 
 def test_audits_take_little_and_look_at_skipped_frames() -> None:

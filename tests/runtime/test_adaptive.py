@@ -111,6 +111,15 @@ def test_several_sources_keep_their_own_blocks() -> None:
         assert not all(result.inferred for result in mine)
 
 
+def test_batches_that_are_never_full_are_not_waited_for(adapted: list[Result]) -> None:
+    """The frames of one stream that are held back ask for fewer rows than a batch has."""
+    begun = perf_counter()
+    results = run(STREET, adaptive=True, batch=32, batch_timeout=60.0)
+    assert perf_counter() - begun < 60
+    assert [result.frame for result in results] == [result.frame for result in adapted]
+    assert not all(result.inferred for result in results)
+
+
 def test_tracks_go_on_through_frames_that_were_not_inferred() -> None:
     results = run(STREET, adaptive=True, track=True)
     skipped = [result for result in results if not result.inferred]
@@ -171,7 +180,6 @@ def test_latency_shortens_blocks() -> None:
         ({"tiles": "2x2"}, UsageError, "beside tiles"),
         ({"stereo": "sbs"}, UsageError, "beside tiles"),
         ({"views": lambda frame, latest: [View()]}, UsageError, "beside tiles"),
-        ({"batch": 4}, UsageError, "batch 4"),
         ({"target_fps": 30, "adaptive": False}, UsageError, "add tiles=auto or adaptive"),
         ({"min_agreement": 0}, UsageError, "min_agreement"),
         ({"max_latency": -1}, UsageError, "max_latency"),
@@ -239,7 +247,7 @@ def test_a_power_limit_looks_once_a_second() -> None:
 def test_less_is_inferred_above_the_power_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     free = run(STREET, adaptive=True)
     counter = Counter("cpu", "test", value=lambda: 1000 * perf_counter())  # a device that draws a kilowatt
-    monkeypatch.setattr(adaptive, "_counter", lambda: counter)
+    monkeypatch.setattr(adaptive, "_counter", lambda gpu: counter)
     monkeypatch.setattr(adaptive, "POWER_SECONDS", 0.02)
     pipeline = Pipeline(STREET, "scout-n", adaptive=True, max_power=20)
     results = list(pipeline)

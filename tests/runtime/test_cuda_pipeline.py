@@ -311,3 +311,23 @@ def test_bodies_have_the_masks_of_the_cpu_reference(tmp_path: Path) -> None:
         classes |= set(np.unique(second.class_id).tolist())
     assert np.mean(body) > 0.1 and len(classes) >= 5, (body, classes)
     assert ("postprocess", "d2h", "results") in copies
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_adaptive_compute_keeps_frames_on_the_gpu(tmp_path: Path, batch: int) -> None:
+    """More frames wait than NVDEC has surfaces; what the model sees is what it sees without."""
+    clips = [tmp_path / f"{seed}.mp4" for seed in (1, 2)]
+    for seed, path in enumerate(clips):
+        squares_clip(path, frames=90, size=(640, 360), seed=seed)
+    options: dict[str, Any] = {"batch": batch, "readers": 2, "project": tmp_path, "save": True, "exist_ok": True}
+    options |= ON_THE_GPU
+    plain = {(found.frame.source_id, found.frame.index): found for found in Pipeline(clips, "squares", **options)}
+    results = list(Pipeline(clips, "squares", adaptive=True, **options))
+    assert len(results) == len(plain) == 180 and 0 < sum(result.inferred for result in results) < 180
+    for path in clips:
+        mine = [result for result in results if result.frame.source_id == str(path)]
+        assert [result.frame.index for result in mine] == list(range(90))
+    for result in results:
+        expected = plain[result.frame.source_id, result.frame.index].detections
+        if result.inferred:
+            assert np.allclose(np.sort(result.detections.xyxy, 0), np.sort(expected.xyxy, 0), atol=1)

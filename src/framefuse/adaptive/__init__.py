@@ -8,7 +8,7 @@ blocks.py         the frames of a source, from their arrival to their results
 from __future__ import annotations
 
 from framefuse.adaptive.blocks import Blocks
-from framefuse.adaptive.governor import Governor, Limits
+from framefuse.adaptive.governor import Budget, Governor, Limits
 from framefuse.adaptive.interpolation import Bridge, disagreement
 
-__all__ = ["Blocks", "Bridge", "Governor", "Limits", "disagreement"]
+__all__ = ["Blocks", "Bridge", "Budget", "Governor", "Limits", "disagreement"]

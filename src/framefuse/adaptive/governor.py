@@ -31,8 +31,8 @@ START = 0.25
 """The first price, times the tolerance."""
 RATE = 0.003
 """Change of the price a frame, as a share, where the agreement is off by all of its tolerance."""
-HASTE = -10.0
-"""The same, in tolerances, while more is inferred than allowed."""
+HASTE = 0.05
+"""Change of the price of a budget a frame, as a share, where twice as much is inferred as allowed, or nothing."""
 CREDIT = 3.0
 """How far the price falls below the first one where little is lost, so that a calm scene pays little for a crowd."""
 CHEAPEST, DEAREST = 0.3, 300.0
@@ -55,25 +55,59 @@ class Limits:
     """Least share of the objects, weighted by confidence, that are found as inferring every frame would find them."""
     ahead: int = 16
     """Longest block, in frames; 1: every frame is inferred."""
-    share: float = 1.0
-    """Most frames to infer, of all; comes before `agreement`."""
+
+
+class Budget:
+    """Compute that the governors of all streams share: one price, so that a look goes to the stream that loses most
+    without it.
+
+    Args:
+        share: most frames to infer, of all of them; comes before the agreement.
+
+    Attributes:
+        price: the highest that any of them may pay.
+        governors: of the streams that run.
+    """
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share, self.price = share, DEAREST
+        self.governors: list[Governor] = []
+        self._looks, self._frames = 0.0, 1e-9
+        """Frames that were inferred, and all, lately."""
+
+    def looked(self) -> None:
+        """Count a frame that is inferred."""
+        self._looks += 1
+
+    def passed(self, frames: int) -> None:
+        """Count frames of one stream whose results are known."""
+        step = frames / max(1, len(self.governors))
+        fade = math.exp(-step / MEMORY)
+        self._looks, self._frames = fade * self._looks, fade * self._frames + frames
+        highest = max((governor.price for governor in self.governors), default=DEAREST)
+        over = self._looks / (self.share * self._frames) - 1
+        price = min(highest, self.price) * math.exp(-HASTE * step * max(-1.0, min(1.0, over)))
+        self.price = max(CHEAPEST, price if over > 0 else max(price, self.price))
 
 
 class Governor:
     """Decides for one source.
 
+    Args:
+        budget: shared with other streams; None: no limit.
+
     Attributes:
         audits: frames that were audited.
+        price: what a look may cost for the agreement that is asked for.
         why: reason of the last decision about a block.
     """
 
-    def __init__(self, limits: Limits, *, seed: int = 0) -> None:
-        self._limits, self._random = limits, Random(seed)
-        self._first = self._price = min(DEAREST, START / (1 - limits.agreement + 1e-3))
+    def __init__(self, limits: Limits, *, budget: Budget | None = None, seed: int = 0) -> None:
+        self._limits, self._budget, self._random = limits, budget or Budget(), Random(seed)
+        self._budget.governors.append(self)
+        self._first = self.price = min(DEAREST, START / (1 - limits.agreement + 1e-3))
         self._lost = self._seen = 0.0
         """Objects expected to be lost, and all, lately."""
-        self._looks, self._frames = 0.0, 1e-9
-        """Frames that were inferred, and all, lately."""
         self._inferred = self._compared = self.audits = 0
         self._expected = self._observed = 0.1
         """Losses of frames that were looked at, lately; their ratio corrects EXPECTED."""
@@ -93,13 +127,14 @@ class Governor:
 
     def looked(self) -> None:
         """Count a frame that is inferred."""
-        self._looks, self._inferred = self._looks + 1, self._inferred + 1
+        self._budget.looked()
+        self._inferred += 1
 
     def split(self, bridge: Bridge) -> int | None:
         """The frame to infer next, by its distance from the first end; None: the block is accepted."""
         gap = bridge.gap
         loss = _expected(bridge) * self._observed / self._expected if gap > 1 else 0.0
-        if gap > 1 and (self._hold > 0 or loss * (gap - 1) * self._price > 1):
+        if gap > 1 and (self._hold > 0 or loss * (gap - 1) * min(self.price, self._budget.price) > 1):
             return gap // 2
         self.why = f"{gap} frames alike" if gap > 1 else "every frame counts"
         if self._hold > 0:
@@ -129,23 +164,27 @@ class Governor:
 
     def late(self) -> None:
         """A frame came too late, or the device is over its power: infer fewer."""
-        self._price = max(CHEAPEST, self._price / 2)
+        self.price = max(CHEAPEST, self.price / 2)
+
+    def end(self) -> None:
+        """The stream has ended."""
+        self._budget.governors.remove(self)
 
     def _accept(self, bridge: Bridge, loss: float) -> None:
         gap, limits, objects = bridge.gap, self._limits, 1 + bridge.objects
         fade, self._ahead = math.exp(-gap / MEMORY), 2 * gap
         self._lost = fade * self._lost + loss * (gap - 1) * objects
         self._seen = fade * self._seen + gap * objects
-        self._looks, self._frames = fade * self._looks, fade * self._frames + gap
         if self._hold:
             self._hold = max(0, self._hold - gap)
         else:
             self._next_hold = max(HOLD, self._next_hold - gap)
         off = min(1.0, (1 - self.agreement) / max(1e-3, 1 - limits.agreement) - 1)
-        least = self._first / CREDIT
-        if limits.share < 1 and self._looks > limits.share * self._frames:
-            off, least = HASTE, CHEAPEST
-        self._price = max(min(least, self._price), min(DEAREST, self._price * math.exp(RATE * gap * off)))
+        if self._budget.price < self.price:
+            off = min(0.0, off)  # a higher one would buy nothing
+        least = min(self._first / CREDIT, self.price)
+        self.price = max(least, min(DEAREST, self.price * math.exp(RATE * gap * off)))
+        self._budget.passed(gap)
 
 
 def _expected(bridge: Bridge) -> float:

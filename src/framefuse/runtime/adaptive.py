@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from framefuse.adaptive import Blocks, Governor, Limits
+from framefuse.adaptive import Blocks, Budget, Governor, Limits
 from framefuse.adaptive.blocks import Ready
 from framefuse.common.text import counted
 from framefuse.errors import CapabilityError, UsageError
@@ -31,29 +31,30 @@ LIVE_LATENCY = 0.3
 """Seconds for which frames of a live source are held back, unless `max_latency` says otherwise."""
 POWER_SECONDS = 1.0
 """Interval at which the power is compared with its limit."""
+FULL = 3
+"""Blocks of a source that may wait at a time."""
 Group = tuple[list[Frame], int]
 """Rows that run in one batch, and the places that they take in it."""
 
 
-def adapter_for(settings: Settings, card: Card, info: SourceInfo, *, views: bool) -> Adapter | None:
+def adapter_for(
+    settings: Settings, card: Card, info: SourceInfo, *, views: bool, gpu: int | None = None
+) -> Adapter | None:
     """What adapts the compute, if the settings ask for it.
 
     Args:
         info: facts of the first source.
         views: frames are split into views.
+        gpu: the GPU that is used; None: the CPU.
 
     Raises:
         UsageError: the settings contradict each other.
-        CapabilityError: the model or the device cannot be adapted.
+        CapabilityError: the model cannot be adapted, or nothing measures the power that `max_power` limits.
     """
     if not settings.adaptive:
         return None
     if views:
         raise UsageError("adaptive was asked for beside tiles, roi, stereo or views", remedy="choose one of them")
-    if settings.batch > 1:
-        raise UsageError(f"adaptive was asked for with batch {settings.batch}", remedy="leave batch out")
-    if settings.on_gpu:
-        raise CapabilityError("adaptive compute runs on the CPU only so far", remedy="use --device cpu")
     if card.task != "detect":
         raise CapabilityError(f"adaptive compute needs boxes, and {card.path.name} gives masks", remedy="leave it out")
     ahead = Limits.ahead
@@ -61,17 +62,22 @@ def adapter_for(settings: Settings, card: Card, info: SourceInfo, *, views: bool
         held = settings.max_latency or LIVE_LATENCY
         ahead = max(1, min(ahead, int(held * rate_of(info) / settings.vid_stride / 2)))
     limits = Limits(settings.min_agreement, ahead)
-    power = PowerLimit(settings.max_power, _counter()) if settings.max_power else None
+    power = PowerLimit(settings.max_power, _counter(gpu)) if settings.max_power else None
     return Adapter(limits, conf=least_confidence(settings), max_latency=settings.max_latency, power=power)
 
 
-def _counter() -> Counter:
-    """What measures the power of the CPU.
+def held_by(settings: Settings) -> int:
+    """Most frames of a source that wait for their results beside those in batches."""
+    return FULL * Limits.ahead + 1 if settings.adaptive else 0
+
+
+def _counter(gpu: int | None) -> Counter:
+    """What measures the power of the device.
 
     Raises:
         CapabilityError: nothing here does.
     """
-    counter = find_counters()[0]
+    counter = find_counters(gpu)[0]
     counter.read()
     if counter.missing:
         raise CapabilityError(f"max_power needs a power counter: {counter.missing}", remedy="leave max_power out")
@@ -123,15 +129,17 @@ class Adapter:
         self._current: dict[Hashable, _Stream] = {}
         """What each reader reads now."""
         self._due: list[Group] = []
+        self._program: Program | None = None
+        self._budget = Budget()
         self._begun = self._frames = self._inferred = self._late = self._audits = self._hot = 0
         self._agreed = 0.0
         """Expected agreement of the streams that have ended, times their frames."""
 
     def keep_up(self, program: Program, rate: float | None) -> None:
         """Leave time for so many frames per second, by the time of the model on an idle program; None: any number."""
+        self._program = program
         if rate:
-            share = 1 / (rate * program.row_seconds())
-            self._limits = replace(self._limits, share=min(1.0, share))
+            self._budget.share = min(1.0, 1 / (rate * program.row_seconds()))
 
     def rows(self, frame: Frame, reader: Hashable) -> list[Group]:
         """The frame, if the model is to see it at once."""
@@ -140,7 +148,7 @@ class Adapter:
         if stream is None or stream.key != key:
             if stream is not None:
                 self._end(stream)
-            stream = _Stream(key, Blocks(Governor(self._limits, seed=self._begun), self._conf))
+            stream = _Stream(key, Blocks(Governor(self._limits, budget=self._budget, seed=self._begun), self._conf))
             self._begun += 1
             self._current[reader] = stream
             self._streams.append(stream)
@@ -174,7 +182,7 @@ class Adapter:
     @property
     def full(self) -> bool:
         """Whether so many frames are held back that the model has to come first."""
-        return any(len(stream.held) > 3 * self._limits.ahead for stream in self._streams)
+        return any(len(stream.held) > FULL * self._limits.ahead for stream in self._streams)
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
         """One result for each frame, in the order of those of its source."""
@@ -190,6 +198,7 @@ class Adapter:
                 yield self._passed(stream, ready)
             if not stream.held and stream not in self._current.values():
                 self._streams.remove(stream)
+                stream.blocks.governor.end()
                 self._agreed += stream.blocks.governor.agreement * stream.blocks.count
                 self._audits += stream.blocks.governor.audits
 
@@ -225,5 +234,6 @@ class Adapter:
         if ready.inferred:
             found = stream.results.pop(ready.number)
             return found._replace(result=replace(found.result, why=ready.why))
-        info, arrival = FrameInfo.of(frame), frame.arrival
-        return FrameResult(Result(info, ready.detections, arrival=arrival, inferred=False, why=ready.why), frame)
+        result = Result(FrameInfo.of(frame), ready.detections, arrival=frame.arrival, inferred=False, why=ready.why)
+        assert self._program is not None
+        return FrameResult(result, self._program.passed(frame))

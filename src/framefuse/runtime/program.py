@@ -205,6 +205,10 @@ class Program(ABC):
             yield FrameResult(Result(info, detections, self._rung, timings, arrival, masks), frame)
 
     @abstractmethod
+    def passed(self, frame: Frame) -> Frame | None:
+        """What sinks get of a frame that the model does not see. Its lease is released, unless they get the frame."""
+
+    @abstractmethod
     def _wait(self, flight: Any, timeout: float | None) -> bool:
         """Wait for a batch; False after `timeout` seconds."""
 
@@ -308,12 +312,15 @@ class HostProgram(Program):
             pool.submit(slot)
         finally:
             self._starting = None
-        kept: list[Frame | None] = list(frames) if self.keep_frames else [None] * len(frames)
-        if not self.keep_frames:
-            for frame in frames:
-                if frame.lease is not None:
-                    frame.lease.release()
+        kept = [self.passed(frame) for frame in frames]
         self._in_flight.append(InFlightBatch(slot, pool, self._submitted(frames, kept, started, submitted), placements))
+
+    def passed(self, frame: Frame) -> Frame | None:
+        if self.keep_frames:
+            return frame
+        if frame.lease is not None:
+            frame.lease.release()
+        return None
 
     @property
     def request(self) -> object | None:

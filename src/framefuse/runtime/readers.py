@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.config import Settings
+from framefuse.runtime.adaptive import held_by
 from framefuse.sources import SharedList, Source, SourceOptions, is_camera, open_source, videos_in
 from framefuse.sources.source import SCHEMES
 
@@ -47,11 +48,12 @@ def count(source: Any) -> int:
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     """Open what a run reads at the same time: the readers of a shared list, several live sources, or one source."""
+    waiting = held_by(settings)  # beside one batch in the batcher and two in flight
     shared = {field.name for field in fields(SourceOptions)} & Settings.model_fields.keys() - {"device"}
     options = SourceOptions(
         **{name: getattr(settings, name) for name in shared},
         device="cuda" if settings.on_gpu else "cpu",
-        held=1 if batch == 1 else batch * 3 + settings.queue,  # one batch in the batcher, two in flight
+        held=1 if batch == 1 and not waiting else batch * 3 + settings.queue + waiting,
     )
     if isinstance(source, SharedList):
         return source.open(options)

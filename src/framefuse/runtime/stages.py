@@ -126,18 +126,26 @@ def _infer(
             for batch in batcher.add(*group, shape=shape, reader=frames.turn, now=now, places=places):
                 yield from program.submit(batch)
 
-    def ended() -> Iterator[FrameResult]:
-        """The results of all that came."""
+    def flushed() -> Iterator[FrameResult]:
         for batch in batcher.flush():
             yield from program.submit(batch)
+
+    def ended() -> Iterator[FrameResult]:
+        """The results of all that came."""
+        yield from flushed()
         yield from program.drain()
         while adapter is not None and (due := adapter.finish()):
             yield from submitted(due)
+            yield from flushed()
             yield from program.drain()
 
     try:
         while True:
-            while adapter is not None and adapter.full and program.in_flight:
+            while adapter is not None and adapter.full:
+                if not program.in_flight:  # what is waited for may be in a batch that is not full
+                    yield from flushed()
+                if not program.in_flight:
+                    break
                 yield from program.finish()
                 yield from submitted(adapter.more())
             deadline = monotonic() if program.in_flight else batcher.deadline  # of what is due next; None: nothing is

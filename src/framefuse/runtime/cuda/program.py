@@ -125,6 +125,14 @@ class CudaProgram(Program):
         self.ledger.frame(sum(new))
         flight.batch = self._submitted(frames, kept, started, submitted)
 
+    def passed(self, frame: Frame) -> Frame | None:
+        with self._translating_errors("copy a frame to the host"):
+            kept = self._to_host(frame) if self.keep_frames else None
+        if frame.lease is not None:
+            frame.lease.release()
+        self.ledger.frame(1)
+        return kept
+
     def _wait(self, flight: InFlightBatch, timeout: float | None) -> bool:
         with self._translating_errors("finish a batch"):
             return flight.captured.wait(timeout)

@@ -3,7 +3,7 @@
 #
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
-# first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines fleet faults.
+# first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines adaptive fleet faults.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -33,7 +33,7 @@ TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program views central memory network11 precision"
-SECOND="accuracy+parity tests files ledger engines fleet faults" # tests and faults take all of the GPU's memory
+SECOND="accuracy+parity tests files ledger engines adaptive fleet faults" # tests and faults take all of the GPU's memory
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
     tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
 STEPS=()
@@ -194,6 +194,8 @@ run_fleet() { # a second GPU where CUDA shows one
     ! "$PYTHON" -c 'import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 2)' || plans+=(0,0,0,1,1,1)
     bench fleet 300 gpu.fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 300 --files "${FLEET_FILES:-48}" --repeat 6
 }
+
+run_adaptive() { bench adaptive 240 gpu.adaptive; }
 
 run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu.faults; }
 

@@ -195,7 +195,7 @@ run_fleet() { # a second GPU where CUDA shows one
     bench fleet 300 gpu.fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 300 --files "${FLEET_FILES:-48}" --repeat 6
 }
 
-run_adaptive() { bench adaptive 240 gpu.adaptive; }
+run_adaptive() { bench adaptive 420 gpu.adaptive; }
 
 run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu.faults; }
 

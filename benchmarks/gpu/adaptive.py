@@ -17,6 +17,7 @@ import multiprocessing
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +26,7 @@ from benchmarks.adaptive import CLIPS, CONF, MOST, SIZE, write
 from benchmarks.protocol import save
 from framefuse import Pipeline
 from framefuse.cuda import device
-from framefuse.lab.evaluation import open_data
+from framefuse.lab.evaluation import Labels, open_data
 from framefuse.lab.evaluation.counters import BoxCounter
 from framefuse.runtime.power import gpu_counter
 from framefuse.world import World
@@ -55,13 +56,20 @@ def opened(source: Any, options: dict[str, Any], **more: Any) -> Pipeline:
     return Pipeline(source, **{"model": MODEL, "device": "cuda", **options, **more})
 
 
+@cache
+def truth(seed: int) -> tuple[list[str], list[Labels]]:
+    """Names of the classes, and what is in each frame."""
+    data = open_data(uri_of(seed))
+    return [data.names[key] for key in sorted(data.names)], [data.labels(key) for key in data.keys]
+
+
 def score(seed: int, folder: Path, options: dict[str, Any]) -> tuple[float, float]:
     """mAP 50:95 in percent, and the share of the frames that were inferred."""
-    data = open_data(uri_of(seed))
-    counter = BoxCounter([data.names[key] for key in sorted(data.names)], max_det=MOST)
+    names, labels = truth(seed)
+    counter = BoxCounter(names, max_det=MOST)
     results = list(opened(made(seed, folder), options, conf=CONF, max_det=MOST))
-    for key, result in zip(data.keys, results, strict=True):
-        counter.add(data.labels(key), result.detections)
+    for label, result in zip(labels, results, strict=True):
+        counter.add(label, result.detections)
     return 100 * counter.scores().map50_95, sum(result.inferred for result in results) / len(results)
 
 
@@ -130,16 +138,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     logging.disable(logging.WARNING)
+    begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
             clips = list(pool.map(made, SEEDS, [folder] * len(SEEDS)))
-        print("clips are there", flush=True)
+        print(f"clips are there after {time.perf_counter() - begun:.0f} s", flush=True)
         rows: dict[str, dict[str, Any]] = {}
         for policy, options in POLICIES.items():
             scores = [score(seed, folder, options) for seed in SEEDS[:SCORED]]
             rows[policy] = {"map": median(value for value, _ in scores), "scores": scores, "runs": []}
-            print(policy, scores, flush=True)
+            print(f"{time.perf_counter() - begun:.0f} s: {policy} {scores}", flush=True)
         device.cupy().zeros(1)
         resting = idle()
         print("idle", resting, flush=True)
@@ -147,7 +156,7 @@ def main() -> None:
         for _ in range(args.rounds):
             for policy, options in POLICIES.items():
                 rows[policy]["runs"].append(paced(files, options, args, folder))
-                print(policy, rows[policy]["runs"][-1], flush=True)
+                print(f"{time.perf_counter() - begun:.0f} s: {policy} {rows[policy]['runs'][-1]}", flush=True)
     for row in rows.values():
         row |= {key: median(run[key] for run in row["runs"]) for key in row["runs"][0]}
         row["joules_above_idle"] = (row["watts"] - resting) / row["fps"]

@@ -83,6 +83,8 @@ def work(files: list[Path], options: dict[str, Any], rate: float, counts: Any, n
         ahead = begun + done / rate - time.perf_counter()
         if ahead > 0.002:
             time.sleep(ahead)
+        elif ahead < -0.1:  # what is late is not made up for
+            begun -= ahead
 
 
 def paced(files: list[Path], options: dict[str, Any], args: argparse.Namespace, folder: Path) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -110,17 +111,17 @@ def test_boxes_that_belong_together_are_found(seed: int, count: int, others: int
         np.concatenate((corner := rng.uniform(0, 100, (n, 2)), corner + rng.uniform(1, 60, (n, 2))), axis=1)
         for n in (count, others)
     )
-    classes, margins = (rng.integers(0, 2, count), rng.integers(0, 2, others)), rng.uniform(0, 8, count)
+    classes, drift = (rng.integers(0, 2, count), rng.integers(0, 2, others)), rng.uniform(0, 0.2)
     weights, grid = (rng.random(count), rng.random(others)), np.zeros((count, others))
     for row in range(count):
         for column in range(others):
-            grow = margins[row] * np.array([-1, -1, 1, 1])
+            grow = drift * math.sqrt((ones[row, 2:] - ones[row, :2]).prod()) * np.array([-1, -1, 1, 1])
             a, b = ones[row] + grow, twos[column] + grow
             common = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None).prod()
             iou = common / ((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - common)
             if iou >= 0.2 and classes[0][row] == classes[1][column]:
                 grid[row, column] = min(1, (iou - 0.1) / 0.7) * weights[0][row] * weights[1][column]
-    found = pair((ones, classes[0], weights[0]), (twos, classes[1], weights[1]), 0.2, scale=(0.1, 0.8), margins=margins)
+    found = pair((ones, classes[0], weights[0]), (twos, classes[1], weights[1]), 0.2, scale=(0.1, 0.8), drift=drift)
     assert len(set(found.rows)) == len(set(found.columns)) == len(found.rows)
     assert found.worth == pytest.approx(grid[found.rows, found.columns], abs=1e-4)
     assert found.worth.sum() == pytest.approx(grid[linear_sum_assignment(-grid)].sum(), abs=1e-4)

@@ -69,10 +69,9 @@ class Bridge:
     def _pairs(self) -> tuple[Array, Array]:
         """Indices of the boxes of the first frame, and of their continuations in the last."""
         first, last = self.first, self.last
-        sides = first.xyxy[:, 2:] - first.xyxy[:, :2]
-        margins = DRIFT * self.gap * np.sqrt(np.maximum(sides[:, 0] * sides[:, 1], 0), dtype=np.float64)
         begin = first.xyxy, first.class_id, np.sqrt(first.confidence)
-        found = pair(begin, (last.xyxy, last.class_id, np.sqrt(last.confidence)), OVERLAP, margins=margins)
+        end = last.xyxy, last.class_id, np.sqrt(last.confidence)
+        found = pair(begin, end, OVERLAP, drift=DRIFT * self.gap)
         return found.rows, found.columns
 
     @cached_property
@@ -88,12 +87,12 @@ class Bridge:
         """(6,) what makes the frames between hard to guess, each per object: 1, the share of objects that only one end
         has, motion in their own sizes, change of confidence; then the distance, and the number of objects."""
         first, last, (rows, columns) = self.first, self.last, self._pairs
-        count = 1 + self.objects
-        ones, others = first.xyxy[rows].astype(np.float64), last.xyxy[columns].astype(np.float64)
-        before, after = first.confidence[rows], last.confidence[columns]
-        size = np.sqrt(np.maximum((ones[:, 2:] - ones[:, :2]).prod(1), 1.0))
-        moved = float(((before + after) / 2 * np.abs(others - ones).mean(1) / size).sum())
-        single = float(first.confidence.sum() - before.sum() + last.confidence.sum() - after.sum()) / 2
+        count, ones = 1 + self.objects, first.xyxy.take(rows, 0)
+        before, after = first.confidence.take(rows), last.confidence.take(columns)
+        sides, both = ones[:, 2:] - ones[:, :2], before + after
+        size = np.sqrt(np.maximum(sides[:, 0] * sides[:, 1], 1.0))
+        moved = float(both @ (np.abs(last.xyxy.take(columns, 0) - ones).sum(1) / size)) / 8
+        single = self.objects - float(both.sum()) / 2
         changed = float(np.abs(before - after).sum())
         return np.array((1.0, single / count, moved / count, changed / count, self.gap / LONG, self.objects / BUSY))
 

@@ -128,9 +128,7 @@ def follow(
             return after[:many], ids[:real], following
 
 
-def pair(
-    one: Boxes, other: Boxes, least: float, *, scale: tuple[float, float] = (0, 1), margins: Array | None = None
-) -> Pairs:
+def pair(one: Boxes, other: Boxes, least: float, *, scale: tuple[float, float] = (0, 1), drift: float = 0) -> Pairs:
     """The boxes of two frames that belong together: those of one class with IoU >= least, none in two pairs. The sum of
     what the pairs are worth is the largest possible.
 
@@ -138,8 +136,8 @@ def pair(
         one: corners (m, 4), classes (m,) and weights (m,).
         other: n of them.
         scale: a pair is worth the product of its weights, times how far its IoU is from the first to the second value.
-        margins: (m,) pixels by which both boxes of a pair are extended on every side: wide for a box whose place is
-            uncertain (buffered IoU: Yang et al., 2023, arXiv:2211.14317); None: 0.
+        drift: both boxes of a pair are extended on every side, by so many times the size of the first (buffered IoU:
+            Yang et al., 2023, arXiv:2211.14317).
     """
     count, others, room = len(one[0]), len(other[0]), ROOM
     if not (count and others):
@@ -148,13 +146,12 @@ def pair(
     work = *_work(count, others), np.empty((4, others))
     given = (
         *(np.array(boxes[0], np.float32, order="C") for boxes in (one, other)),
-        np.zeros(count) if margins is None else margins,
         *(np.array(boxes[1], np.int64) for boxes in (one, other)),
         *(np.array(boxes[2], np.float32) for boxes in (one, other)),
     )
     while True:
         lists = _lists(room)
-        _function("track_pairs")(least, *scale, *given, mates, worths, starts, *lists, *work)
+        _function("track_pairs")(least, *scale, drift, *given, mates, worths, starts, *lists, *work)
         if (room := int(starts[-1])) <= len(lists[0]):
             break
     rows = (mates >= 0).nonzero()[0]

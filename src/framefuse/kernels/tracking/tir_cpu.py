@@ -307,8 +307,8 @@ def track_move(steps: T.float64, tracks: T.Buffer(("count", "rows"), "float64", 
 
 @T.prim_func(s_tir=True)
 def track_pairs(
-    floor: T.float64, zero: T.float64, full: T.float64, ones: T.Buffer(("count", 4), "float32", align=4),
-    others: T.Buffer(("boxes_count", 4), "float32", align=4), margins: T.Buffer(("count",), "float64", align=8),
+    floor: T.float64, zero: T.float64, full: T.float64, drift: T.float64,
+    ones: T.Buffer(("count", 4), "float32", align=4), others: T.Buffer(("boxes_count", 4), "float32", align=4),
     classes: T.Buffer(("count",), "int64", align=8), other_classes: T.Buffer(("boxes_count",), "int64", align=8),
     weights: T.Buffer(("count",), "float32", align=4), other_weights: T.Buffer(("boxes_count",), "float32", align=4),
     mates: T.Buffer(("count",), "int64", align=8), worths: T.Buffer(("count",), "float64", align=8),
@@ -326,6 +326,7 @@ def track_pairs(
     place = T.alloc_buffer((4,), "float64")
     at = T.alloc_buffer((5,), "int32")
     length = T.alloc_buffer((2,), "float64")
+    grow = T.alloc_buffer((1,), "float64")
     total = T.alloc_buffer((1,), "int32")
     clear(count, boxes_count, mates, ints)
     total[0] = 0
@@ -336,10 +337,11 @@ def track_pairs(
         starts[i] = T.Cast("int64", total[0])
         for axis in T.unroll(4):
             place[axis] = T.Cast("float64", ones[i, axis])
-        share(place, corners, 0, boxes_count, margins[i], floats)
+        grow[0] = drift * T.sqrt(T.max((place[2] - place[0]) * (place[3] - place[1]), ZERO))
+        share(place, corners, 0, boxes_count, grow[0], floats)
         for j in T.serial(boxes_count):
             if T.And(floats[SHARED, j] > ZERO, classes[i] == other_classes[j]):
-                value: T.let = overlap(place, corners, 0, j, margins[i], floats[SHARED, j])
+                value: T.let = overlap(place, corners, 0, j, grow[0], floats[SHARED, j])
                 if value >= floor:
                     weight: T.let = T.Cast("float64", weights[i] * other_weights[j])
                     append(columns, worth, total, room, j, weight * T.min((value - zero) / (full - zero), ONE))

@@ -70,6 +70,16 @@ PRICE, DISTANCE, SHARED = range(FLOATS)
 COUNT, ROW, COLUMN, BEFORE, END = range(5)
 NEXT, TRACKS, ROOM = range(3)
 
+ARCSINE = (
+    1.5707963050,
+    -0.2145988016,
+    0.0889789874,
+    -0.0501743046,
+    0.0308918810,
+    -0.0170881256,
+    0.0066700901,
+    -0.0012624911,
+)
 HUGE = 1e300
 ONE, ZERO = tirx.const(1.0, "float64"), tirx.const(0.0, "float64")
 
@@ -247,6 +257,15 @@ def reference(tracks, i, earliest, axis):
     """The centre from which a direction counts: that of the oldest observation since `earliest`, or the newest one."""
     number = sum((tracks[i, TIMES + k] >= earliest).astype("int32") for k in range(1, REMEMBERED))
     return tracks[i, CENTRES + REMEMBERED * axis + number]
+
+
+def arcsine(x):
+    """Within 2e-8 (Abramowitz and Stegun, 4.4.46); a call of libm's would have to be linked."""
+    size, total = tirx.max(x, -x), ZERO
+    for term in reversed(ARCSINE):
+        total = total * size + f64(term)
+    angle = f64(math.pi / 2) - tirx.sqrt(ONE - size) * total
+    return tirx.Select(x < ZERO, -angle, angle)
 
 
 def length_of(x, y):
@@ -460,7 +479,7 @@ def track_follow(
                                     x: T.let = boxes[0, j] - centre[0]
                                     y: T.let = boxes[1, j] - centre[1]
                                     along: T.let = tracks[i, DIRECTION] * x + tracks[i, DIRECTION + 1] * y
-                                    angle: T.let = T.asin(T.max(T.min(along / length_of(x, y), ONE), -ONE))
+                                    angle: T.let = arcsine(T.max(T.min(along / length_of(x, y), ONE), -ONE))
                                     both: T.let = value + angle * f64(INERTIA / math.pi) * boxes[BOX_CONFIDENCE, j]
                                     append(columns, worth, total, room, j, T.max(both, f64(LEAST)))
             starts[count] = T.Cast("int64", total[0])

@@ -37,6 +37,7 @@ from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
 from framefuse.runtime.choices import choose_rung
 from framefuse.runtime.job import options_of, plan_job
+from framefuse.runtime.ladder import rungs_below, with_rungs
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
@@ -133,11 +134,11 @@ class Pipeline:
         self._lock = threading.Lock()
         if settings.show:
             load_opencv()
-        rung: list[str] = []
+        rung, lower = list[str](), None
         if isinstance(model, Model):
             self.card = model.card
         else:
-            path, settings, rung = choose_rung(DEFAULT_MODEL if model is None else model, settings)
+            path, settings, rung, lower = choose_rung(DEFAULT_MODEL if model is None else model, settings)
             self.card = read_card(find_model(path))
         self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
         self.inputs += [settings.zones] if settings.zones else []
@@ -162,14 +163,17 @@ class Pipeline:
             self._events = events_for(plan.settings, plan.card, self._info_of)
             own = self._events.sink if self._events else None
             self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own)
-            self._program = plan.make_program(
-                self.engine,
-                keep_frames=any(sink.needs_frame for sink in self._make_sinks(info)),
-                recorder=self._recorder,
-                closes_engine=opens,
-                observe=observe,
-            )
+            given: dict[str, Any] = {
+                "keep_frames": any(sink.needs_frame for sink in self._make_sinks(info)),
+                "recorder": self._recorder,
+                "observe": observe,
+            }
+            self._program = plan.make_program(self.engine, closes_engine=opens, **given)
             opened.callback(self._program.close)
+            if self._adapter and self._adapter.guards:
+                lower = rungs_below(self.card, plan) if lower is None else lower
+                self._program = with_rungs(self._program, plan, lower, info, **given)
+                opened.callback(self._program.close)
             self._keep_up(plan.settings, [info])
             self._prepare(info)
             if live:

@@ -13,12 +13,14 @@ import pytest
 from PIL import Image
 
 from framefuse import Pipeline, View
-from framefuse.adaptive import disagreement
-from framefuse.errors import CapabilityError, UsageError
+from framefuse.adaptive import disagreement, guard
+from framefuse.adaptive.ladder import Ladder, Rung
+from framefuse.common.machine import cpu_model
+from framefuse.errors import CapabilityError, ConfigError, UsageError
 from framefuse.lab.evaluation import validate
 from framefuse.prediction import Result
 from framefuse.runtime import adaptive
-from framefuse.runtime.adaptive import PowerLimit
+from framefuse.runtime.adaptive import DeviceLimits
 from framefuse.runtime.power import Counter, find_counters
 from servers import Server
 
@@ -234,13 +236,21 @@ def test_a_live_source_loses_no_frame_and_stays_young() -> None:
     assert len(numbers) > 0.8 * (numbers[-1] - numbers[0])
 
 
-def test_a_power_limit_looks_once_a_second() -> None:
+def test_the_limits_of_the_device_are_looked_at_once_a_second() -> None:
     clock = iter([0.0, 0.5, 1.0, 1.0, 1.5, 2.1, 2.1])
     joules = iter([0.0, 40.0, 45.0])
-    limit = PowerLimit(10, Counter("cpu", "test", value=lambda: next(joules)), lambda: next(clock))
-    assert not limit.exceeded()  # 0.0, which reads the clock again
-    assert limit.exceeded()  # 1.0: 40 J in a second
-    assert not limit.exceeded() and not limit.exceeded()  # 1.5: too early; 2.1: 5 J
+    limit = DeviceLimits(10, Counter("cpu", "test", value=lambda: next(joules)), clock=lambda: next(clock))
+    assert limit.exceeded() == ""  # 0.0, which reads the clock again
+    assert limit.exceeded() == "max_power"  # 1.0: 40 J in a second
+    assert limit.exceeded() is None  # 1.5: too early
+    assert limit.exceeded() == ""  # 2.1: 5 J
+
+
+def test_heat_is_a_limit() -> None:
+    clock = iter([0.0, 2.0, 4.0])
+    hot = iter([False, True, False])
+    limit = DeviceLimits(hot=lambda: next(hot), clock=lambda: next(clock))
+    assert [limit.exceeded() for _ in range(3)] == ["", "its temperature", ""]
 
 
 @pytest.mark.slow
@@ -248,7 +258,7 @@ def test_less_is_inferred_above_the_power_limit(monkeypatch: pytest.MonkeyPatch)
     free = run(STREET, adaptive=True)
     counter = Counter("cpu", "test", value=lambda: 1000 * perf_counter())  # a device that draws a kilowatt
     monkeypatch.setattr(adaptive, "_counter", lambda gpu: counter)
-    monkeypatch.setattr(adaptive, "POWER_SECONDS", 0.02)
+    monkeypatch.setattr(adaptive, "LIMIT_SECONDS", 0.02)
     pipeline = Pipeline(STREET, "scout-n", adaptive=True, max_power=20)
     results = list(pipeline)
     assert len(results) == len(free)
@@ -260,3 +270,50 @@ def test_less_is_inferred_above_the_power_limit(monkeypatch: pytest.MonkeyPatch)
 def test_a_power_limit_needs_a_counter() -> None:
     with pytest.raises(CapabilityError, match="max_power needs a power counter"):
         Pipeline(STREET, "scout-n", adaptive=True, max_power=20)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard that acts within a short clip."""
+    for name, value in {"DWELL": 0.02, "ENOUGH": 3, "CALM": 1000.0, "LONGEST_CALM": 1000.0}.items():
+        monkeypatch.setattr(guard, name, value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_results_that_come_too_late_step_down_to_a_smaller_size() -> None:
+    pipeline = Pipeline(STREET, "scout-n", adaptive=True, max_latency=0.001)
+    results = list(pipeline)
+    assert [result.frame.index for result in results] == list(range(48))
+    sizes = [int(result.rung.split()[-1]) for result in results if result.inferred]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == 640
+    assert sizes[-1] == 320
+    assert results[-1].why.endswith("a cheaper rung, because results came too late")
+    (line,) = (choice for choice in pipeline.report.choices if choice.startswith("rungs"))
+    assert "2 switches, the last because results came too late" in line
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_rung_that_sees_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "AUDITS", 5.0)
+    rungs = [Rung("scout-n", size, "openvino", "auto", *[1.0] * 4, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0) for size in (64, 640)]
+    ladder = tmp_path / "ladder.json"
+    ladder.write_text(Ladder(tuple(rungs), "agreement", "", 1, cpu_model(), "").to_json())
+    pipeline = Pipeline(STREET, ladder, adaptive=True, max_latency=0.001)
+    results = list(pipeline)
+    sizes = [int(result.rung.split()[-1]) for result in results if result.inferred]
+    first, last = sizes.index(64), len(sizes) - sizes[::-1].index(64)
+    assert last - first < 24  # the audit comes after ten looks or so: the other rung costs about fifty times as much
+    assert set(sizes[last:]) == {640}
+    (line,) = (choice for choice in pipeline.report.choices if choice.startswith("rungs"))
+    assert "an audit found what it does not see" in line
+
+
+def test_rungs_have_the_same_classes(tmp_path: Path) -> None:
+    rungs = [
+        Rung(name, 640, "openvino", "auto", *[1.0] * 4, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0) for name in ("squares", "scout-n")
+    ]
+    ladder = tmp_path / "ladder.json"
+    ladder.write_text(Ladder(tuple(rungs), "agreement", "", 1, cpu_model(), "").to_json())
+    with pytest.raises(ConfigError, match=r"squares.onnx has other classes than scout-n.onnx"):
+        Pipeline(STREET, ladder, adaptive=True, max_latency=0.1)

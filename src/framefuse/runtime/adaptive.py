@@ -1,5 +1,5 @@
 """Adaptive compute in a run: holds frames back, lets a `Governor` choose which of them the model sees, and fills in the
-others.
+others. Where a limit is exceeded all the same, a `Guard` chooses a cheaper rung.
 
 A block of frames waits until the two that bound it have been inferred and the governor accepts what lies between. So
 results come up to `Limits.ahead` frames later than without, and in the order of the frames.
@@ -7,20 +7,23 @@ results come up to `Limits.ahead` frames later than without, and in the order of
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from framefuse.adaptive import Blocks, Budget, Governor, Limits
+from framefuse.adaptive import Blocks, Budget, Governor, Guard, Limits, disagreement
 from framefuse.adaptive.blocks import Ready
 from framefuse.common.text import counted
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import Card
-from framefuse.prediction import FrameInfo, Result
+from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.runtime.power import Counter, find_counters
 from framefuse.runtime.program import FrameResult, Program
+from framefuse.runtime.rungs import Rungs
+from framefuse.runtime.temperature import thermometer
 from framefuse.runtime.tracking import least_confidence, rate_of
 from framefuse.sources import SourceInfo
 
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 
 LIVE_LATENCY = 0.3
 """Seconds for which frames of a live source are held back, unless `max_latency` says otherwise."""
-POWER_SECONDS = 1.0
-"""Interval at which the power is compared with its limit."""
+LIMIT_SECONDS = 1.0
+"""Interval at which power and temperature are compared with their limits."""
 FULL = 3
 """Blocks of a source that may wait at a time."""
 Group = tuple[list[Frame], int]
@@ -57,13 +60,13 @@ def adapter_for(
         raise UsageError("adaptive was asked for beside tiles, roi, stereo or views", remedy="choose one of them")
     if card.task != "detect":
         raise CapabilityError(f"adaptive compute needs boxes, and {card.path.name} gives masks", remedy="leave it out")
-    ahead = Limits.ahead
-    if info.live or settings.max_latency:
-        held = settings.max_latency or LIVE_LATENCY
-        ahead = max(1, min(ahead, int(held * rate_of(info) / settings.vid_stride / 2)))
+    ahead, latency = Limits.ahead, settings.max_latency or (LIVE_LATENCY if info.live else None)
+    if latency:
+        ahead = max(1, min(ahead, int(latency * rate_of(info) / settings.vid_stride / 2)))
     limits = Limits(settings.min_agreement, ahead)
-    power = PowerLimit(settings.max_power, _counter(gpu)) if settings.max_power else None
-    return Adapter(limits, conf=least_confidence(settings), max_latency=settings.max_latency, power=power)
+    watts = settings.max_power
+    device = DeviceLimits(watts, _counter(gpu) if watts else None, thermometer(gpu))
+    return Adapter(limits, conf=least_confidence(settings), latency=latency, device=device)
 
 
 def held_by(settings: Settings) -> int:
@@ -84,22 +87,38 @@ def _counter(gpu: int | None) -> Counter:
     return counter
 
 
-class PowerLimit:
-    """Compares the power of a device with a limit, once in POWER_SECONDS."""
+class DeviceLimits:
+    """Looks once in LIMIT_SECONDS whether the device takes too much power or is too hot.
 
-    def __init__(self, watts: float, counter: Counter, clock: Callable[[], float] = monotonic) -> None:
-        self._watts, self._counter, self._clock = watts, counter, clock
+    Args:
+        watts: most power; None: any.
+        counter: measures it.
+        hot: whether the device slows down, or is about to, because of its temperature.
+    """
+
+    def __init__(
+        self,
+        watts: float | None = None,
+        counter: Counter | None = None,
+        hot: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.watts, self._counter, self._hot, self._clock = watts, counter, hot, clock
         self._last: tuple[float, float] | None = None
         """Time and joules of the last reading."""
 
-    def exceeded(self) -> bool:
-        """Whether the power since the last reading was above the limit; False between two readings."""
+    def exceeded(self) -> str | None:
+        """What the device is over since the last reading; empty: nothing; None: it is not time to look yet."""
         now = self._clock()
-        if self._last and now - self._last[0] < POWER_SECONDS:
-            return False
-        self._counter.read(self._clock)
-        (at, before), self._last = self._last or (now, self._counter.joules), (now, self._counter.joules)
-        return now > at and (self._counter.joules - before) / (now - at) > self._watts
+        if self._last and now - self._last[0] < LIMIT_SECONDS:
+            return None
+        if self._counter:
+            self._counter.read(self._clock)
+        joules = self._counter.joules if self._counter else 0.0
+        (at, before), self._last = self._last or (now, joules), (now, joules)
+        if self.watts and now > at and (joules - before) / (now - at) > self.watts:
+            return "max_power"
+        return "its temperature" if self._hot() else ""
 
 
 @dataclass(eq=False)
@@ -117,13 +136,38 @@ class _Stream:
     """Number -> what the model says, until it is passed on."""
 
 
-class Adapter:
-    """Turns frames into rows, and joins the results, as a `Viewer` does; but most frames may have no row."""
+class SharedLease:
+    """The lease of a frame that two rungs see."""
 
-    def __init__(
-        self, limits: Limits, *, conf: float, max_latency: float | None = None, power: PowerLimit | None = None
-    ) -> None:
-        self._limits, self._conf, self._max_latency, self._power = limits, conf, max_latency, power
+    def __init__(self, lease: Any) -> None:
+        self._lease, self._first = lease, list[Any]()
+
+    def release(self, after: Any = None) -> None:
+        """The first call is kept; the second waits for the event of the first, which is rare enough."""
+        if not self._first:
+            self._first.append(after)
+            return
+        if self._first[0] is not None:
+            self._first[0].synchronize()
+        self._lease.release(after)
+
+
+class Adapter:
+    """Turns frames into rows, and joins the results, as a `Viewer` does; but most frames may have no row.
+
+    Attributes:
+        guards: a limit may need a cheaper rung.
+    """
+
+    def __init__(self, limits: Limits, *, conf: float, latency: float | None = None, device: DeviceLimits) -> None:
+        self._limits, self._conf, self._latency, self._device = limits, conf, latency, device
+        self.guards = bool(latency or device.watts)
+        self._guard = Guard((1.0,), latency)
+        self._rungs: Rungs | None = None
+        self._shadows: dict[tuple[str, int], dict[bool, Detections]] = {}
+        """Source and index of an audited frame -> what the best rung (True), and the one that runs, see in it."""
+        self._seen_by: Tally[str] = Tally()
+        """Rung -> frames it has seen."""
         self._streams: list[_Stream] = []
         """Those with frames that are held back, or to come."""
         self._current: dict[Hashable, _Stream] = {}
@@ -131,13 +175,17 @@ class Adapter:
         self._due: list[Group] = []
         self._program: Program | None = None
         self._budget = Budget()
-        self._begun = self._frames = self._inferred = self._late = self._audits = self._hot = 0
+        self._begun = self._frames = self._inferred = self._late = self._audits = 0
+        self._over: Tally[str] = Tally()
+        """Limit of the device -> how often it was exceeded."""
         self._agreed = 0.0
         """Expected agreement of the streams that have ended, times their frames."""
 
     def keep_up(self, program: Program, rate: float | None) -> None:
         """Leave time for so many frames per second, by the time of the model on an idle program; None: any number."""
         self._program = program
+        if isinstance(program, Rungs):
+            self._rungs, self._guard = program, Guard(program.costs, self._latency)
         if rate:
             self._budget.share = min(1.0, 1 / (rate * program.row_seconds()))
 
@@ -155,10 +203,14 @@ class Adapter:
         number = stream.blocks.count
         stream.held[number], stream.numbers[frame.index] = frame, number
         self._frames += 1
-        if self._power and self._power.exceeded():
-            self._hot += 1
+        over = self._device.exceeded()
+        if over:
+            self._over[over] += 1
+            self._guard.exceeded(f"the device was over {over}")
             for one in self._streams:
                 one.blocks.governor.late()
+        elif over is not None:
+            self._guard.within()
         self._look(stream, stream.blocks.arrived())
         return self.more()
 
@@ -187,7 +239,7 @@ class Adapter:
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
         """One result for each frame, in the order of those of its source."""
         for result in results:
-            if result is None:
+            if result is None or self._is_audit(result.result):
                 continue
             of = result.result.frame
             stream = next(one for one in self._streams if one.key[0] == of.source_id and of.index in one.numbers)
@@ -211,29 +263,71 @@ class Adapter:
         agreed = self._agreed + sum(governor.agreement * count for governor, count in governors)
         agreement, audits = agreed / self._frames, self._audits + sum(governor.audits for governor, _ in governors)
         late = f", {counted(self._late, 'frame')} too late" if self._late else ""
-        late += f", over max_power {counted(self._hot, 'time')}" if self._hot else ""
-        return [
+        late += "".join(f", over {limit} {counted(times, 'time')}" for limit, times in self._over.items())
+        lines = [
             f"adaptive: the model saw {self._inferred / self._frames:.0%} of the frames; expected agreement "
             f"{agreement:.3f} of {self._limits.agreement:g} asked for, {counted(audits, 'audit')}{late}"
         ]
+        if guard := self._guard.switches and self._guard:
+            seen = ", ".join(f"{name} {count / self._inferred:.0%}" for name, count in self._seen_by.most_common())
+            lines.append(
+                f"rungs: {seen} of the looks; {counted(guard.switches, 'switch', 'switches')}, the last because "
+                f"{guard.why}; {counted(guard.audits, 'audit')} by the best one"
+            )
+        return lines
 
     def _end(self, stream: _Stream) -> None:
         self._look(stream, stream.blocks.end())
 
     def _look(self, stream: _Stream, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._due.append(([stream.held[number]], 1))
+            frame = stream.held[number]
+            if self._rungs:
+                self._rungs.level = self._guard.level
+                if self._guard.look() < self._guard.level:
+                    frame = self._audited(stream, number)
+            self._due.append(([frame], 1))
             self._inferred += 1
+
+    def _audited(self, stream: _Stream, number: int) -> Frame:
+        """The frame, which the best rung is to see, too."""
+        assert self._rungs
+        frame = stream.held[number]
+        if frame.lease is not None:
+            frame = stream.held[number] = frame.replace_unchecked(lease=SharedLease(frame.lease))
+        shadow = frame.replace_unchecked()
+        self._rungs.pinned.add(id(shadow))
+        self._shadows[frame.source_id, frame.index] = {}
+        self._due.append(([shadow], 1))
+        return frame
+
+    def _is_audit(self, found: Result) -> bool:
+        """Whether a result is that of the best rung in an audit, and not one of the run."""
+        key = found.frame.source_id, found.frame.index
+        if key not in self._shadows:
+            return False
+        assert self._rungs
+        seen = self._shadows[key]
+        audit = found.rung == self._rungs.programs[0].rung and True not in seen
+        seen[audit] = found.detections
+        if len(seen) == 2:
+            del self._shadows[key]
+            self._guard.audited(float(seen[True].confidence.sum()), disagreement(seen[True], seen[False]))
+        return audit
 
     def _passed(self, stream: _Stream, ready: Ready) -> FrameResult:
         frame = stream.held.pop(ready.number)
         del stream.numbers[frame.index]
-        if self._max_latency and frame.arrival is not None and monotonic() - frame.arrival > self._max_latency:
-            self._late += 1
-            stream.blocks.governor.late()
+        if self._latency and frame.arrival is not None:
+            self._guard.passed(frame.arrival)
+            if monotonic() - frame.arrival > self._latency:
+                self._late += 1
+                stream.blocks.governor.late()
+        why = f"{ready.why}; a cheaper rung, because {self._guard.why}" if self._guard.level else ready.why
         if ready.inferred:
             found = stream.results.pop(ready.number)
-            return found._replace(result=replace(found.result, why=ready.why))
-        result = Result(FrameInfo.of(frame), ready.detections, arrival=frame.arrival, inferred=False, why=ready.why)
+            self._seen_by[found.result.rung] += 1
+            return found._replace(result=replace(found.result, why=why))
+        result = Result(FrameInfo.of(frame), ready.detections, arrival=frame.arrival, inferred=False, why=why)
         assert self._program is not None
         return FrameResult(result, self._program.passed(frame))

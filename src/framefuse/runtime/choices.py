@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from framefuse.adaptive.ladder import choose, read_ladder
+from framefuse.adaptive.ladder import Rung, choose, read_ladder
 from framefuse.common.machine import cpu_model
 from framefuse.common.names import nearest
 from framefuse.common.redact import brief
@@ -21,32 +22,51 @@ Refuses = Callable[[Backend], str | None]
 """Why an engine cannot run the model, or None; called last, since it reads the model."""
 WHY = {"cuda": "frames and results stay on the GPU", "cpu": "the fastest one on CPUs"}
 """Device -> why its first engine is preferred."""
+Below = tuple[str | Path, Mapping[str, object]]
+"""A rung: its model, and the settings that it was measured with."""
 NVDEC = Package("PyNvVideoCodec", ("PyNvVideoCodec",))
 CUDA_BATCH = 8
 """Default batch on CUDA when several videos are read: eight frames take a GPU only twice as long as one."""
 
 
-def choose_rung(model: str | Path, settings: Settings) -> tuple[str | Path, Settings, list[str]]:
-    """The model to run, with the settings that it was measured with, and why: a rung if `model` is a ladder.json.
+class RungChoice(NamedTuple):
+    """The model to run, with the settings that it was measured with, and why."""
+
+    model: str | Path
+    settings: Settings
+    notes: list[str]
+    below: list[Below] | None
+    """The cheaper rungs of the ladder, the best one first; None: there is no ladder."""
+
+
+def choose_rung(model: str | Path, settings: Settings) -> RungChoice:
+    """A rung, if `model` is a ladder.json; else the model as it is.
 
     Raises:
         ConfigError: the ladder cannot be used.
         UsageError: the settings say what the ladder decides.
     """
     if not str(model).endswith(".json"):
-        return model, settings, []
+        return RungChoice(model, settings, [], None)
     ladder = read_ladder(Path(model))
     for field in ("imgsz", "engine", "precision"):
         if (given := getattr(settings, field)) != Settings.model_fields[field].default:
             raise UsageError(f"{field} is {brief(given)} beside a ladder, which has its own", remedy="leave it out")
     rung, why = choose(ladder, settings.target_fps, adaptive=settings.adaptive)
-    measured: dict[str, object] = {"imgsz": [rung.size], "engine": rung.engine, "precision": rung.precision}
+    kept = ladder.kept
+    below: list[Below] = [(one.model, _measured(one)) for one in reversed(kept[: kept.index(rung)])]
+    update = _measured(rung)
     if not (settings.adaptive or settings.tiles == "auto"):  # nothing else takes a rate
-        measured["target_fps"] = None
+        update["target_fps"] = None
     notes = [why]
     if ladder.machine != (here := cpu_model()):
         notes.append(f"{model} was measured on {ladder.machine}, and this is {here}: profile again")
-    return rung.model, settings.model_copy(update=measured), notes
+    return RungChoice(rung.model, settings.model_copy(update=update), notes, below)
+
+
+def _measured(rung: Rung) -> dict[str, object]:
+    """The settings that a rung was measured with."""
+    return {"imgsz": [rung.size], "engine": rung.engine, "precision": rung.precision}
 
 
 def choose_device(settings: Settings, refuses: Refuses, engine: Engine | None = None) -> tuple[Settings, str]:

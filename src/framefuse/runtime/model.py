@@ -59,14 +59,15 @@ class Model:
     """
 
     def __init__(self, model: str | Path, *, settings: Settings | None = None, **options: Any) -> None:
-        path, self.given, _ = choose_rung(model, settings_from(options, base=settings))
+        chosen = choose_rung(model, settings_from(options, base=settings))
+        self.given = chosen.settings
         """The settings that a Pipeline with this model starts from."""
-        self.card = read_card(find_model(path))
+        self.card = read_card(find_model(chosen.model))
         if settings is None and "preset" not in options:
             options["preset"] = "latency"
         info = SourceInfo("", "array", mixed=True)
-        _, own, _ = choose_rung(model, settings_from(options, base=settings))
-        plan = plan_run(self.card, own, None, None).for_input(info).for_output(info)
+        own = choose_rung(model, settings_from(options, base=settings))
+        plan = plan_run(self.card, own.settings, None, None).for_input(info).for_output(info)
         self._gpu, self._timeout = plan.gpu, plan.settings.request_timeout
         self._area = plan.settings.min_area
         self._sources = SourceOptions(max_pixels=plan.settings.max_pixels)

@@ -103,6 +103,7 @@ class Program(ABC):
         ledger: bytes copied between host and device so far.
         reasons: decisions made during the run, such as fewer batches in flight on a GPU without room for more.
         checked: makes detections of boxes, and counts those that it dropped.
+        rung: name of what runs, for `Result.rung`.
     """
 
     engine: Engine
@@ -122,7 +123,7 @@ class Program(ABC):
         self.checked = BoxCheck(self.card.names, self.card.path.with_suffix(".yaml").name)
         recorder = self.recorder or Recorder()
         self._clocks = tuple(recorder.stage(name) for name in ("preprocess", "inference", "postprocess"))
-        self._rung = f"{self.card.path.stem} {self.engine.name} {self.engine.precision}"
+        self.rung = f"{self.card.path.stem} {self.engine.name} {self.engine.precision}"
         self._in_flight: deque[Any] = deque()
         """Batches that were submitted and have not finished, oldest first."""
         self._placements: dict[tuple[int, int, View | None], Placement] = {}
@@ -202,7 +203,7 @@ class Program(ABC):
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, (found[row] for row in batch.rows), strict=True)
         for info, frame, arrival, (detections, masks) in rows:
-            yield FrameResult(Result(info, detections, self._rung, timings, arrival, masks), frame)
+            yield FrameResult(Result(info, detections, self.rung, timings, arrival, masks), frame)
 
     @abstractmethod
     def passed(self, frame: Frame) -> Frame | None:

@@ -39,7 +39,7 @@ CHEAPEST, DEAREST = 0.3, 300.0
 """Bounds of the price: how many looks a frame's objects, all lost, are worth."""
 LEARNING, FLOOR = 0.1, 0.01
 """How much one frame changes what is expected of later ones; added to both sides, so that tiny losses do not count."""
-SAMPLED = 3
+SAMPLED = 5
 """One in so many of the frames that halve a block is compared with the guess about it."""
 SURPRISE = 1.0
 """Objects, beyond three times those expected, by which an audit must differ to stop skipping."""

@@ -27,10 +27,8 @@ import argparse
 import logging
 import pickle
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -43,26 +41,17 @@ from numpy.typing import NDArray
 from benchmarks.protocol import save
 from framefuse import Pipeline
 from framefuse.adaptive import Blocks, Bridge, Governor, Limits, disagreement
+from framefuse.lab.adaptive_bench import CONF, MOST, SCHEDULES, STRIDES, Found, interpolated, tracked
 from framefuse.lab.evaluation import Labels, open_data
 from framefuse.lab.evaluation.counters import BoxCounter
 from framefuse.prediction import Detections
-from framefuse.tracking import TrackerOptions, open_tracker
 from framefuse.world import World
 
-CLIPS = {
-    "cycle": "frames=600",
-    "fast": "frames=600&pace=2.5",
-    "far": "frames=600&far=2&density=1.5",
-    "day": "frames=1800&schedule=day",
-}
 RUNGS = (("scout-n", 416), ("scout-n", 640), ("scout-s", 416), ("scout-s", 640))
 BEST = RUNGS[-1]
-CONF, MOST = 0.02, 100
 AGREEMENTS = 0.98, 0.96, 0.95, 0.93, 0.9, 0.85
-STRIDES = 2, 3, 5
 SIZE = 960, 540
 TUNING = ("cycle", 51), ("day", 52), ("fast", 53)
-Found = Sequence[Detections]
 
 
 @dataclass
@@ -87,7 +76,7 @@ class Clip:
 
 def clip(name: str, seed: int, split: str, cache: Path) -> Clip:
     """A clip as an H.264 file, with the boxes of all rungs; kept in a folder."""
-    uri = f"synthetic://street?seed={seed}&fps=30&size={SIZE[0]}x{SIZE[1]}&split={split}&{CLIPS[name]}"
+    uri = f"synthetic://street?seed={seed}&fps=30&size={SIZE[0]}x{SIZE[1]}&split={split}&{SCHEDULES[name]}"
     stem = cache / f"{name}-{split}-{seed}"
     if not stem.with_suffix(".mp4").exists():
         write(World.parse(uri), stem.with_suffix(".mp4"))
@@ -143,26 +132,6 @@ def adaptive(clip: Clip, agreement: float) -> tuple[list[Detections], list[int],
     return results, inferred, governor
 
 
-def interpolated(best: Found, inferred: Sequence[int]) -> list[Detections]:
-    """Results if these frames, in order, with the first and last, are inferred."""
-    results = [best[inferred[0]]]
-    for begin, end in pairwise(inferred):
-        bridge = Bridge(best[begin], best[end], end - begin)
-        results += [*(bridge.at(step, CONF) for step in range(1, bridge.gap)), best[end]]
-    return results
-
-
-def tracked(best: Found, stride: int) -> list[Detections]:
-    """Results of every n-th frame, and of the predictions of a tracker between."""
-    tracker = open_tracker("bytetrack", TrackerOptions(high=0.25, low=CONF, new=0.05, confirm=1))
-    results = []
-    for number, found in enumerate(best):
-        if number % stride == 0:
-            tracker.update(found, number / 30)
-        results.append(found if number % stride == 0 else tracker.predict(number / 30))
-    return results
-
-
 def oracle(best: Found, price: float, most: int = 16) -> list[int]:
     """The frames that are inferred if every loss is known."""
     inferred = [0]
@@ -208,7 +177,7 @@ def rows_of(clip: Clip, costs: dict[tuple[str, int], float]) -> list[dict[str, A
         add(f"fixed {rung[0]} {rung[1]}", costs[rung] / top, clip.found[rung])
     for stride in STRIDES:
         kept = sorted({*range(0, count, stride), count - 1})
-        add(f"stride {stride} tracked", 1 / stride, tracked(best, stride))
+        add(f"stride {stride} tracked", 1 / stride, tracked(best, stride, 30))
         add(f"stride {stride} interpolated", len(kept) / count, interpolated(best, kept))
     for agreement in AGREEMENTS:
         begun = time.process_time()
@@ -249,7 +218,7 @@ def end_to_end(folder: Path, runs: int) -> dict[str, Any]:
     for name in ("cycle", "day"):
         path = folder / f"{name}-1080.mp4"
         if not path.exists():
-            write(World.parse(f"synthetic://street?seed=61&fps=30&size=1920x1080&split=test&{CLIPS[name]}"), path)
+            write(World.parse(f"synthetic://street?seed=61&fps=30&size=1920x1080&split=test&{SCHEDULES[name]}"), path)
         fps: dict[str, list[float]] = {"every frame": [], "adaptive": []}
         for run in range(runs):
             for label, on in (("every frame", False), ("adaptive", True)):
@@ -296,7 +265,7 @@ def main() -> None:
     speed = end_to_end(args.cache, args.runs)
     clips = []
     for seed in args.seeds:
-        for name in CLIPS:
+        for name in SCHEDULES:
             made = clip(name, seed, "test", args.cache)
             clips.append({"clip": name, "seed": seed, "frames": len(made.labels), "rows": rows_of(made, costs)})
     rungs = [{"model": model, "imgsz": size, "ms": costs[model, size]} for model, size in RUNGS]

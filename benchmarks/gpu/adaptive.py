@@ -1,6 +1,6 @@
 """What does adaptive compute save on a GPU that has to keep up with many streams? Watts at one rate, and mAP.
 
-    python -m benchmarks.gpu.adaptive [--streams 16] [--rate 4000] [--workers 4] [--seconds 15] [--rounds 2]
+    python -m benchmarks.gpu.adaptive [--streams 16] [--rate 4200] [--workers 8] [--seconds 12] [--rounds 2]
 
 Streams are clips "day" of `benchmarks.adaptive`, 960x540: a camera that mostly sees nothing. NVDEC decodes their H.264.
 Each of several processes reads its share of them side by side, and takes results at its share of the rate. Every policy
@@ -22,10 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.adaptive import CLIPS, CONF, MOST, SIZE, write
+from benchmarks.adaptive import SIZE, write
 from benchmarks.protocol import save
 from framefuse import Pipeline
 from framefuse.cuda import device
+from framefuse.lab.adaptive_bench import CONF, MOST, SCHEDULES
 from framefuse.lab.evaluation import Labels, open_data
 from framefuse.lab.evaluation.counters import BoxCounter
 from framefuse.runtime.power import gpu_counter
@@ -42,7 +43,7 @@ BATCH = 8
 
 
 def uri_of(seed: int) -> str:
-    return f"synthetic://street?seed={seed}&fps=30&size={SIZE[0]}x{SIZE[1]}&split=test&{CLIPS['day']}"
+    return f"synthetic://street?seed={seed}&fps=30&size={SIZE[0]}x{SIZE[1]}&split=test&{SCHEDULES['day']}"
 
 
 def made(seed: int, folder: Path) -> Path:
@@ -134,9 +135,9 @@ def idle(seconds: float = 4) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=4000)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--rate", type=float, default=4200)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     logging.disable(logging.WARNING)

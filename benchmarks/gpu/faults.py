@@ -140,8 +140,8 @@ FAULTS = (
     Fault("Two processes on one GPU", f"{PLAIN} --device cuda --name one & {PLAIN} --device cuda --name two; wait;"
           " cmp runs/predict/one/clip.jsonl runs/predict/two/clip.jsonl && echo '0 frames differ'"),
     Fault("Kernels that were measured on another GPU",
-          f"{SCOUT} -q; sed -i 's/NVIDIA [A-Z0-9 ]*/NVIDIA L4/' {KERNELS}/*.json; mv {KERNELS}/*.json {KERNELS}/l4.json;"
-          f" {SCOUT}"),
+          f"{SCOUT} -q; sed -i 's/NVIDIA [A-Z0-9 ]*/NVIDIA L4/' {KERNELS}/*.json;"
+          f" mv {KERNELS}/*.json {KERNELS}/l4.json; {SCOUT}"),
     Fault("Measurements that were cut off", f"rm {KERNELS}/l4.json; truncate -s 1000 {KERNELS}/*.json; {SCOUT}"),
     Fault("Built kernels that are damaged",
           f"for file in {KERNELS}/*/*; do echo damaged > $file; done; {SCOUT}"),

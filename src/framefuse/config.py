@@ -386,7 +386,8 @@ def load_settings(
     ]
     merged = {key: entry for layer in layers for key, entry in layer.items()}
     origin = {key: merged[key][1] if key in merged else "default" for key in Settings.model_fields}
-    settings = _build({key: value for key, (value, _) in merged.items()}, origin)
+    settings = Settings.__new__(Settings)
+    _fill(settings, {key: value for key, (value, _) in merged.items()}, origin)
     return Effective(settings, origin, source, model)
 
 
@@ -401,11 +402,10 @@ def settings_from(options: Mapping[str, Any], base: Settings | None = None) -> S
     """
     if base is not None and not isinstance(base, Settings):
         raise UsageError(f"settings is {brief(base)}", remedy="pass framefuse.Settings(...), or its fields as options")
-    options = dict(options)
-    preset = options.pop("preset", None)
-    _check_names(options, "option", UsageError)
+    preset = options.get("preset")
     values = base.model_dump(exclude_unset=True) if base else {}
-    return _build({**values, **(preset_values(str(preset)) if preset else {}), **options}, {})
+    values |= preset_values(str(preset)) if preset else {}
+    return Settings(**values | {key: value for key, value in options.items() if key != "preset"})
 
 
 def schema_of(field: str) -> dict[str, Any]:
@@ -443,8 +443,7 @@ def _limits(schema: Mapping[str, Any]) -> str:
 def group_of(field: str) -> str:
     """Title of the group that a setting belongs to."""
     names = list(Settings.model_fields)
-    starts = {names.index(first): title for title, first in GROUPS.items()}
-    return starts[max(start for start in starts if start <= names.index(field))]
+    return [title for title, first in GROUPS.items() if names.index(first) <= names.index(field)][-1]
 
 
 def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = False) -> Any:
@@ -455,12 +454,6 @@ def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = Fa
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value is None else str(value)
     raise ConfigError(f"{key} is {brief(value)} ({where})", remedy=f"{key} takes a name, path or address")
-
-
-def _build(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
-    settings = Settings.__new__(Settings)
-    _fill(settings, values, origin)
-    return settings
 
 
 def _fill(settings: Settings, values: Mapping[str, Any], origin: Mapping[str, str]) -> None:

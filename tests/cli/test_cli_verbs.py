@@ -14,7 +14,7 @@ import pytest
 
 from framefuse import __version__
 from framefuse.cli import synth
-from framefuse.cli.config import commented_yaml, markdown
+from framefuse.cli.config import commented_yaml
 from framefuse.config import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_config_init_writes_a_file_that_changes_nothing(run: Any, tmp_path: Path
 
 def test_the_committed_option_reference_is_up_to_date(run: Any) -> None:
     code, out, _ = run("config", "reference")
-    assert (code, out) == (0, markdown())
+    assert code == 0
     page = "docs/reference/options.md"
     assert (ROOT / page).read_text() == out, f"framefuse config reference > {page}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from framefuse.cli.console import print_table
 from framefuse.cli.options import Command, ConfigFile, Preset, PrintJson, flag, text, with_fields
 from framefuse.cli.predict import DEFAULTS
 from framefuse.common.redact import redact_source
-from framefuse.config import GROUPS, PRESET_ALIASES, PRESETS, VARIABLE, Settings, group_of, load_settings, takes
+from framefuse.config import PRESET_ALIASES, PRESETS, VARIABLE, Settings, group_of, load_settings, takes
 from framefuse.errors import UsageError
 
 app = typer.Typer(name="config", help="Show the options, or write a configuration file.")
@@ -32,14 +33,13 @@ def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson
         settings = {field: {"value": value, "from": effective.origin[field]} for field, value in values.items()}
         typer.echo(json.dumps({**run, "settings": settings}, indent=2))
         return 0
-    variables = {key: f"{VARIABLE}{key.upper()}" for key in run}
-    rows = [
-        [f"  {key}", text(value), f"variable {variables[key]}" if variables[key] in os.environ else f"file {config}"]
-        for key, value in run.items()
-        if value is not None
-    ]
-    for title in GROUPS:
-        fields = [field for field in values if group_of(field) == title]
+    rows = []
+    for key, value in run.items():
+        if value is not None:
+            variable = f"{VARIABLE}{key.upper()}"
+            origin = f"variable {variable}" if variable in os.environ else f"file {config}"
+            rows.append([f"  {key}", text(value), origin])
+    for title, fields in groupby(values, group_of):
         rows += [[""], [title], *([f"  {field}", text(values[field]), effective.origin[field]] for field in fields)]
     print_table(("setting", "value", "from"), rows, dim=lambda row: row[2] == "default")
     return 0
@@ -61,13 +61,6 @@ def init(
     return 0
 
 
-@app.command()
-def reference() -> int:
-    """Print the option reference as Markdown (docs/reference/options.md)."""
-    typer.echo(markdown(), nl=False)
-    return 0
-
-
 def commented_yaml(name: str) -> str:
     """Text of a configuration file with every option at its default, commented out."""
     lines = [
@@ -76,12 +69,12 @@ def commented_yaml(name: str) -> str:
         "# command line override this file.",
         "\n# source: video.mp4\n# model: model.onnx\n# preset: latency",
     ]
-    group = ""
-    for field, value in Settings(**DEFAULTS).model_dump(mode="json").items():
-        if group_of(field) != group:
-            group = group_of(field)
-            lines += ["", f"## {group}"]
-        lines.append(f"# {field}: {json.dumps(value)}".ljust(32) + f"  # {Settings.model_fields[field].description}")
+    values = Settings(**DEFAULTS).model_dump(mode="json")
+    for group, fields in groupby(values, group_of):
+        lines += ["", f"## {group}"]
+        for field in fields:
+            line = f"# {field}: {json.dumps(values[field])}".ljust(32)
+            lines.append(f"{line}  # {Settings.model_fields[field].description}")
     return "\n".join(lines) + "\n"
 
 
@@ -102,15 +95,17 @@ environment; `framefuse.Pipeline(...)` in Python does not. `framefuse config sho
 """
 
 
-def markdown() -> str:
+@app.command()
+def reference() -> int:
+    """Print the option reference as Markdown (docs/reference/options.md)."""
     lines = [HEAD, "## Presets", "", "| preset | purpose |", "|---|---|"]
     for name, purpose in PRESETS.items():
         aliases = "".join(f" (or `{alias}`)" for alias, target in PRESET_ALIASES.items() if target == name)
         lines.append(f"| `{name}`{aliases} | {purpose} |")
-    group = ""
-    for field, info in Settings.model_fields.items():
-        if group_of(field) != group:
-            group = group_of(field)
-            lines += ["", f"## {group}", "", "| option | takes | default | meaning |", "|---|---|---|---|"]
-        lines.append(f"| `{flag(field)}` | {takes(field)} | {text(info.default)} | {info.description} |")
-    return "\n".join(lines) + "\n"
+    for group, fields in groupby(Settings.model_fields, group_of):
+        lines += ["", f"## {group}", "", "| option | takes | default | meaning |", "|---|---|---|---|"]
+        for field in fields:
+            info = Settings.model_fields[field]
+            lines.append(f"| `{flag(field)}` | {takes(field)} | {text(info.default)} | {info.description} |")
+    typer.echo("\n".join(lines))
+    return 0

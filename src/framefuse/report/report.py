@@ -7,11 +7,12 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 
+from framefuse.common.files import replaced
 from framefuse.common.machine import available_cores, cpu_model, memory_limit
 from framefuse.common.version import __version__
 from framefuse.errors import SinkError, UsageError
@@ -70,22 +71,15 @@ class Report(ReportFacts):
             SinkError: a file cannot be written.
         """
         texts = dict(zip((folder / name for name in FILES), (self.to_json(), self.to_html(folder)), strict=True))
-        parts = {path: path.with_name(path.name + ".part") for path in texts}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for path, text in texts.items():
-                parts[path].unlink(missing_ok=True)  # a link is not followed
-                parts[path].write_text(text, encoding="utf-8")
-            for path, part in parts.items():
-                os.replace(part, path)
+            with ExitStack() as stack:
+                for path, text in texts.items():
+                    stack.enter_context(replaced(path, ".part")).write_text(text, encoding="utf-8")
         except OSError as error:
             raise SinkError(
                 f"cannot write the report into {folder}: {error.strerror}", remedy="choose another --project or --name"
             ) from error
-        finally:
-            for part in parts.values():
-                with suppress(OSError):
-                    part.unlink()
         return list(texts)
 
 

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -274,12 +275,5 @@ def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) 
 def _bar(sources: Sequence[Source], quiet: bool, bar: bool | None = None) -> Bar:
     from framefuse.report.bar import Bar
 
-    terminal = stderr()
-
-    def line(text: str, **facts: float) -> None:
-        if as_json:
-            log(logging.INFO, text, event="progress", **facts)
-        else:
-            terminal.print(text, markup=False)
-
-    return Bar([source.info for source in sources], terminal, shown=not quiet, line=line, bar=bar)
+    line = partial(log, logging.INFO, event="progress") if as_json else None
+    return Bar([source.info for source in sources], stderr(), shown=not quiet, line=line, bar=bar)

@@ -23,18 +23,16 @@ from framefuse.errors import FramefuseError, ModelError, SourceError
 def explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str]:
     """Message and remedy of a command line that cannot be parsed."""
     message, context = error.format_message(), getattr(error, "ctx", None)
-    verb = [word for word in words[:1] if not word.startswith("-")]
-    remedy = f"{context.command_path if context else ' '.join(['framefuse', *verb])} --help"
+    verb = words[0] if words and not words[0].startswith("-") else ""
+    remedy = f"{context.command_path if context else f'framefuse {verb}'.strip()} --help"
     cause, parameter = error.__cause__, getattr(error, "param", None)
     if hasattr(error, "possibilities"):
         name = str(getattr(error, "option_name", ""))
         return f"no such option: {name}", _instead(name, context) or remedy
-    if context and context.parent is None and verb and "=" not in verb[0]:
-        near = [
-            f"did you mean {name}? {remedy} lists the commands" for name in nearest(verb[0], context.command.commands)
-        ]
-        media = [shlex.join(["framefuse", "predict", *words])] if is_media(verb[0]) else []
-        known = [answer for names, answer in VERBS.items() if verb[0] in names.split()]
+    if context and context.parent is None and verb and "=" not in verb:
+        near = [f"did you mean {name}? {remedy} lists the commands" for name in nearest(verb, context.command.commands)]
+        media = [shlex.join(["framefuse", "predict", *words])] if is_media(verb) else []
+        known = [answer for names, answer in VERBS.items() if verb in names.split()]
         return message, [*media, *known, *near, remedy][0]
     if found := _assigned(words) or (_unquoted(words) if parameter is None else None):
         return found

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,7 @@ bench = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode
 kernels = typer.Typer(name="kernels", help="List the compiled kernels and show their code.")
 Form = Literal["tir", "cuda", "ptx", "asm"]
 Device = Literal["cpu", "cuda"]
-FORMS: dict[Form, Device] = {"cuda": "cuda", "ptx": "cuda", "asm": "cpu"}
+FORMS: dict[Form | None, Device] = {"cuda": "cuda", "ptx": "cuda", "asm": "cpu"}
 """Forms that exist for one device only."""
 STYLES = {"PASS": "green", "FAIL": "bold red", "ABSENT": "dim"}
 
@@ -154,15 +155,15 @@ def show(
     from framefuse.cuda import cubins
     from framefuse.kernels import cpu
 
-    on = {"cpu": name in cpu.names(), "cuda": name in cubins.descriptions()}
-    device = (FORMS.get(emit) if emit else None) or device or ("cpu" if on["cpu"] else "cuda")
-    if not on[device]:
-        other = next((place for place in on if on[place]), None)
-        if other is None:
-            near = nearest(name, [*cpu.names(), *cubins.descriptions()], 3)
-            remedy = f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them"
-            raise UsageError(f"no kernel is named {name!r}", remedy=remedy)
-        message = f"no kernel for {device} is named {name!r}, only one for {other}"
+    names: dict[Device, Mapping[str, Any]] = {"cpu": cpu.names(), "cuda": cubins.descriptions()}
+    places = [place for place in names if name in names[place]]
+    if not places:
+        near = nearest(name, [*names["cpu"], *names["cuda"]], 3)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them"
+        raise UsageError(f"no kernel is named {name!r}", remedy=remedy)
+    device = FORMS.get(emit) or device or places[0]
+    if device not in places:
+        message = f"no kernel for {device} is named {name!r}, only one for {places[0]}"
         raise UsageError(message, remedy="use --emit cuda or ptx for CUDA kernels, and asm for CPU kernels")
     on_cuda = device == "cuda"
     written = on_cuda and cubins.describe(name).written

@@ -67,12 +67,10 @@ def profile(
     write_out(out, ladder.to_json())
     written = [out]
     try:
-        picture = plot(ladder)
+        write_out(out.with_suffix(".png"), plot(ladder))
+        written.append(out.with_suffix(".png"))
     except CapabilityError as error:
         notes.append(f"no plot: {error.message}")
-    else:
-        written.append(out.with_suffix(".png"))
-        write_out(written[-1], picture)
     if print_json:
         typer.echo(ladder.to_json(), nl=False)
     else:

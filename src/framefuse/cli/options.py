@@ -16,36 +16,28 @@ import typer.core
 
 from framefuse.config import PRESET_ALIASES, PRESETS, Settings, group_of, schema_of, settings_from
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with these options")]
+
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """An option of a verb: what stands for its value in the help, and what it does. Its name is that of the parameter,
+    unless there are other names, as for `typer.Option`, which takes `more` too."""
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+_PRESETS = [*PRESETS, *PRESET_ALIASES]
+ConfigFile = Annotated[Path | None, option("FILE", "YAML file with these options", "--config", "-c")]
 Preset = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        metavar="|".join((*PRESETS, *PRESET_ALIASES)),
-        help="set of defaults to start from",
-        autocompletion=lambda: [*PRESETS, *PRESET_ALIASES],
-    ),
+    str | None, option("|".join(_PRESETS), "set of defaults to start from", autocompletion=lambda: _PRESETS)
 ]
 PrintJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 PrintReport = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only errors")]
 
-_LISTS = ("--imgsz", "--classes")
 _NUMBER = re.compile(r"\d+([x,]\d+)*")
 
 
 def flag(field: str) -> str:
     """Name of a setting on the command line: max_det -> --max-det."""
     return "--" + field.replace("_", "-")
-
-
-def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
-    """An option of a verb: what stands for its value in the help, and what it does. Its name is that of the parameter.
-
-    Args:
-        names: other names, as for `typer.Option`, which takes `more` too.
-    """
-    return typer.Option(*names, metavar=metavar, help=text, **more)
 
 
 def normalise(words: Sequence[str]) -> list[str]:
@@ -66,7 +58,7 @@ def normalise(words: Sequence[str]) -> list[str]:
         done.append(word)
         if word == "--track" and not set("".join(words[:1]).split(",")) <= {*schema_of("track")["enum"], "none"}:
             done.append("bytetrack")
-        if word in _LISTS:
+        if word in ("--imgsz", "--classes"):
             numbers = []
             while words and _NUMBER.fullmatch(words[0]):
                 numbers.append(words.pop(0))
@@ -112,11 +104,8 @@ def with_fields(
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., int]:
     """Give `command(..., **given)` an option for each of these settings; `given` holds those that were set, as text and
-    flags. `load_settings` validates them, as it does the values of a YAML file.
-
-    Args:
-        defaults: defaults of the command where they differ from Settings, for the help.
-    """
+    flags. `load_settings` validates them, as it does the values of a YAML file. The help shows `defaults` where they
+    differ from those of Settings."""
     signature = inspect.signature(command, eval_str=True)
     own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
     own = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]

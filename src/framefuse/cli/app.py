@@ -88,7 +88,6 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
             print_error("interrupted", traceback=debug)
         return INTERRUPTED
     code, cause = 1, error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
-    said: tuple[str, str | None]
     if isinstance(error, FramefuseError):
         said, code = reconsider(error, words), error.exit_code
     elif isinstance(error, typer.TyperException):

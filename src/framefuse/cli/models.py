@@ -50,8 +50,7 @@ def list_(print_json: PrintJson = False) -> int:
     for name, known in KNOWN.items():
         if name not in fetched:
             rows.append((name, f"framefuse models get {name}", known.licence, known.about))
-    heads = ("model", "where", "licence", "what it does")
-    print_rows(heads, rows, print_json)
+    print_rows(("model", "where", "licence", "what it does"), rows, print_json)
     return 0
 
 

@@ -4,7 +4,6 @@ detection on one, checked against its exact ground truth, without a download.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -62,14 +61,8 @@ def synth(
 def write_clip(
     world: World, out: Path, *, images: bool = False, on_frame: Callable[[int], None] = lambda done: None
 ) -> tuple[Path, Path]:
-    """Write a world as H.264 video and its ground truth as COCO into a folder, which is created if missing.
-
-    Args:
-        images: also write each frame as a PNG.
-        on_frame: called after each frame with the number of finished frames.
-
-    Returns:
-        the paths of the video and of the COCO file.
+    """Write a world as H.264 video and its ground truth as COCO into a folder, which is created if missing; returns
+    their paths. `on_frame` is called after each frame with the number of finished frames.
 
     Raises:
         SinkError: a file already exists, or cannot be written.
@@ -83,7 +76,7 @@ def write_clip(
     stem = f"{world.scene}-{world.split}-{world.seed}"
     video, truth = out / f"{stem}.mp4", out / f"{stem}.json"
     pngs = (out / f"{stem}_{number}.png" for number in range(world.frames if images else 0))
-    for path in itertools.chain((video, truth), pngs):
+    for path in (video, truth, *pngs):
         if os.path.lexists(path):
             raise SinkError(f"{path} already exists", remedy="choose another --out, or remove the file")
     try:
@@ -141,19 +134,17 @@ def demo(
     pipeline = Pipeline(clip, MODEL, settings=settings, project=folder.parent, name=folder.name, exist_ok=True)
     score = Score(open_data(truth, clip), pipeline.card)
     run(pipeline, quiet=quiet, print_report=print_report, on_result=score.add, verdict=score.sentence)
-    least = required(frames, settings)
-    if score.precision < least["precision"] or score.recall < least["recall"]:
-        found = f"precision {score.precision:.3f}, recall {score.recall:.3f}"
+    rates, least = score.rates(), required(frames, settings)
+    if any(rates[name] < least[name] for name in least):
         expected = f"{least['precision']:.3f} and {least['recall']:.3f}"
-        why = f"the detections do not match the clip: {found}; expected at least {expected}"
+        why = f"the detections do not match the clip: {in_words(rates)}; expected at least {expected}"
         raise QualityError(why, remedy="run 'framefuse doctor', which tests every part by itself")
     return 0
 
 
 def required(frames: int, settings: Settings) -> dict[str, float]:
     """Minimum precision and recall; lower scores mean that something is broken."""
-    fields = type(settings).model_fields
-    if frames == FRAMES and all(getattr(settings, key) == fields[key].default for key in SAME):
+    if frames == FRAMES and all(getattr(settings, key) == Settings.model_fields[key].default for key in SAME):
         return {name: value - MARGIN for name, value in RECORDED.items()}
     return dict(COLLAPSE)
 
@@ -177,20 +168,19 @@ class Score:
         labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))
         self._table += confusion(labels, self._shared.shared(result.detections), len(self._table) - 1)
 
-    @property
-    def correct(self) -> int:
-        return int(self._table[:-1, :-1].trace())
+    def counts(self) -> tuple[int, int, int]:
+        """Objects, detections, and how many of these are correct."""
+        return int(self._table[:-1].sum()), int(self._table[:, :-1].sum()), int(self._table[:-1, :-1].trace())
 
-    @property
-    def precision(self) -> float:
-        return self.correct / max(int(self._table[:, :-1].sum()), 1)
-
-    @property
-    def recall(self) -> float:
-        return self.correct / max(int(self._table[:-1].sum()), 1)
+    def rates(self) -> dict[str, float]:
+        objects, detections, correct = self.counts()
+        return {"precision": correct / max(detections, 1), "recall": correct / max(objects, 1)}
 
     def sentence(self) -> str:
-        objects, detections = int(self._table[:-1].sum()), int(self._table[:, :-1].sum())
-        rates = f"precision {self.precision:.3f}, recall {self.recall:.3f}"
+        objects, detections, correct = self.counts()
         found = f"{counted(objects, 'object')}, {counted(detections, 'detection')}"
-        return f"truth    {found}, {self.correct:,} of them correct: {rates}"
+        return f"truth    {found}, {correct:,} of them correct: {in_words(self.rates())}"
+
+
+def in_words(rates: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items())

@@ -196,8 +196,8 @@ class ReportFacts(Measured):
         pixels, rest = (sum(size for size, of_pixels in over if of_pixels is wanted) for wanted in (True, False))
         return f"per frame over the bus: {pixels:,.0f} bytes of pixels, {rest:,.0f} of tables and results"
 
-    def _bar(self, cpu_ms: float | None, width: int = 15) -> str:
-        return "█" * round(width * (cpu_ms or 0.0) / max(self.cpu_ms_per_frame, 1e-9))
+    def _bar(self, cpu_ms: float | None) -> str:
+        return "█" * round(15 * (cpu_ms or 0.0) / max(self.cpu_ms_per_frame, 1e-9))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -319,11 +319,7 @@ RUN = {"source", "model", "preset"}
 
 
 def preset_values(name: str) -> dict[str, Any]:
-    """The settings that a preset changes on this machine.
-
-    Raises:
-        UsageError: unknown preset.
-    """
+    """The settings that a preset changes on this machine; UsageError if there is no such preset."""
     name = PRESET_ALIASES.get(name, name)
     if name == "latency":
         return {"batch": 1, "streams": 1, "slots": 1, "queue": 1, "low_latency": True, "max_age": 0.25}
@@ -360,7 +356,6 @@ def load_settings(
         config: YAML file of `field: value` lines, plus `source`, `model` and `preset`, so that one file describes a
             whole run. Paths in it are relative to the working directory.
         preset: name of a preset; overrides the preset in the file.
-        overrides: settings from the command line.
         defaults: defaults of the command, where they differ from those of Settings.
         environment: its variables FRAMEFUSE_<FIELD> are settings, and FRAMEFUSE_SOURCE, _MODEL and _PRESET what the
             file may name too. Others are ignored, because an orchestrator sets some for a service of this name, but not
@@ -392,10 +387,7 @@ def load_settings(
 
 
 def settings_from(options: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """Settings from the keyword options of `Pipeline(...)`: fields of Settings, and `preset`.
-
-    Args:
-        base: settings that the options override; default: `Settings()`.
+    """Settings from the keyword options of `Pipeline(...)`: fields of Settings, and `preset`. They override `base`.
 
     Raises:
         UsageError: an option is unknown (suggests the nearest name) or has a wrong value.

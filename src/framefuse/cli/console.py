@@ -204,18 +204,11 @@ def run(
     on_result: Callable[[Result], None] = lambda result: None,
     verdict: Callable[[], str] = lambda: "",
 ) -> int:
-    """Run to the end, then print the report on stderr. A signal ends a live source.
+    """Run to the end, then print the report on stderr, and below it the line of `verdict`. A signal ends a live source.
 
     After an error or Ctrl-C, print a summary of what was done and the paths of the outputs, and re-raise the exception.
-    If the reader of stdout has gone, print only the paths.
-
-    Args:
-        quiet: print neither report nor progress.
-        print_report: also print the report as JSON on stdout.
-        verdict: makes one more line to print below the report.
-
-    Returns:
-        the exit code: PARTIAL if some of several inputs could not be read.
+    If the reader of stdout has gone, print only the paths. The exit code is PARTIAL if some of several inputs could not
+    be read.
     """
     interrupts.main_thread_writes = pipeline.settings.show
     results = iter(pipeline)

@@ -18,9 +18,7 @@ T = TypeVar("T")
 def aside(call: Callable[[], T], seconds: float | None = None) -> T:
     """`call()` in a daemon thread, such that a signal ends the wait for it ("C++ hears no signals").
 
-    Raises:
-        TimeoutError: it has not ended after so many seconds.
-        BaseException: whatever it raises.
+    Raises what it raises, and TimeoutError if it has not ended after so many seconds.
     """
     outcomes: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 

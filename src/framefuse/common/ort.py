@@ -10,16 +10,11 @@ from framefuse.errors import CapabilityError
 
 
 def onnxruntime(extra: str) -> Any:
-    """The onnxruntime module, whose sessions log nothing unless their options say so.
+    """The onnxruntime module, whose sessions log nothing unless their options say so. CapabilityError if the package is
+    not installed; the remedy names the extra of framefuse that installs it.
 
     Since 1.29, ONNX Runtime collects names and hashes of models with an identifier of the machine and sends them to its
     vendor, unless ORT_DISABLE_TELEMETRY is set before the first import. A value that the user has set is kept.
-
-    Args:
-        extra: the extra of framefuse that installs the package, for the remedy.
-
-    Raises:
-        CapabilityError: the package is not installed.
     """
     if not os.environ.get("ORT_DISABLE_TELEMETRY"):
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"

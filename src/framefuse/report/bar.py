@@ -20,8 +20,6 @@ class Bar:
 
     Args:
         infos: of the sources that are read at the same time.
-        console: default: one on stderr.
-        shown: whether to show anything.
         line: says the lines where there is no bar: the text, and the facts `frames`, `fps` and `dropped`.
         bar: whether to draw a bar; default: on a terminal and in a notebook.
     """

@@ -110,9 +110,6 @@ def build_report(
         measured: `Recorder.snapshot()`.
         looked: views a frame, and their pixels over those of the frame; None: the model saw whole frames.
         detections: class name -> count.
-        tracks: number of tracks, if there are any.
-        events: what they did.
-        error: what ended the run early.
     """
     infos, stages, cores, limit = list(sources), measured.stages, available_cores(), memory_limit()
     frames, seconds, faults, peak = measured.frames, measured.seconds, measured.minor_faults, measured.peak_rss_mb

@@ -72,8 +72,6 @@ def verdict(
     full; in between it counts in proportion. The same holds for the shortest latency of an overlapped stage.
 
     Args:
-        cores: cores that the process may use.
-        frames, seconds: of the whole run.
         cpu_ms: CPU milliseconds per frame of the whole process. What no stage claims remains if a stage is removed.
         machine_idle: share of the machine's core time that no program used, 0..1, if known.
         source_limits: the source is live and all its frames were processed; waiting in decode is then not its own cost.

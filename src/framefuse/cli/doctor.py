@@ -155,26 +155,25 @@ def show(
     from framefuse.cuda import cubins
     from framefuse.kernels import cpu
 
-    names: dict[Device, Mapping[str, Any]] = {"cpu": cpu.names(), "cuda": cubins.descriptions()}
-    places = [place for place in names if name in names[place]]
+    families, described = cpu.names(), cubins.descriptions()
+    found: dict[Device, Mapping[str, object]] = {"cpu": families, "cuda": described}
+    places = [place for place in found if name in found[place]]
     if not places:
-        near = nearest(name, [*names["cpu"], *names["cuda"]], 3)
+        near = nearest(name, [*families, *described], 3)
         remedy = f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them"
         raise UsageError(f"no kernel is named {name!r}", remedy=remedy)
     device = FORMS.get(emit) or device or places[0]
     if device not in places:
         message = f"no kernel for {device} is named {name!r}, only one for {places[0]}"
         raise UsageError(message, remedy="use --emit cuda or ptx for CUDA kernels, and asm for CPU kernels")
-    on_cuda = device == "cuda"
-    written = on_cuda and cubins.describe(name).written
-    if emit == "tir" and written:
+    kernel = described[name] if device == "cuda" else None
+    if kernel and kernel.written and emit == "tir":
         raise UsageError(f"{name} is written in CUDA C++, not in TensorIR", remedy="--emit cuda prints it")
-    if emit == "cuda" or (emit is None and written):
-        typer.echo(cubins.describe(name).source)
-    elif emit == "ptx":
+    if kernel and (emit == "cuda" or (emit is None and kernel.written)):
+        typer.echo(kernel.source)
+    elif kernel and emit == "ptx":
         from framefuse.cuda import nvrtc
 
-        kernel = cubins.describe(name)
         code = nvrtc.find().compile(kernel.source, name, capability, kernel.options, True)
         typer.echo(code.rstrip(b"\0").decode())
     else:
@@ -182,13 +181,13 @@ def show(
             raise CapabilityError("TensorIR and assembly need TVM", remedy="pip install 'framefuse[tvm]'")
         from framefuse.kernels import build
 
-        family = cubins.describe(name).family if on_cuda else cpu.names()[name]
-        if on_cuda and family == "preprocess":  # 64 PrimFuncs, each of which TVM parses for one or two seconds
+        family = kernel.family if kernel else families[name]
+        if kernel and family == "preprocess":  # 64 PrimFuncs, each of which TVM parses for one or two seconds
             tir: Any = importlib.import_module("framefuse.kernels.preprocess.tir_cuda")
             _, layout, sample, memory, *one = name.split("_")
             function = tir.variant(layout, sample, memory, alone=one == ["one"])
         else:
-            function = build.function(name, family, cuda=on_cuda)
+            function = build.function(name, family, cuda=kernel is not None)
         if emit == "asm":
             typer.echo(build.assembly(function, build.own_level(name, family) or cpu.describe().level))
         else:

@@ -73,17 +73,13 @@ class Component(NamedTuple):
 
 def components(planes: Sequence[Plane], format: PixelFormat) -> list[Component]:
     """The planes as 2-D views, one per component."""
-    sx, sy = format.subsample
-    if format.layout == "gray":
-        return [Component("y", planes[0], 1, 1)]
     if format.layout == "packed":
-        return [Component(role, planes[0][..., i], 1, 1) for i, role in enumerate(format.channels) if role in "rgb"]
-    if format.layout == "semiplanar":
-        chroma = [Component(role, planes[1][..., i], sx, sy) for i, role in enumerate(format.channels or "uv")]
-        return [Component("y", planes[0], 1, 1), *chroma]
-    roles = "gbr" if format.name.startswith("gbr") else "yuv"
-    steps = [(1, 1), (sx, sy), (sx, sy)]
-    return [Component(role, plane, *step) for role, plane, step in zip(roles, planes, steps, strict=True)]
+        found = [(role, planes[0][..., i]) for i, role in enumerate(format.channels) if role in "rgb"]
+    elif format.layout == "semiplanar":
+        found = [("y", planes[0]), *((role, planes[1][..., i]) for i, role in enumerate(format.channels or "uv"))]
+    else:
+        found = list(zip("gbr" if format.name.startswith("gbr") else "yuv", planes, strict=False))  # gray is Y alone
+    return [Component(role, samples, *(format.subsample if role in "uv" else (1, 1))) for role, samples in found]
 
 
 def encode_colour(colour: Colour, matrix: Matrix, full_range: bool) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -148,7 +148,11 @@ class Mp4File:
         """
         error: av.FFmpegError | OSError | None = None
         try:
-            self._flush(source_end)
+            with self._container, nullcontext() if self._audio is None else closing(self._audio):
+                if not self._failed:
+                    self._container.mux(self._stream.encode(None))
+                    if self._audio is not None:
+                        self._audio.copy_until(source_end, last=True)
         except (av.FFmpegError, OSError) as caught:
             error = caught
         if self._opened is None:
@@ -162,17 +166,6 @@ class Mp4File:
                 return None
             raise self._error(error) from error
         return move_index_to_front(self._written, self.path, self._encoding.time_base.denominator)
-
-    def _flush(self, source_end: Fraction) -> None:
-        try:
-            if not self._failed:
-                self._container.mux(self._stream.encode(None))
-                if self._audio is not None:
-                    self._audio.copy_until(source_end, last=True)
-        finally:
-            if self._audio is not None:
-                self._audio.close()
-            self._container.close()
 
     def _error(self, error: av.FFmpegError | OSError) -> SinkError:
         return write_error(self.path, OSError(error.errno or 0, error.strerror or str(error)))

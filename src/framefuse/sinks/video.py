@@ -325,20 +325,16 @@ def encoder_options(
         where = {} if gpu is None else {"gpu": str(gpu)}
         speed, _ = PRESETS.get(preset, (preset, 0))
         return {"rc": "vbr", "cq": str(crf), "b": "0", "preset": speed, **where}, threads
-    limits, most = _limit_delay(preset, rate) if encoder == SOFTWARE else ({}, 0)
-    return {"crf": str(crf), "preset": preset, **limits}, threads or most
-
-
-def _limit_delay(preset: str, rate: Fraction) -> tuple[dict[str, str], int]:
-    """Options of x264, and its threads, to hold back at most ENCODER_SECONDS of frames, which a kill loses, not 60."""
-    if preset not in PRESETS:
-        return {}, 0
+    options = {"crf": str(crf), "preset": preset}
+    if encoder != SOFTWARE or preset not in PRESETS:
+        return options, threads
+    # x264 is to hold back at most ENCODER_SECONDS of frames, which a kill loses, not 60.
     frames = int(rate * Fraction(ENCODER_SECONDS))
     if frames < FEWEST_AHEAD:
-        return {"tune": "zerolatency"}, 0
-    threads = min(frames // 3, available_cores() * 3 // 2)
-    ahead = min(PRESETS[preset][1], frames - threads - B_FRAMES)
-    return {"rc-lookahead": str(ahead), "x264-params": "sync-lookahead=0"}, threads
+        return {**options, "tune": "zerolatency"}, threads
+    most = min(frames // 3, available_cores() * 3 // 2)
+    ahead = min(PRESETS[preset][1], frames - most - B_FRAMES)
+    return {**options, "rc-lookahead": str(ahead), "x264-params": "sync-lookahead=0"}, threads or most
 
 
 def is_video_encoder(name: str) -> bool:

@@ -145,17 +145,14 @@ class YoloTxtSink(FolderSink):
 
     def write(self, result: Result, frame: Frame | None) -> None:
         found, info = result.detections, result.frame
-        columns = [found.xywh / np.array((info.width, info.height) * 2, np.float64)]
+        columns = [found.class_id, *(found.xywh / np.array((info.width, info.height) * 2, np.float64)).T]
         if self._confidence:
-            columns.append(found.confidence[:, None])
-        rows = np.hstack(columns).tolist()
-        lines = [
-            f"{class_id} " + " ".join(f"{value:.6f}" for value in row) + "\n"
-            for class_id, row in zip(found.class_id.tolist(), rows, strict=True)
-        ]
+            columns.append(found.confidence)
+        lines = io.BytesIO()
+        np.savetxt(lines, np.column_stack(columns), fmt=["%d"] + ["%.6f"] * (len(columns) - 1))
         file = RecordFile(self._context.output(f"labels/{self._context.image_name(self.name, info)}.txt"))
         try:
-            file.append("".join(lines).encode())
+            file.append(lines.getvalue())
         finally:
             file.close(durable=False)
 

@@ -176,8 +176,7 @@ class VideoSink(BaseSink):
         self._encoder, self._trail, self._views = encoder, trail, views
         self._options = partial(encoder_options, encoder, **options)
         self._converter = FrameConverter()
-        self._format: VideoFormat | None = None
-        self._largest = VideoFormat(0, 0, Meaning("bt601", False))
+        self._format = self._largest = VideoFormat(0, 0, Meaning("bt601", False))
         self._file: Mp4File | None = None
 
     def open(self, context: SinkContext) -> None:
@@ -201,7 +200,7 @@ class VideoSink(BaseSink):
             self._file.encode(repeat, self._times.source_seconds(), alone=True)
         target, views = self._file.planes(), result.views if self._views else ()
         drawn = result.detections, result.masks, self._trails.after(result), views
-        if self._format is None or format == self._format:
+        if format == self._format:
             fill(target, planes, frame.rotation)
             self._annotator.draw(target, *drawn)
         else:

@@ -330,8 +330,17 @@ class AudioCopy:
             self._waiting = (packet,) if begins >= end and not everything else ()
             if self._waiting:
                 return
-            if self._start is None or begins + (packet.duration or 0) * packet.time_base > self._start:
-                self._write(packet)
+            if self._start is not None and begins + (packet.duration or 0) * packet.time_base <= self._start:
+                continue
+            shift = round(self._offset / packet.time_base)
+            dts, index = packet.dts + shift, packet.stream_index
+            if dts <= self._last.get(index, dts - 1):
+                self._disorder += 1
+                continue
+            packet.pts = dts if packet.pts is None else max(dts, packet.pts + shift)
+            packet.dts = self._last[index] = dts
+            packet.stream = self._targets[index]
+            self._output.mux(packet)
 
     def close(self) -> None:
         if self._disorder:
@@ -340,18 +349,6 @@ class AudioCopy:
         self._packets, self._waiting = iter(()), ()
         if self._input is not None:
             self._input.close()
-            self._input = None
-
-    def _write(self, packet: Any) -> None:
-        shift = round(self._offset / packet.time_base)
-        dts, index = packet.dts + shift, packet.stream_index
-        if dts <= self._last.get(index, dts - 1):
-            self._disorder += 1
-            return
-        packet.pts = dts if packet.pts is None else max(dts, packet.pts + shift)
-        packet.dts = self._last[index] = dts
-        packet.stream = self._targets[index]
-        self._output.mux(packet)
 
     def _give_up(self, error: Exception) -> None:
         self._notes.append(f"audio omitted from here on: {getattr(error, 'strerror', None) or error}")

@@ -1,8 +1,5 @@
 """Sinks write results. A run may use several kinds; SINKS names them, their classes say what they write. Here is what
-they have in common, and the two without files: a function, and a count.
-
-`run_folder.make_run_folder` creates the folder of a run; `SinkSet` gives each source its own sinks.
-"""
+they have in common, and the two without files: a function, and a count. `SinkSet` gives each source its own sinks."""
 
 from __future__ import annotations
 
@@ -121,14 +118,8 @@ class Sink(Protocol):
 
 
 def open_sink(name: str, **options: Any) -> Sink:
-    """Create a sink by name; it writes nothing before its `open`.
-
-    Args:
-        options: keyword arguments of the sink's class.
-
-    Raises:
-        UsageError: there is no sink of this name.
-    """
+    """Create a sink by name, with the options of its class; it writes nothing before its `open`. UsageError: there is
+    no sink of this name."""
     targets = dict(SINKS)
     if name not in targets:
         from importlib.metadata import entry_points
@@ -286,13 +277,10 @@ class SinkSet:
         folder: folder of the run; it exists.
         names: class names of the model.
         inputs: known files that the run reads; no output overwrites one.
-        beside: files that the run itself writes into the folder.
+        beside: files that the run itself writes into the folder. SinkError: one is an input.
         manifest: where to record the inputs whose outputs are complete.
         stems: base names of outputs that an earlier run has completed.
         run: see `SinkContext`.
-
-    Raises:
-        SinkError: one of `beside` is an input.
     """
 
     def __init__(
@@ -330,11 +318,7 @@ class SinkSet:
 
     def write(self, result: Result, frame: Frame | None, source: SourceInfo) -> None:
         """Pass a result to the sinks of its source: one set per source_id, or one for all images of a source.
-
-        Raises:
-            SinkError: a sink cannot write.
-            Exception: raised by a callback.
-        """
+        SinkError: a sink cannot write; any other error comes from a callback."""
         key = source.unit_of(result.frame.source_id)
         if key not in self._working:
             self._open(key, source)

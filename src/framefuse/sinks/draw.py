@@ -198,11 +198,8 @@ def dashes(view: View, size: tuple[int, int], line: int) -> NDArray[np.float64]:
 
 
 class Trails:
-    """Remembers the centres of all tracks for some seconds of presentation time; 0: nothing.
-
-    Args:
-        rate: frames per second, for frames without a time.
-    """
+    """Remembers the centres of all tracks for some seconds of presentation time; 0: nothing. Frames without a time
+    have `rate` frames per second."""
 
     def __init__(self, seconds: float, rate: float = 30.0) -> None:
         self._seconds, self._rate = seconds, rate

@@ -120,11 +120,8 @@ class Mp4File:
         return planes_of(self._av_frame)
 
     def encode(self, pts: int, source_end: Fraction, *, alone: bool = False) -> None:
-        """Encode the frame with this pts, and copy the audio before `source_end` (seconds of the source's own time).
-
-        Args:
-            alone: without reference to other frames, and in their order.
-        """
+        """Encode the frame with this pts, and copy the audio before `source_end` (seconds of the source's own time);
+        alone: without reference to other frames, and in their order."""
         self._av_frame.pts, self._av_frame.time_base = pts, self._encoding.time_base
         self._av_frame.pict_type = PictureType.I if alone else PictureType.NONE
         try:
@@ -142,10 +139,7 @@ class Mp4File:
 
     def close(self, source_end: Fraction) -> str | None:
         """Write the remaining packets, then move the index to the front. Returns the reason if it cannot be moved.
-
-        Raises:
-            SinkError: the rest cannot be written and no error was raised before, or the file was deleted.
-        """
+        SinkError: the rest cannot be written and no error was raised before, or the file was deleted."""
         error: av.FFmpegError | OSError | None = None
         try:
             with self._container, nullcontext() if self._audio is None else closing(self._audio):

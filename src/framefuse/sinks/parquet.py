@@ -46,11 +46,7 @@ GROUP = 1 << 16
 
 
 def load() -> Any:
-    """The package pyarrow, with its module parquet.
-
-    Raises:
-        CapabilityError: the extra `parquet` is not installed.
-    """
+    """The package pyarrow, with its module parquet. CapabilityError: the extra `parquet` is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -64,9 +60,7 @@ class ParquetSink(RecordSink):
     file has every frame. Boxes are in source pixels, unrounded.
 
     A kill loses the last FRAMES frames at most. On a full disk what was written stays in <stem>.arrows.part.
-
-    Raises:
-        CapabilityError: the extra `parquet` is not installed.
+    CapabilityError: the extra `parquet` is not installed.
     """
 
     name, stream = "parquet", STREAM

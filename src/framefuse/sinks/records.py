@@ -171,11 +171,8 @@ def thumbnail(image: NDArray[np.uint8], box: tuple[float, ...]) -> bytes:
 
 
 def event_json(event: Event, thumbnail: str | None = None) -> str:
-    """One line of JSON, without the newline: the fields of `Event` as RENAMED, and its `dwell`; 4 decimals at most.
-
-    Args:
-        thumbnail: file in the folder of the run.
-    """
+    """One line of JSON, without the newline: the fields of `Event` as RENAMED, its `dwell`, and the file of its
+    thumbnail in the folder of the run; 4 decimals at most."""
     known = {RENAMED.get(name, name): _plain(value) for name, value in vars(event).items() if name != "thumbnail"}
     dwell = {zone: _plain(seconds) for zone, seconds in event.dwell.items()}
     line = {"schema": EVENT_SCHEMA, **known, "dwell": dwell, **({"thumbnail": thumbnail} if thumbnail else {})}

@@ -33,10 +33,8 @@ class Repair(NamedTuple):
 def repair_folder(folder: Path) -> Iterator[Repair]:
     """Complete every unfinished output in the folder of a run; yields what was done, for each file that needed it.
 
-    Files that are complete, and files that framefuse has not written, stay as they are.
-
-    Raises:
-        SinkError: there is no such folder, a run is writing into it, or a file cannot be written.
+    Files that are complete, and files that framefuse has not written, stay as they are. SinkError: there is no such
+    folder, a run is writing into it, or a file cannot be written.
     """
     if not folder.is_dir():
         raise SinkError(f"there is no folder {folder}", remedy="name the folder of a run, such as runs/detect/predict")

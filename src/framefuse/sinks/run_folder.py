@@ -25,14 +25,11 @@ STEM_BYTES = 200
 def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = False) -> Path:
     """Create the folder of a run below `project` and return it: the first of name, name2, name3, ... that is free.
 
-    Creation is atomic, so that runs that start at the same time never share a folder.
+    Creation is atomic, so that runs that start at the same time never share one. SinkError: it cannot be created.
 
     Args:
         name: default "predict".
         exist_ok: use `project/name` even if it exists.
-
-    Raises:
-        SinkError: the folder cannot be created.
     """
     folder = wanted = Path(project) / (name or "predict")
     numbers = itertools.count(2)
@@ -55,10 +52,7 @@ def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = Fal
 @contextmanager
 def run_folder(project: Path, name: str | None = None, exist_ok: bool = False) -> Iterator[Path]:
     """The folder of a run, created and checked before the run starts, and removed afterwards if it is empty.
-
-    Raises:
-        SinkError: the folder cannot be created or is not writable.
-    """
+    SinkError: it cannot be created or is not writable."""
     wanted = Path(project) / (name or "predict")
     missing = [place for place in wanted.parents if not place.exists()]
     existed = exist_ok and wanted.exists()
@@ -77,10 +71,7 @@ class FolderLock:
     """Keeps other runs out of a folder until `release` or the end of the process.
 
     The lock is on the folder itself (flock), so it leaves no file behind. On file systems without such locks (some
-    network ones) the folder is used unlocked.
-
-    Raises:
-        SinkError: another run is writing into the folder.
+    network ones) the folder is used unlocked. SinkError: another run is writing into it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -183,11 +174,8 @@ def open_output(path: Path, flags: int = os.O_CREAT | os.O_TRUNC) -> int:
 
 @contextmanager
 def written_whole(path: Path, stream: Path | None = None) -> Iterator[BinaryIO]:
-    """A file of the run folder to write, which gets its name once it is complete. SinkError: it cannot be written.
-
-    Args:
-        stream: what the file is made of; removed once the disk has the file, so it stays after an error.
-    """
+    """A file of the run folder to write, which gets its name once it is complete; what it is made of, a `stream`, is
+    removed once the disk has the file, so it stays after an error. SinkError: the file cannot be written."""
     part = part_of(path)
     try:
         with os.fdopen(open_output(part), "wb") as out:

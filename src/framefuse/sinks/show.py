@@ -18,10 +18,8 @@ CLOSE_KEYS = (ord("q"), 27)
 
 
 def load_opencv() -> None:
-    """Import OpenCV before PyAV.
-
-    PyAV's wheel bundles X window system libraries; if they are loaded first, OpenCV's windows hang (PyAV issues 978 and
-    1050).
+    """Import OpenCV before PyAV, whose wheel bundles X window system libraries; if they are loaded first, OpenCV's
+    windows hang (PyAV issues 978 and 1050).
 
     Raises:
         CapabilityError: there is no display, OpenCV is not installed, or PyAV was imported first.
@@ -44,12 +42,11 @@ def load_opencv() -> None:
 
 
 class ShowSink(BaseSink):
-    """Shows each frame in an OpenCV window; q or Escape closes the window, and the run continues.
+    """Shows each frame in an OpenCV window; q or Escape closes the window, and the run continues. All calls must come
+    from the main thread, as windows belong to it.
 
     Args:
-        views: outline the views of each frame.
-
-    All calls must come from the main thread, as windows belong to it.
+        trail, views: see `RgbAnnotator`.
 
     Raises:
         CapabilityError: OpenCV is missing or built without windows, or there is no display.

@@ -49,6 +49,8 @@ FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "NotoSans-Regular.ttf")
 
 Place = tuple[int, int, int, int]
 """Left, top, right and bottom of a label in pixels; the last two are exclusive."""
+Component = tuple[str, Plane, int, int]
+"""One component of a frame: its role (y, u, v, r, g or b), samples, and luma samples per sample in x and y."""
 Trail = tuple[int, NDArray[np.float64]]
 """Id of a track, and the centres of its boxes (n, 2) in pixels, oldest first."""
 
@@ -62,15 +64,6 @@ class Inks(NamedTuple):
     """Component -> its values at text coverage 0..255."""
 
 
-class Component(NamedTuple):
-    """One component of the frame: its samples, and the number of luma samples per sample in x and y."""
-
-    role: str
-    samples: Plane
-    step_x: int
-    step_y: int
-
-
 def components(planes: Sequence[Plane], format: PixelFormat) -> list[Component]:
     """The planes as 2-D views, one per component."""
     if format.layout == "packed":
@@ -78,8 +71,9 @@ def components(planes: Sequence[Plane], format: PixelFormat) -> list[Component]:
     elif format.layout == "semiplanar":
         found = [("y", planes[0]), *((role, planes[1][..., i]) for i, role in enumerate(format.channels or "uv"))]
     else:
-        found = list(zip("gbr" if format.name.startswith("gbr") else "yuv", planes, strict=False))  # gray is Y alone
-    return [Component(role, samples, *(format.subsample if role in "uv" else (1, 1))) for role, samples in found]
+        roles = "y" if format.layout == "gray" else "gbr" if format.name.startswith("gbr") else "yuv"
+        found = list(zip(roles, planes, strict=True))
+    return [(role, samples, *(format.subsample if role in "uv" else (1, 1))) for role, samples in found]
 
 
 def encode_colour(colour: Colour, matrix: Matrix, full_range: bool) -> dict[str, int]:

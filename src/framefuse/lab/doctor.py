@@ -14,8 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
+import numpy as np
+
+from framefuse.common.machine import available_cores, memory_limit
 from framefuse.common.ort import onnxruntime
+from framefuse.common.version import __version__
 from framefuse.config import settings_from
+from framefuse.cuda import device as gpus
 from framefuse.engines import ENGINES, backends, engine_names, find_backend
 from framefuse.engines.backend import version_of
 from framefuse.errors import CapabilityError, EngineError, FramefuseError
@@ -51,9 +56,6 @@ class Check:
 
 def facts() -> dict[str, str]:
     """Facts about this machine and installation: versions, CPU, cores."""
-    from framefuse.common.machine import available_cores, memory_limit
-    from framefuse.common.version import __version__
-
     features = {*_cpuinfo("flags").split(), *_cpuinfo("Features").split()}  # of x86 and of Arm
     cpu = _cpuinfo("model name") or platform.processor() or platform.machine()
     found = {
@@ -125,8 +127,6 @@ def _shipped_models() -> str:
 
 def _kernels() -> str:
     """The compiled preprocessing kernel against its reference, on one small frame of noise."""
-    import numpy as np
-
     from framefuse import kernels
     from framefuse.frame import PIXEL_FORMATS, Frame
     from framefuse.lab.parity.chain import preprocessed
@@ -163,7 +163,6 @@ def _video(encoder: str) -> str:
 def _write_grey(target: Any, container: str, encoder: str, width: int, height: int) -> None:
     """A clip of FRAMES frames, each 20 grey levels brighter than the one before."""
     import av
-    import numpy as np
 
     with av.open(target, "w", format=container) as writer:
         stream = cast(av.VideoStream, writer.add_stream(encoder, rate=30, width=width, height=height))
@@ -215,12 +214,10 @@ def _driver() -> str:
 
 def _cuda() -> str:
     """One of our kernels, compiled and launched; reports the CUDA versions in use."""
-    import numpy as np
-
-    from framefuse.cuda import device, nvrtc
+    from framefuse.cuda import nvrtc
     from framefuse.kernels.masks import call as masks
 
-    cp = device.cupy()
+    cp = gpus.cupy()
     runtime = cp.cuda.runtime
     scores = np.random.default_rng(0).random((1, 3, 8, 8), np.float32)
     if not (cp.asnumpy(masks.argmax(cp.asarray(scores))) == scores.argmax(1)).all():
@@ -230,8 +227,8 @@ def _cuda() -> str:
     compiler = ".".join(map(str, nvrtc.find().version))
     return (
         f"{properties['name'].decode()} (compute capability {properties['major']}.{properties['minor']}), "
-        f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free, CUDA runtime {device.version(runtime.runtimeGetVersion())}, "
-        f"driver for {device.version(runtime.driverGetVersion())}, NVRTC {compiler}, CuPy {cp.__version__}"
+        f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free, CUDA runtime {gpus.version(runtime.runtimeGetVersion())}, "
+        f"driver for {gpus.version(runtime.driverGetVersion())}, NVRTC {compiler}, CuPy {cp.__version__}"
     )
 
 
@@ -247,27 +244,21 @@ def _nvenc() -> str:
 
 def _nvdec() -> str:
     """A few frames, encoded on the CPU and decoded by the GPU."""
-    import numpy as np
-
-    from framefuse.cuda import device
+    from framefuse.lab.parity.chain import on_host
     from framefuse.sources import SourceOptions, open_source
     from framefuse.sources.nvdec import load_nvdec
 
     load_nvdec()
-    cp = device.cupy()
+    gpus.cupy()
     levels: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "grey.mp4")
         _write_grey(str(path), "mp4", "libx264", 256, 144)
         with contextlib.closing(open_source(path, SourceOptions(device="cuda"))) as source:
             for frame in source:
-                if frame.ready is not None:
-                    frame.ready.synchronize()
                 if isinstance(frame.planes[0], np.ndarray):
                     raise CapabilityError("; ".join(source.info.notes) or "the clip was decoded on the host")
-                levels.append(int(cp.asnumpy(frame.planes[0])[0, 0]))
-                if frame.lease is not None:
-                    frame.lease.release()
+                levels.append(int(on_host(frame).planes[0][0, 0]))
     _check_grey(levels)
     return f"PyNvVideoCodec {version_of('PyNvVideoCodec')}, H.264 decoded into GPU memory"
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from framefuse.common.text import in_markdown
 from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation.coco import needed
-from framefuse.sinks.run_folder import encode, open_output, output_path, write_error
+from framefuse.sinks.run_folder import encode, open_output, output_path, sink_errors
 
 CONF = 0.25
 """Confidence threshold of precision, recall and the confusion matrix: the default of `predict`."""
@@ -313,25 +314,17 @@ def save(rows: Sequence[Row], folder: Path, inputs: Container[Path] = ()) -> lis
         CapabilityError: the extra `val` is not installed.
         SinkError: they cannot be written.
     """
-    texts, plots = [output_path(folder, name, inputs) for name in FILES], dict[Path, Row]()
+    texts, plots = [output_path(folder, name, inputs) for name in FILES], dict[Path, tuple[Scores, str]]()
     for number, row in enumerate(rows, 1):
         if row.scores:
             name = "".join(c if c.isalnum() else "-" for c in row.title)
-            plots[output_path(folder, f"{number}-{name}.png", inputs)] = row
-    for path, text in zip(texts, (to_json(rows), markdown(rows, list(plots))), strict=True):
-        _write(path, encode(text))
-    for path, row in plots.items():
-        if row.scores:
-            _write(path, plot(row.scores, row.title))
-    return [*texts, *plots]
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        with os.fdopen(open_output(path), "wb") as file:
+            plots[output_path(folder, f"{number}-{name}.png", inputs)] = row.scores, row.title
+    contents = map(encode, (to_json(rows), markdown(rows, list(plots))))
+    # A plot is drawn when its turn comes, so that the texts are there even if it cannot be.
+    for path, content in zip([*texts, *plots], chain(contents, starmap(plot, plots.values())), strict=True):
+        with sink_errors(path), os.fdopen(open_output(path), "wb") as file:
             file.write(content)
-    except OSError as error:
-        raise write_error(path, error) from error
+    return [*texts, *plots]
 
 
 def plot(scores: Scores, title: str) -> bytes:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,11 +24,12 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda.device import current_gpu
+from framefuse.cuda import device as gpus
 from framefuse.engines import Device, DeviceExecution, Engine, EngineOptions, Precision, engine_names, open_engine
 from framefuse.engines.requests import RequestPool, Slot, capture, device_request_pool
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
 from framefuse.lab.building import usable_device
+from framefuse.lab.doctor import facts
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.onnx_file import read_onnx
@@ -243,7 +245,7 @@ def bench_engines(
     for peer in peers:
         peer.row.wall = Timing.of(peer.wall)
         peer.row.device_time = Timing.of(peer.device) if peer.device else None
-        peer.measure_energy(min(seconds, ENERGY_SECONDS), current_gpu() if peer.engine.device == "cuda" else None)
+        peer.measure_energy(min(seconds, ENERGY_SECONDS), gpus.current_gpu() if peer.engine.device == "cuda" else None)
         peer.pool.close()
         peer.engine.close()
     return BenchReport(path.name, shape, rows, warmups, runs, reference, machine())
@@ -251,23 +253,19 @@ def bench_engines(
 
 def machine() -> dict[str, str]:
     """Hardware and package versions; numbers mean nothing without them."""
-    from framefuse.lab.doctor import facts
-
     found = facts() | {"platform": platform.platform()}
     with suppress(FramefuseError):
-        from framefuse.cuda import device
-
-        runtime = device.cupy().cuda.runtime
+        runtime = gpus.cupy().cuda.runtime
         found["gpu"] = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
         found["cuda driver"] = str(runtime.driverGetVersion())
     return found
 
 
 def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, int, int, int]:
-    facts = read_onnx(path)
-    stated = facts.inputs[0].shape
-    if len(stated) != 4 or len(facts.inputs) != 1:
-        raise UsageError(f"{path} takes {', '.join(map(str, facts.inputs))}", remedy="pass an image model (b, 3, h, w)")
+    inputs = read_onnx(path).inputs
+    stated = inputs[0].shape
+    if len(stated) != 4 or len(inputs) != 1:
+        raise UsageError(f"{path} takes {', '.join(map(str, inputs))}", remedy="pass an image model (b, 3, h, w)")
     height, width = imgsz or (stated[2] or 640, stated[3] or 640)
     asked = {"batch": (batch, stated[0]), "height": (height, stated[2]), "width": (width, stated[3])}
     for name, (wanted, fixed) in asked.items():
@@ -312,9 +310,7 @@ def on_device(execution: DeviceExecution) -> Callable[[], float]:
 
     The execution must outlive the function that is returned.
     """
-    from framefuse.cuda import device
-
-    cp = device.cupy()
+    cp = gpus.cupy()
     noise = np.random.default_rng(1).random(execution.input.shape)
     if execution.memory_format == "nhwc":
         noise[..., 3:] = 0  # padding channels
@@ -330,11 +326,8 @@ def on_device(execution: DeviceExecution) -> Callable[[], float]:
     stream.synchronize()
     launch = work
     if execution.capturable:
-        try:
-            graph = capture(stream, work)
-            launch = lambda: graph.launch(stream)  # noqa: E731
-        except cp.cuda.runtime.CUDARuntimeError:
-            graph = None  # nothing to capture: the null engine launches nothing
+        with suppress(cp.cuda.runtime.CUDARuntimeError):  # nothing to capture: the null engine launches nothing
+            launch = partial(capture(stream, work).launch, stream)
 
     def run() -> float:
         begun.record(stream)

@@ -29,6 +29,7 @@ from typing import Any, cast, get_args
 import yaml
 
 from framefuse.common.files import write_atomically
+from framefuse.cuda import device as gpus
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
 from framefuse.errors import CapabilityError, CardError, FramefuseError, ModelError, SinkError, UsageError
@@ -38,8 +39,6 @@ from framefuse.models.onnx_file import is_quantised, load_onnx, read_onnx
 from framefuse.runtime.choices import select
 
 OPSET = 17
-FOLLOW_THE_FILE = ("tensorrt",)
-"""Engines that run in the precision of the file."""
 AXES = ("batch", "channels", "height", "width")
 
 
@@ -153,7 +152,7 @@ def build_engine(
         _check_sizes(path, profile)
         if quantised:
             reasons.append("the model is already quantised: left unchanged")
-        elif precision == "int8" or (precision == "fp16" and name in FOLLOW_THE_FILE):
+        elif precision == "int8" or (precision == "fp16" and name == "tensorrt"):  # which runs what the file says
             from framefuse.lab.lowering import build_model
 
             lowered = Path(folder) / "lowered.onnx"
@@ -282,10 +281,8 @@ def _first_line(error: Exception) -> str:
 
 def usable_device() -> Device:
     """cuda if CuPy finds a usable GPU, else cpu."""
-    from framefuse.cuda import device
-
     with contextlib.suppress(FramefuseError):
-        device.cupy()
+        gpus.cupy()
         return "cuda"
     return "cpu"
 
@@ -330,8 +327,7 @@ def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
 
 def _run_once(name: str, path: Path, profile: Profile, options: EngineOptions) -> tuple[str, list[str]]:
     """Open the engine and run it once at the optimal shape, which shows that it works and fills its caches."""
-    built = open_engine(name, path, options)
-    with contextlib.closing(built):
+    with contextlib.closing(open_engine(name, path, options)) as built:
         pool = built.request_pool(profile.opt[0], *profile.opt[2:], 1)
         slot = pool.acquire()
         assert slot is not None

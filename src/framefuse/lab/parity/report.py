@@ -54,13 +54,11 @@ class EngineResult:
     @property
     def starts(self) -> str:
         """A sentence on where differences start, or where they exceed the limits."""
-        first = next((check for check in self.steps if check.verdict in ("within", "outside")), None)
-        wrong = next((check for check in (*self.checks, *self.steps) if check.verdict == "outside"), None)
-        if wrong is not None:
+        if wrong := next((check for check in (*self.checks, *self.steps) if check.verdict == "outside"), None):
             return f"outside the limits from {wrong.stage} on: {wrong.found}"
-        if first is None:
-            return "no difference beyond rounding at any stage"
-        return f"the first difference is at {first.stage}, within the limits: {first.found}"
+        if first := next((check for check in self.steps if check.verdict == "within"), None):
+            return f"the first difference is at {first.stage}, within the limits: {first.found}"
+        return "no difference beyond rounding at any stage"
 
     @property
     def outcome(self) -> str:
@@ -87,9 +85,9 @@ class Certificate:
     pixels: list[Check]
     """Decoding and colour: the same for every engine."""
     engines: list[EngineResult]
-    peer: str = ""
+    peer: str
     """Name and version of the other implementation, or why a requested one was not compared."""
-    shown: tuple[NDArray[np.uint8], Detections, Detections] | None = field(default=None, repr=False)
+    shown: tuple[NDArray[np.uint8], Detections, Detections] | None = field(repr=False)
     """The first frame, (height, width, 3) RGB, and its boxes: of the reference, and of the first engine's pipeline."""
 
     @property
@@ -103,7 +101,7 @@ class Certificate:
         """Rows for `print_table`; a row with a single cell is a title."""
         rows: list[Sequence[str]] = []
         for title, checks in groups(self):
-            rows += [(title,), *((MARKS[check.verdict], *_texts(check)) for check in checks)]
+            rows += [(title,), *((MARKS[rated], *texts) for rated, *texts in checks)]
         return rows
 
     def summary(self) -> list[str]:
@@ -122,7 +120,7 @@ class Certificate:
         lines += ["", "## Where it starts", ""]
         lines += [f"- {in_markdown(line)}" for line in self.summary()[:-1]]
         for title, checks in groups(self):
-            rows = [(MARKS[check.verdict], *_texts(check)) for check in checks]
+            rows = [(MARKS[rated], *texts) for rated, *texts in checks]
             lines += ["", f"## {in_markdown(title)}", "", *markdown_table([("", "stage", "found", "limit", ""), *rows])]
         return "\n".join([*lines, "", LEGEND, ""])
 
@@ -131,7 +129,7 @@ class Certificate:
         chains = ""
         for engine in self.engines:
             chains += f"<p><b>{in_html(called(engine))}</b> <span class='note'>{in_html(engine.outcome)}</span></p>"
-            steps = "".join(f"<li>{_key(check)}{in_html(check.stage)}</li>" for check in engine.steps)
+            steps = "".join(f"<li>{_key(check.verdict)}{in_html(check.stage)}</li>" for check in engine.steps)
             chains += f"<ul class='legend'>{steps}</ul>" if steps else ""
         if self.peer and not any(engine.peer for engine in self.engines):
             chains += f"<p class='note'>{in_html(self.peer)}</p>"
@@ -144,7 +142,7 @@ class Certificate:
             _section("The first of the frames", image, "Wide white boxes: the reference. Narrow pink: the pipeline."),
         ]
         for title, checks in groups(self):
-            rows = [(_key(check) + check.verdict, *map(in_html, _texts(check))) for check in checks]
+            rows = [(_key(rated) + rated, *map(in_html, texts)) for rated, *texts in checks]
             sections.append(_section(in_html(title), _table(("", "stage", "found", "limit", ""), rows, texts=5)))
         return page(f"parity: {self.model}", sections)
 
@@ -159,15 +157,18 @@ class Certificate:
         return json.dumps(content, indent=1)
 
 
-def groups(certificate: Certificate) -> list[tuple[str, list[Check]]]:
-    """Title and checks of each section of the page."""
+def groups(certificate: Certificate) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """Title and checks of each section of the page; of a check: verdict, stage, what was found, limit and note."""
     found = [("every engine: decoding and colour", certificate.pixels)]
     for engine in (one for one in certificate.engines if not one.absent):
         name = called(engine)
         found += [(f"{name}: each stage alone", engine.checks), (f"{name}: stage after stage", engine.steps)]
         if engine.peer:
             found.append((f"{name} against {certificate.peer}", engine.peer))
-    return found
+    return [
+        (title, [(one.verdict, one.stage, one.found or one.verdict, one.limit, one.note) for one in checks])
+        for title, checks in found
+    ]
 
 
 def called(engine: EngineResult) -> str:
@@ -188,7 +189,7 @@ def head(certificate: Certificate) -> str:
 
 
 def verdict(certificate: Certificate) -> str:
-    if not any(not engine.absent for engine in certificate.engines):
+    if all(engine.absent for engine in certificate.engines):
         return "NOT CERTIFIED: no engine ran"
     if not certificate.boxes:
         return "NOT CERTIFIED: the reference found no boxes; use another source, or a lower --conf"
@@ -210,9 +211,5 @@ def _drawn(frame: NDArray[np.uint8], reference: Detections, ours: Detections) ->
     return base64.b64encode(memory.getvalue()).decode()
 
 
-def _texts(check: Check) -> tuple[str, str, str, str]:
-    return check.stage, check.found or check.verdict, check.limit, check.note
-
-
-def _key(check: Check) -> str:
-    return f"<span class='key {COLOURS[check.verdict]}'></span>"
+def _key(rated: str) -> str:
+    return f"<span class='key {COLOURS[rated]}'></span>"

@@ -104,19 +104,16 @@ class Stage:
 
     def preprocess(self, spec: Preprocess, frame: Frame) -> tuple[Image, str]:
         """Our kernel's pixels in the engine's number format, as float32 (3, height, width); and that format."""
-        height, width = spec.place(frame.width, frame.height).size[::-1]
-        slot = self._slot(height, width)
+        pool, slot = self._slot(*spec.place(frame.width, frame.height).size[::-1])
         spec(frame, slot.input[0], memory_format=slot.memory_format)
         found = read_input(slot), str(slot.input.dtype)
-        self._pools[height, width].release(slot)
+        pool.release(slot)
         return found
 
     def run(self, image: Image) -> Raw:
         """Raw outputs of one image; EngineError if the engine has no free slot."""
-        height, width = image.shape[1:]
-        slot = self._slot(height, width)
+        pool, slot = self._slot(*image.shape[1:])
         write_input(slot, image)
-        pool = self._pools[height, width]
         pool.submit(slot)
         pool.wait(slot)
         outputs: Sequence[Any] = slot.outputs
@@ -138,14 +135,14 @@ class Stage:
         while self._pools:
             self._pools.popitem()[1].close()
 
-    def _slot(self, height: int, width: int) -> Slot:
+    def _slot(self, height: int, width: int) -> tuple[RequestPool, Slot]:
         if (height, width) not in self._pools:
             batch = 1 if self._card.dynamic_batch else self._card.batch
             self._pools[height, width] = self.engine.request_pool(batch, height, width, 1)
-        slot = self._pools[height, width].acquire()
-        if slot is None:
+        pool = self._pools[height, width]
+        if (slot := pool.acquire()) is None:
             raise EngineError(f"engine {self.engine.name} has no free slot")
-        return slot
+        return pool, slot
 
 
 def reference_stage(card: Card) -> Stage:

@@ -26,6 +26,7 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import ENGINES, find_backend
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
+from framefuse.lab.building import usable_device
 from framefuse.lab.parity.chain import Chain, Selection, Stage, colours, decoded, on_host, preprocessed, reference_stage
 from framefuse.lab.parity.compare import GRID, LIMITS, BoxDifference, Check, Limits, PixelDifference
 from framefuse.lab.parity.peer import Peer, compare, run_ours, run_peer
@@ -104,14 +105,13 @@ def certify(
                 results.setdefault((result.name, result.device, result.precision, result.absent), result)
         first = work.frames[0]
         image = np.clip(colours(first) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0)
-        sizes: dict[str, Any] = {"size": (first.width, first.height), "input": work.placements[0].size}
         frames_read = [(frame.source_id, frame.index, frame.seconds) for frame in map(FrameInfo.of, work.frames)]
-        counts: dict[str, Any] = {"frames": frames_read, "boxes": sum(map(len, work.expected))}
-        checks: dict[str, Any] = {"pixels": work.pixel_checks(), "engines": list(results.values())}
-        shown = (image, work.expected[0], work.shown) if work.shown else None
-        more: dict[str, Any] = {"selection": chain.selection, "peer": peer.name if peer else why, "shown": shown}
-        clip = "the default clip" if source is None else str(source)
-        return Certificate(card.path.stem, card.layout, clip, **sizes, **counts, **checks, **more)
+        return Certificate(
+            card.path.stem, card.layout, "the default clip" if source is None else str(source),
+            (first.width, first.height), work.placements[0].size, frames_read, sum(map(len, work.expected)),
+            chain.selection, work.pixel_checks(), list(results.values()), peer.name if peer else why,
+            (image, work.expected[0], work.shown) if work.shown else None,
+        )  # fmt: skip
 
 
 class _Work:
@@ -121,10 +121,9 @@ class _Work:
         self.chain, self._reference, self.settings = chain, reference, settings
         self._video, self._count = video, frames
         self.shown: Detections | None = None
-        self.file: Path | None = None
-        """The path of the source if it is a video file."""
         with closing(self._open("cpu")) as source:
             self.file = source.info.path if source.info.kind == "file" else None
+            """The path of the source if it is a video file."""
             self._decoded = [on_host(frame) for frame in islice(source, frames)]
         self.frames = decoded(self.file, self._decoded)
         self.pixels, self.placements = zip(*(preprocessed(chain.spec, frame) for frame in self.frames), strict=True)
@@ -221,8 +220,7 @@ class _Work:
         self.shown = self.shown or whole[0]
         called, kernel = f"{result.name} {result.precision}", "resize and padding"
         if result.device == "cuda":
-            where = "part of the CUDA graph: see the whole pipeline"
-            checks.append(Check(kernel, "", "", "not compared", where))
+            checks.append(Check(kernel, "", "", "not compared", "part of the CUDA graph: see the whole pipeline"))
         else:
             format_note = f"as {'bfloat16' if number_format == 'uint16' else number_format}, which the engine reads"
             spec = chain.spec
@@ -275,13 +273,8 @@ def _devices(name: str, asked: str) -> list[str]:
     """Devices to try an engine on; engines of both devices run on the GPU only if there is one."""
     if asked != "auto":
         return [asked.partition(":")[0]]
-    devices = list(find_backend(name).capabilities.devices)
-    if len(devices) > 1:
-        try:
-            gpus.cupy()
-        except CapabilityError:
-            return ["cpu"]
-    return devices
+    devices: list[str] = list(find_backend(name).capabilities.devices)
+    return devices if len(devices) == 1 or usable_device() == "cuda" else ["cpu"]
 
 
 def _absent(error: Exception) -> str:

@@ -45,16 +45,9 @@ class Peer(NamedTuple):
 
 
 def run_peer(python: Path, model: Path, video: Path, seconds: Sequence[float], options: dict[str, Any]) -> Peer:
-    """Run ultralytics.
-
-    Args:
-        python: an interpreter with ultralytics.
-        seconds: those of the frames to compare, since the first frame of the video.
-        options: of its `predict`.
-
-    Raises:
-        CapabilityError: the interpreter is missing or lacks ultralytics.
-        EngineError: ultralytics fails.
+    """Run ultralytics in an interpreter that has it, on the frames at these seconds after the first frame of the video,
+    with options of its `predict`. CapabilityError if the interpreter is missing or lacks ultralytics, EngineError if
+    ultralytics fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked = {"model": str(model.resolve()), "video": str(video.resolve()), "seconds": [*seconds], "out": folder}

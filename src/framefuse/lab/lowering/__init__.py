@@ -31,6 +31,7 @@ from framefuse.models.onnx_file import WEIGHTED, OnnxGraph
 from framefuse.runtime.calibration import FEWEST
 
 Precision = Literal["fp16", "int8"]
+Say = Callable[[str], None]
 MAX_LOSS = 1.0
 """Maximum loss of accuracy in points."""
 GIVEN_BACK = (0.0, 0.1, 0.25, 0.5)
@@ -100,10 +101,7 @@ def build_model(
         if judged is not None:
             say("scoring the FP32 model")
             scorer = Judge(path, judged, data is not None)
-        if precision == "fp16":
-            accuracy, layers, islands = work.fp16(scorer)
-        else:
-            accuracy, layers, islands = work.int8(scorer, calibration, allow_loss)
+        accuracy, layers = work.fp16(scorer) if precision == "fp16" else work.int8(scorer, calibration, allow_loss)
         warnings = [work.seen.warning(accuracy)] if work.seen and work.seen.narrow and accuracy else []
         if accuracy and accuracy.loss > MAX_LOSS and not allow_loss:
             raise _too_much(accuracy, layers, f"{path.name} in {precision}", warnings)
@@ -118,19 +116,19 @@ def build_model(
         except OSError as error:
             raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
     types = f"{card.input_name} {card.input_dtype}", ", ".join(f"{name} float32" for name in card.outputs)
-    facts: dict[str, Any] = {"calibration": work.calibration, "layers": layers, "islands": islands, "seen": work.seen}
-    facts |= {"bytes_before": path.stat().st_size, "bytes_after": target.stat().st_size}
-    return BuildReport(path, target, precision, *types, accuracy=accuracy, speed_ms=speed, warnings=warnings, **facts)
+    return BuildReport(
+        path, target, precision, *types, work.calibration, layers, work.islands,
+        path.stat().st_size, target.stat().st_size, accuracy, speed, work.seen, warnings,
+    )  # fmt: skip
 
 
 class _Work:
     """A model being lowered; `path` is the lowered file in a temporary folder."""
 
-    def __init__(
-        self, source: Path, card: Card, prepared: Any, footage: Footage | None, path: Path, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, source: Path, card: Card, prepared: Any, footage: Footage | None, path: Path, say: Say) -> None:
         self.path, self.calibration = path, ""
         self.seen: Seen | None = None
+        self.islands: dict[str, int] = {}
         self._source, self._card, self._model, self._footage, self._say = source, card, prepared, footage, say
         if (card_file := source.with_suffix(".yaml")).exists():
             path.with_suffix(".yaml").write_bytes(_card_of(card_file.read_bytes(), source))
@@ -142,12 +140,11 @@ class _Work:
             lowered.metadata_props.add(key=CALIBRATION_KEY, value=self.calibration)
         onnx.save(lowered, self.path)
 
-    def fp16(self, judge: Any) -> tuple[Accuracy | None, list[LayerReport], dict[str, int]]:
+    def fp16(self, judge: Any) -> tuple[Accuracy | None, list[LayerReport]]:
         frames = self._footage.inputs if self._footage else list(judging.noise(self._card))
         self.calibration = "overflow checked on " + (self._footage.note if self._footage else "noise: no frames given")
         self._say(self.calibration)
-        tensors = network_tensors(self._model)
-        everything = dict.fromkeys([*tensors, *self._card.outputs])
+        everything = dict.fromkeys([*network_tensors(self._model), *self._card.outputs])
         largest = largest_values(self._model, list(everything), self._card.input_name, frames[:16])
         if not all(np.isfinite(largest[name]) for name in self._card.outputs):
             first = next(name for name, value in largest.items() if not np.isfinite(value))
@@ -157,11 +154,10 @@ class _Work:
         self._write(to_fp16(self._model, kept))
         graph = OnnxGraph(self._model)
         layers = _layers(graph, "fp16", {graph.name(number): why for number, why in kept.items()}, {})
-        return judge.accuracy(self.path) if judge else None, layers, dict(Counter(kept.values()))
+        self.islands = dict(Counter(kept.values()))
+        return judge.accuracy(self.path) if judge else None, layers
 
-    def int8(
-        self, judge: Any, calibration: Calibration, allow_loss: bool
-    ) -> tuple[Accuracy, list[LayerReport], dict[str, int]]:
+    def int8(self, judge: Any, calibration: Calibration, allow_loss: bool) -> tuple[Accuracy, list[LayerReport]]:
         assert self._footage is not None, "int8 needs frames"
         inputs, name = self._footage.inputs, self._card.input_name
         candidates, fixed = plan_int8(self._model)
@@ -186,7 +182,7 @@ class _Work:
                 break
         accuracy, back = max(tried, key=lambda one: one[0].lowered)
         kept = {**fixed, **dict.fromkeys(back, "one of the most sensitive")}
-        return accuracy, _layers(OnnxGraph(self._model), "int8", kept, errors), {}
+        return accuracy, _layers(OnnxGraph(self._model), "int8", kept, errors)
 
 
 def _card_of(text: bytes, source: Path) -> bytes:
@@ -196,8 +192,7 @@ def _card_of(text: bytes, source: Path) -> bytes:
     facts = {key: value for key, (value, _) in read_mapping(text).items()}
     if "scores" not in (about := facts.get("about") or {}):
         return text
-    kept = {key: value for key, value in about.items() if key != "scores"}
-    facts["about"] = kept | {"built_from": source.name}
+    facts["about"] = {key: value for key, value in about.items() if key != "scores"} | {"built_from": source.name}
     return yaml.safe_dump(facts, sort_keys=False).encode()
 
 
@@ -230,7 +225,7 @@ def _target(model: str | Path, path: Path, precision: str, out: str | Path | Non
 
 
 def _frames(
-    card: Card, precision: str, calib: Any, labelled: Dataset | None, judge: Any, count: int, say: Callable[[str], None]
+    card: Card, precision: str, calib: Any, labelled: Dataset | None, judge: Any, count: int, say: Say
 ) -> tuple[Footage | None, Any]:
     """The frames to calibrate with, and those to measure accuracy on; None for either if there are none."""
     if judge is not None and (labelled is not None or str(judge) == str(calib)):

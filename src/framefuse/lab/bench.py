@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -123,9 +123,9 @@ class BenchReport:
         best = min((row.fastest for row in ran), default=0.0)
         lines: list[tuple[str, ...]] = []
         for row in self.rows:
-            if row.wall is None:
+            if (wall := row.wall) is None:
                 continue
-            wall, device = row.wall, row.device_time
+            device = row.device_time
             times = (wall.median, wall.min, wall.mean, wall.p95, wall.p99, wall.max, wall.std)
             lines.append((
                 row.engine, row.device, row.precision, *(f"{time:.3f}" for time in times),
@@ -301,8 +301,7 @@ def _open(
     slot = pool.acquire()
     assert slot is not None
     slot.write(image)
-    device_run = None if execution is None else on_device(execution)
-    return [_Peer(row, engine, pool, slot, execution, device_run)]
+    return [_Peer(row, engine, pool, slot, execution, None if execution is None else on_device(execution))]
 
 
 def on_device(execution: DeviceExecution) -> Callable[[], float]:
@@ -341,24 +340,22 @@ def on_device(execution: DeviceExecution) -> Callable[[], float]:
 
 def _compare(peers: Sequence[_Peer]) -> str:
     """Run each peer once and record its error against the reference; returns the name of the reference row."""
-    outputs: list[list[Array]] = []
+    compared: list[tuple[Row, list[Array]]] = []
     for peer in peers:
         peer.pool.submit(peer.slot)
         peer.pool.wait(peer.slot)
-        outputs.append([np.array(output, np.float64) for output in map(_floats, peer.slot.outputs)])
-    real = [number for number, peer in enumerate(peers) if peer.row.engine != "null" and peer.slot.layout is None]
-    if not real:
+        if peer.row.engine != "null" and peer.slot.layout is None:
+            compared.append((peer.row, [np.array(_floats(output), np.float64) for output in peer.slot.outputs]))
+    if not compared:
         return ""
-    first = next((number for number in real if peers[number].row.precision == "fp32"), real[0])
-    for number in real:
-        pairs = list(zip(outputs[number], outputs[first], strict=False))
-        if len(outputs[number]) != len(outputs[first]) or any(a.shape != b.shape for a, b in pairs):
-            peers[number].row.reasons.append("its outputs differ in shape from the reference's")
+    first, expected = next((one for one in compared if one[0].precision == "fp32"), compared[0])
+    for row, outputs in compared:
+        if [output.shape for output in outputs] != [output.shape for output in expected]:
+            row.reasons.append("its outputs differ in shape from the reference's")
             continue
-        away = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
-        peers[number].row.error = float(np.sqrt(away / max(sum(float((b**2).sum()) for _, b in pairs), 1e-30)))
-    row = peers[first].row
-    return f"{row.engine} {row.device} {row.precision}"
+        away = sum(float(((a - b) ** 2).sum()) for a, b in zip(outputs, expected, strict=True))
+        row.error = float(np.sqrt(away / max(sum(float((b**2).sum()) for b in expected), 1e-30)))
+    return f"{first.engine} {first.device} {first.precision}"
 
 
 def _floats(output: Array) -> Array:
@@ -375,12 +372,9 @@ def _measure(peers: Sequence[_Peer], warmups: int, runs: int, seconds: float) ->
         for peer in peers:
             peer.wall.clear()
             peer.device.clear()
-        done = 0
-        for number in range(rounds):
-            upto = total * (number + 1) // rounds
+        for done, upto in pairwise(total * number // rounds for number in range(rounds + 1)):
             shuffle(order)
             for peer in order:
                 for _ in range(upto - done):
                     if sum(peer.wall) < patience:
                         peer.run()
-            done = upto

@@ -86,16 +86,14 @@ def measure(
     options: dict[str, Any],
     on_frame: Callable[[int], None] = lambda done: None,
 ) -> tuple[Ladder, list[str]]:
-    """Measure the candidates on frames that are spread over the data, and judge them.
+    """Measure the candidates on frames that are spread over the data, and judge them. Returns the ladder, and notes,
+    such as candidates that cannot run here.
 
     Args:
         data: with known truth, which gives mAP; or any source, for which the slowest candidate is the best one.
         limit: number of frames.
         options: settings of all models, such as the device.
         on_frame: called with the number of frames done.
-
-    Returns:
-        The ladder, and notes, such as candidates that cannot run here.
 
     Raises:
         UsageError: no candidate can run, a model gives no boxes, or fewer than two frames can be read.
@@ -119,14 +117,11 @@ def measure(
             raise UsageError(notes[0] if notes else "there is no candidate", remedy="choose other models or precisions")
         counters = find_counters()
         truth = data if isinstance(data, Dataset) else None
-        scored = (
-            [Objects(runner.model.card, truth, settings_from({})) for runner in runners] if truth is not None else []
-        )
+        scored = [Objects(one.model.card, truth, settings_from({})) for one in runners if truth is not None]
         source = truth.open(truth.spread(limit)) if truth is not None else open_source(str(data))
         done = 0
         with closing(source):
-            known = source.info.frames or limit
-            step = max(1, known // limit) if truth is None else 1
+            step = max(1, (source.info.frames or limit) // limit) if truth is None else 1
             frames = islice(source, 0, step * limit, step)
             while block := list(islice(frames, BLOCK)):
                 for number in shuffled.sample(range(len(runners)), len(runners)):
@@ -137,16 +132,11 @@ def measure(
                 on_frame(done)
         if done < 2:
             raise UsageError(f"{source.info.uri} has {done} frames", remedy="give it two or more")
-        measured = _rungs(runners, [_map(one) for one in scored], done)
-    rungs = judged(measured)
+        # Nothing is tracked, so all scores are of boxes.
+        scores = [found.map50_95 for one in scored if isinstance(found := one.scores(), BoxScores)]
+        rungs = judged(_rungs(runners, scores, done))
     text = str(data) if truth is None else truth.uri
     return Ladder(rungs, "agreement" if truth is None else "mAP50-95", text, done, cpu_model(), __version__), notes
-
-
-def _map(counted: Objects) -> float:
-    scores = counted.scores()
-    assert isinstance(scores, BoxScores)  # nothing was tracked
-    return scores.map50_95
 
 
 def _rungs(runners: Sequence[_Runner], scores: Sequence[float], frames: int) -> list[Rung]:
@@ -158,8 +148,10 @@ def _rungs(runners: Sequence[_Runner], scores: Sequence[float], frames: int) -> 
         agreement, f1, confidence = _against(best.found, runner.found)
         energy = None if runner.joules is None or not runner.joules > 0 else runner.joules / frames
         candidate, engine = runner.candidate, runner.model.engine
+        path = Path(candidate.model)
+        name = str(path.resolve()) if path.is_file() else candidate.model  # means the same from any folder
         made.append(Rung(
-            _portable(candidate.model), candidate.size, engine.name, engine.precision, p50,
+            name, candidate.size, engine.name, engine.precision, p50,
             float(np.quantile(times, 0.95)), 1e3 * runner.cpu / frames, energy, runner.memory,
             max(0.0, median(runner.first) - p50), scores[number] if scores else agreement, agreement, f1, confidence,
         ))  # fmt: skip
@@ -199,11 +191,6 @@ def plot(ladder: Ladder) -> bytes:
         axes.grid(alpha=0.3)
         figure.savefig(png := io.BytesIO())
     return png.getvalue()
-
-
-def _portable(model: str) -> str:
-    """A path so that it means the same from any folder; a name as it is."""
-    return str(Path(model).resolve()) if Path(model).is_file() else model
 
 
 def _read(counter: Counter) -> float:

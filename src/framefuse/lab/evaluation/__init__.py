@@ -18,7 +18,7 @@ from framefuse.errors import SourceError, UsageError
 from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, TrackCounter
 from framefuse.lab.evaluation.data import open_data
 from framefuse.lab.evaluation.dataset import BoxClasses, Dataset, Labels
-from framefuse.lab.evaluation.scores import BoxScores, PixelScores, Scores, TrackScores
+from framefuse.lab.evaluation.scores import BoxScores, Scores, TrackScores
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Result
@@ -83,8 +83,7 @@ def validate(
     if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
         why = f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}"
         raise SourceError(why, remedy="repair them, or remove them from the data")
-    scores: Any = counter.scores()
-    kinds = {BoxScores: "boxes", PixelScores: "pixels", TrackScores: "tracks"}
+    kind = "pixels" if card.task == "semantic" else "tracks" if chosen.track else "boxes"
     ran = report.model
     notes = [*opened.notes, *counter.notes]
     if ran and chosen.precision not in ("auto", ran.precision):
@@ -94,7 +93,7 @@ def validate(
     if calibration := card.calibration:
         notes.append(f"{card.path.stem} is calibrated with {calibration}")
     facts: dict[str, Any] = {name: getattr(ran, name, "") for name in ("engine", "precision", "input")}
-    facts |= {"frames": len(done), "names": counter.names, "tracker": chosen.track, kinds[type(scores)]: scores}
+    facts |= {"frames": len(done), "names": counter.names, "tracker": chosen.track, kind: counter.scores()}
     cpu_ms = {stage.name: stage.cpu_ms for stage in report.stages}.get("inference")
     size = card.path.stat().st_size / 1e6
     return Scores(card.path.stem, opened.uri, card.task, file_mb=size, cpu_ms=cpu_ms, notes=notes, **facts)

@@ -39,10 +39,7 @@ REPORT = "report.json"
 
 
 def open_coco(path: Path, images: Path | None = None) -> Dataset:
-    """Read a COCO file.
-
-    Args:
-        images: folder or video; default: looked for beside the file.
+    """Read a COCO file, whose `images` are in a folder or a video; default: looked for beside the file.
 
     Raises:
         DecodeError: not JSON, or not COCO.
@@ -51,10 +48,10 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
     records = _read(path)
     entries, categories = _by_id(path, records, "images"), _by_id(path, records, "categories")
     _check_images(path, entries.values())
-    names = {number: str(categories[category]["name"]) for number, category in enumerate(sorted(categories))}
+    number_of = {category: number for number, category in enumerate(sorted(categories))}
+    names = {number: str(categories[category]["name"]) for category, number in number_of.items()}
     if repeated := [name for name, count in Counter(names.values()).items() if count > 1]:
         raise SourceError(f"{path}: two categories are called {repeated[0]!r}", remedy="rename or merge them")
-    number_of = {category: number for number, category in enumerate(sorted(categories))}
     objects, notes = _objects(path, records["annotations"], entries, categories)
     folder = images or _find_folder(path, entries)
     video = folder.is_file()
@@ -95,8 +92,7 @@ def _read(path: Path) -> Mapping[str, list[Any]]:
             raise DecodeError(f"{path} is not a COCO file: it has no list {key!r}", remedy=remedy)
         if not rows:
             raise SourceError(f"{path} has no {key}, so there is nothing to compare with", remedy=remedy)
-    found: Mapping[str, list[Any]] = content
-    return found
+    return dict(content)
 
 
 def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[int, Record]:

@@ -25,9 +25,7 @@ OTHER = 255
 
 class BoxCounter:
     """Counts boxes of the classes `names` frame by frame, in each frame at most the `max_det` most confident.
-
-    Raises:
-        CapabilityError: the extra `val` is not installed.
+    CapabilityError if the extra `val` is not installed.
     """
 
     def __init__(self, names: Sequence[str], *, max_det: int) -> None:
@@ -151,10 +149,7 @@ def _xywh(xyxy: NDArray[Any]) -> Any:
 
 class TrackCounter:
     """Counts tracks of the classes `names` frame by frame. Each class of each sequence is scored by itself, and all are
-    summed, as over the sequences of a benchmark.
-
-    Raises:
-        CapabilityError: the extra `val` is not installed.
+    summed, as over the sequences of a benchmark. CapabilityError if the extra `val` is not installed.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

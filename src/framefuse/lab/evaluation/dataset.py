@@ -93,9 +93,7 @@ def plain(name: str) -> str:
 
 class BoxClasses:
     """Maps labels and detections to the shared classes, of the model's class numbers `classes` if these are given.
-
-    Raises:
-        UsageError: model and data share no class.
+    UsageError if model and data share none.
     """
 
     def __init__(self, data: Dataset, card: Card, classes: Sequence[Any] | None = None) -> None:
@@ -107,9 +105,9 @@ class BoxClasses:
         """The objects of shared classes; `class_id` indexes `names`."""
         number = self._data_to[labels.class_id]
         kept = number >= 0
-        parts = {name: getattr(labels, name) for name in ("xyxy", "crowd", "area", "track_id")}
-        own: dict[str, Any] = {name: None if part is None else part[kept] for name, part in parts.items()}
-        return replace(labels, class_id=number[kept], **own)
+        track_id = None if labels.track_id is None else labels.track_id[kept]
+        own: dict[str, Any] = {name: getattr(labels, name)[kept] for name in ("xyxy", "crowd", "area")}
+        return replace(labels, class_id=number[kept], track_id=track_id, **own)
 
     def shared(self, found: Detections) -> Detections:
         """The detections of shared classes; `class_id` indexes `names`."""
@@ -140,10 +138,9 @@ def match_names(
         {number: position[plain(name)] for number, name in names.items() if plain(name) in position}
         for names in (model, data)
     )
-    if unknown := {number: name for number, name in data.items() if number not in data_to}:
-        notes.append(f"not scored, because the model does not have them: {_some(unknown)}")
-    if extra := {number: name for number, name in model.items() if number not in model_to}:
-        notes.append(f"not scored, because the data do not have them: {_some(extra)}")
+    for names, known_to, who in ((data, data_to, "the model does"), (model, model_to, "the data do")):
+        if unknown := {number: name for number, name in names.items() if number not in known_to}:
+            notes.append(f"not scored, because {who} not have them: {_some(unknown)}")
     return list(shared.values()), model_to, data_to, notes
 
 

@@ -213,11 +213,10 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
             lines.append([*vars(row.wanted).values(), "failed", *["-"] * (len(columns) - 4)])
             continue
         cells = _cells(scores)
-        line = [scores.model, scores.engine, scores.precision, scores.input, f"{scores.file_mb:.1f}"]
-        line += [cells.get(name, "-") for name in names]
-        line.append("-" if scores.cpu_ms is None else f"{scores.cpu_ms:.1f}")
+        what = [scores.model, scores.engine, scores.precision, scores.input, f"{scores.file_mb:.1f}"]
+        cpu = "-" if scores.cpu_ms is None else f"{scores.cpu_ms:.1f}"
         points = "" if scores is first else f"{round(100 * (scores.value - first.value), 2) + 0.0:+.2f}"
-        lines.append([*line, points][: len(columns)])
+        lines.append([*what, *(cells.get(name, "-") for name in names), cpu, points][: len(columns)])
     return lines
 
 
@@ -309,10 +308,7 @@ def to_json(rows: Sequence[Row]) -> str:
 
 def save(rows: Sequence[Row], folder: Path, inputs: Container[Path] = ()) -> list[Path]:
     """Write FILES and a plot for each run into a folder, but over none of `inputs`; returns their paths.
-
-    Raises:
-        CapabilityError: the extra `val` is not installed.
-        SinkError: they cannot be written.
+    CapabilityError if the extra `val` is not installed, SinkError if they cannot be written.
     """
     texts, plots = [output_path(folder, name, inputs) for name in FILES], dict[Path, tuple[Scores, str]]()
     for number, row in enumerate(rows, 1):

@@ -77,8 +77,7 @@ def checks() -> Iterator[Check]:
     driver = _try("nvidia driver", _driver, remedy="needed for --device cuda only")
     for backend in backends():
         device = backend.capabilities.devices[0]
-        job = partial(backend.selftest, device)
-        check = _try(f"engine {backend.name}", job, core=backend.core)
+        check = _try(f"engine {backend.name}", partial(backend.selftest, device), core=backend.core)
         absent = device == "cuda" and backend.missing(device)
         yield _of_gpu(check, driver, backend.install(device)) if absent else check
     for name in sorted(engine_names().keys() - ENGINES.keys()):
@@ -86,9 +85,8 @@ def checks() -> Iterator[Check]:
     yield _try("onnxruntime packages", _onnxruntime_packages)
     yield _try("shipped models", _shipped_models, remedy=REINSTALL)
     yield driver
-    yield _of_gpu(_try("cuda", _cuda), driver)
-    yield _of_gpu(_try("nvdec", _nvdec), driver)
-    yield _of_gpu(_try("nvenc", _nvenc), driver)
+    for name, job in (("cuda", _cuda), ("nvdec", _nvdec), ("nvenc", _nvenc)):
+        yield _of_gpu(_try(name, job), driver)
     from framefuse.runtime.choices import choose_device
 
     chosen = choose_device(settings_from({}), lambda backend: None)[1]  # for a model that every engine can run
@@ -191,8 +189,7 @@ def _onnxruntime_packages() -> str:
             providers = onnxruntime("ort").get_available_providers()
         except CapabilityError as error:
             raise EngineError(f"{found} cannot be imported: {error.__cause__}", remedy="reinstall it") from error
-        names = (name.removesuffix("ExecutionProvider") for name in providers)
-        found += f"; providers {', '.join(names)}"
+        found += f"; providers {', '.join(name.removesuffix('ExecutionProvider') for name in providers)}"
     return f"no conflict ({found})"
 
 
@@ -201,8 +198,7 @@ def _driver() -> str:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise CapabilityError("no NVIDIA driver (libcuda.so.1 is missing)") from error
-    code = cuda.cuInit(0)
-    if code:
+    if code := cuda.cuInit(0):
         raise RuntimeError(f"the NVIDIA driver does not start (cuInit returns {code})")
     number, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))
@@ -236,8 +232,7 @@ def _nvenc() -> str:
     """One small image through the GPU's encoder."""
     from framefuse.sinks.video import NVENC, nvenc_refuses
 
-    why = nvenc_refuses(0)
-    if why:
+    if why := nvenc_refuses(0):
         raise CapabilityError(why)
     return f"{NVENC}, used with device cuda"
 

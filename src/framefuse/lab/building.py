@@ -194,7 +194,8 @@ def export_model(
     names: Sequence[str] | None = None,
     out: Path | None = None,
 ) -> tuple[Path, Card | CardError]:
-    """Write a network as ONNX with a free batch size, and its card beside it.
+    """Write a network as ONNX with a free batch size, and its card beside it. Returns the file, and its card, or why it
+    needs more in the card before it can be used.
 
     Args:
         network: torchvision:NAME; PACKAGE.MODULE:FUNCTION, a function without arguments that returns a torch.nn.Module;
@@ -204,9 +205,6 @@ def export_model(
         imgsz: height and width of the input, in pixels.
         names: class names; default: those of torchvision's weights.
         out: default: NAME.onnx in the current folder.
-
-    Returns:
-        The file, and its card, or why it needs more in the card before it can be used.
 
     Raises:
         CapabilityError: PyTorch or torchvision is not installed.

@@ -84,10 +84,8 @@ def read_data(data: Dataset, card: Card, count: int) -> Footage:
 def read_frames(source: Any, count: int, *, first: int = 0, step: int = 1) -> Dataset:
     """`count` evenly spread frames of a source: of `step * count` every `step`-th, from `first` on.
 
-    They have no labels, and no keys until they are read: whatever keys are asked for, all frames come.
-
-    Raises:
-        UsageError: the source is live, so it cannot be read twice.
+    They have no labels, and no keys until they are read: whatever keys are asked for, all frames come. UsageError if
+    the source is live, so that it cannot be read twice.
     """
 
     def opened(keys: Sequence[Key]) -> Source:

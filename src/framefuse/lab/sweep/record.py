@@ -80,13 +80,9 @@ class Choice(NamedTuple):
 
 
 def read_grid(file: Path | None, given: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The values of each field, in the order of the file and then of the command line, which wins.
-
-    Args:
-        given: text of options: values between commas, for `classes` between semicolons.
-
-    Raises:
-        ConfigError, UsageError: an unknown field, or a wrong value.
+    """The values of each field, in the order of the file and then of the command line, which wins. `given` has the text
+    of options: values between commas, for `classes` between semicolons. ConfigError, UsageError: an unknown field, or a
+    wrong value.
     """
     try:
         lines = read_mapping(file.read_bytes()) if file else {}
@@ -124,10 +120,9 @@ def _values(field: str, values: Sequence[Any], where: str = "") -> list[Any]:
 
 def choices(grid: Mapping[str, Sequence[Any]], base: Settings, card: Card) -> list[Choice]:
     """Every combination, the last field changing fastest; UsageError for too many, or what cannot be swept over."""
+    count = prod(map(len, grid.values()))
     wrong = {
-        f"the grid has {prod(map(len, grid.values())):,} settings": (
-            prod(map(len, grid.values())) > MOST_SETTINGS, f"use at most {MOST_SETTINGS:,}"
-        ),
+        f"the grid has {count:,} settings": (count > MOST_SETTINGS, f"use at most {MOST_SETTINGS:,}"),
         f"conf is {base.conf:g}": (base.conf < FLOOR, f"boxes are recorded from {FLOOR} on: use {FLOOR} to 1"),
         f"{card.path.name} finds no boxes": (card.task != "detect", "sweep with a detector"),
         "tiles, roi or stereo was asked for": (

@@ -55,14 +55,11 @@ def replay(
     short: float = 0.5,
     on_choice: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[Numbers], list[float]]:
-    """The numbers of each choice, and the seconds that each tracking took.
+    """The numbers of each choice, and the seconds that each tracking took; raises what `places_of` raises.
 
     Args:
         short: seconds; a track that lasts less is a false start.
         on_choice: called with the number of choices done.
-
-    Raises:
-        ConfigError, UsageError: see `places_of`.
     """
     places = places_of(choices, card)
     groups = defaultdict(list)

@@ -29,9 +29,10 @@ TABLES: dict[str, Table] = {
 
 
 def rendered() -> dict[Path, str]:
-    """Every page, as it should be."""
+    """Every page and plot, as it should be."""
     pages = [protocol.ROOT / "README.md", *sorted((protocol.ROOT / "docs").rglob("*.md"))]
-    return {page: render(page.read_text(encoding="utf-8"), page, TABLES) for page in pages}
+    plots = {protocol.ROOT / "docs/results/adaptive.svg": adaptive.front(load("adaptive"))}
+    return {page: render(page.read_text(encoding="utf-8"), page, TABLES) for page in pages} | plots
 
 
 def main() -> None:

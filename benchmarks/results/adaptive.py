@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from itertools import pairwise
 from statistics import median
@@ -14,22 +15,140 @@ LOSS = 0.5
 """Points of mAP that a saving may lose."""
 
 
-def clips(records: Records) -> list[str]:
-    """Every policy on every schedule: medians over the seeds."""
-    record, found = records("adaptive"), defaultdict[str, dict[str, list[tuple[float, float]]]](dict)
+FAMILIES = {
+    "fixed": ("fixed", "", "#888888", ""),
+    "stride, tracked": ("stride", "tracked", "#d95f02", ""),
+    "stride, interpolated": ("stride", "interpolated", "#1b9e77", ""),
+    "random": ("random", "", "#e6ab02", ""),
+    "edges": ("edges", "", "#a6761d", ""),
+    "oracle": ("oracle", "", "#222222", "4 3"),
+    "adaptive": ("adaptive", "", "#1f5fd0", ""),
+}
+"""Line of the plot -> how the names of its policies begin and end, colour, dashes."""
+WIDTH, HEIGHT, MARGIN = 400, 260, 44
+"""Pixels of a panel of the plot, and of the space for its axes."""
+
+
+def _medians(record: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Policy -> clip -> ms a frame and mAP: medians over the seeds."""
+    found = defaultdict[str, dict[str, list[tuple[float, float]]]](dict)
     for clip in record["clips"]:
         for row in clip["rows"]:
             found[row["policy"]].setdefault(clip["clip"], []).append((row["ms"], row["map"]))
+    return {
+        policy: {
+            name: (median(ms for ms, _ in points), median(ap for _, ap in points)) for name, points in rows.items()
+        }
+        for policy, rows in found.items()
+    }
+
+
+def clips(records: Records) -> list[str]:
+    """Every policy on every schedule: medians over the seeds."""
+    record = records("adaptive")
     names = list(dict.fromkeys(clip["clip"] for clip in record["clips"]))
     lines = [f"| policy | {' | '.join(f'{name}: ms, mAP' for name in names)} |", "|---|" + "---|" * len(names)]
-    for policy, rows in found.items():
-        each = [[median(values) for values in zip(*rows[name], strict=True)] for name in names]
-        cells = [f"{ms:.1f}, {ap:.1f}" for ms, ap in each]
+    for policy, rows in _medians(record).items():
+        cells = [f"{rows[name][0]:.1f}, {rows[name][1]:.1f}" for name in names]
         bold = "**" if policy == DEFAULT else ""
         lines.append(f"| {bold}{policy}{bold} | {' | '.join(cells)} |")
     seeds = {name: sum(clip["clip"] == name for clip in record["clips"]) for name in names}
     text = ", ".join(f"{count} of {name}" for name, count in seeds.items())
     return [*lines, "", f"Medians over the seeds: {text}."]
+
+
+def front(record: dict[str, Any]) -> str:
+    """SVG: accuracy over cost of every policy, a panel for each clip."""
+    found = _medians(record)
+    names = list(dict.fromkeys(clip["clip"] for clip in record["clips"]))
+    costs = [ms for rows in found.values() for ms, _ in rows.values()]
+    low, high = math.log(0.9 * min(costs)), math.log(1.1 * max(costs))
+    parts = []
+    for number, name in enumerate(names):
+        left, top = WIDTH * (number % 2), HEIGHT * (number // 2)
+        best = max(rows[name][1] for rows in found.values())
+        floor = max(0.0, 5 * math.floor(min(rows[name][1] for rows in found.values()) / 5))
+        ceiling = 5 * math.ceil((best + 0.5) / 5)
+
+        def place(
+            ms: float, ap: float, left: int = left, top: int = top, floor: float = floor, ceiling: int = ceiling
+        ) -> str:
+            x = left + MARGIN + (math.log(ms) - low) / (high - low) * (WIDTH - MARGIN - 12)
+            y = top + HEIGHT - MARGIN - (ap - floor) / (ceiling - floor) * (HEIGHT - MARGIN - 28)
+            return f"{x:.1f},{y:.1f}"
+
+        def text(at: str, words: str, anchor: str, dx: int = 0, dy: int = 0) -> str:
+            x, y = map(float, at.split(","))
+            return f'<text x="{x + dx:.0f}" y="{y + dy:.0f}" text-anchor="{anchor}">{words}</text>'
+
+        start, end = math.exp(low), math.exp(high)
+        parts.append(text(f"{left + WIDTH / 2},{top + 18}", f"{name}: mAP50-95 over ms a frame", "middle"))
+        for ap in range(int(floor), int(ceiling) + 1, 5):
+            parts.append(f'<polyline class="grid" points="{place(start, ap)} {place(end, ap)}"/>')
+            parts.append(text(place(start, ap), str(ap), "end", -5, 4))
+        for ms in (5, 10, 20, 50):
+            parts.append(f'<polyline class="grid" points="{place(ms, floor)} {place(ms, ceiling)}"/>')
+            parts.append(text(place(ms, floor), str(ms), "middle", 0, 15))
+        for begins, ends, colour, dashes in FAMILIES.values():
+            mine = [rows[name] for policy, rows in found.items() if policy.startswith(begins) and policy.endswith(ends)]
+            points = [place(*point) for point in sorted(mine)]
+            joined = begins != "fixed"
+            line = f'<polyline fill="none" stroke="{colour}" stroke-dasharray="{dashes}" points="{" ".join(points)}"/>'
+            parts += [line] * joined
+            dots = (point.split(",") for point in points)
+            parts += [f'<circle cx="{x}" cy="{y}" r="2.6" fill="{colour}"/>' for x, y in dots]
+    height = HEIGHT * math.ceil(len(names) / 2) + 30
+    for number, (label, (_, _, colour, _)) in enumerate(FAMILIES.items()):
+        x, y = 20 + number * 112, height - 12
+        parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/><text x="{x + 8}" y="{y}">{label}</text>')
+    style = "text{font:11px sans-serif;fill:#333}.grid{stroke:#ddd;fill:none}"
+    box = f'viewBox="0 0 {2 * WIDTH} {height}" width="{2 * WIDTH}" height="{height}"'
+    rows = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box}><style>{style}</style>\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n{rows}\n</svg>\n'
+    )
+
+
+def overload(records: Records) -> list[str]:
+    """Ages of the results before, while and after other processes take the machine."""
+    record = records("overload")
+    lines = [
+        "| | phase | results after, p50, ms | p95, ms | too late | frames inferred | rungs of the looks |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, rows in record["table"].items():
+        for row in rows:
+            looks = ", ".join(f"{rung.split()[-1]}: {share:.0%}" for rung, share in row["looks"].items())
+            looks = looks if name == "with rungs" else "640: 100%"
+            cells = f"{row['p50_ms']:.0f} | {row['p95_ms']:.0f} | {row['late']:.0%} | {row['inferred']:.0%} | {looks}"
+            lines.append(f"| {name} | {row['phase']} | {cells} |")
+    switches = " and ".join(map(str, record["switches"]))
+    limit, seconds = record["limit_ms"], record["seconds"]
+    return [
+        *lines,
+        "",
+        f"Limit: {limit:.0f} ms. Phases of {seconds:.0f} s; {switches} switches in the runs with rungs.",
+    ]
+
+
+def watts(records: Records) -> list[str]:
+    """What a GPU draws at one rate."""
+    record = records("adaptive_gpu")
+    plain = record["policies"]["every frame"]
+    lines = [
+        "| policy | frames/s | inferred | watts | joules a frame | above idle | mAP50-95 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in record["policies"].items():
+        less = f" ({row['watts'] / plain['watts'] - 1:+.0%})" if row is not plain else ""
+        each, above = 1e3 * row["joules"], 1e3 * row["joules_above_idle"]
+        lines.append(
+            f"| {name} | {row['fps']:,.0f} | {row['share']:.0%} | {row['watts']:.0f}{less} | {each:.0f} mJ | "
+            f"{above:.0f} mJ | {row['map']:.1f} |"
+        )
+    facts = f"{record['streams']} streams in {record['workers']} processes, idle {record['idle_watts']:.0f} W"
+    return [*lines, "", f"{facts}; the rate asked for was {record['rate']:,.0f} frames/s."]
 
 
 def savings(records: Records) -> list[str]:
@@ -100,4 +219,6 @@ TABLES: dict[str, Table] = {
     "adaptive guard": guard,
     "adaptive speed": speed,
     "adaptive rungs": rungs,
+    "overload": overload,
+    "adaptive gpu": watts,
 }

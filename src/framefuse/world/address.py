@@ -1,4 +1,4 @@
-"""synthetic:// addresses, and validation of a world's parameters."""
+"""The parameters of a world, their validation, and the synthetic:// addresses that state them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
@@ -13,16 +14,94 @@ from urllib.parse import parse_qsl, urlsplit
 
 from framefuse.common.names import nearest
 from framefuse.errors import UsageError
-from framefuse.world.spec import WorldSpec
+from framefuse.world.chance import Split
+from framefuse.world.living import BODY_PARTS
+from framefuse.world.traffic import NAMES
 
 SCENES = ("street", "bodies")
-SPLITS = ("train", "val", "test")
-STEREO = ("none", "sbs")
+CHOICES = {"scene": SCENES, "split": ("train", "val", "test"), "stereo": ("none", "sbs"), "schedule": ("cycle", "day")}
 EXAMPLE = "synthetic://street?seed=7&frames=900&size=1280x720&fps=30&split=test"
 LARGEST_SIDE, SMALLEST_SIDE = 8192, 32
 LONGEST = 10_000_000
 FARTHEST, DENSEST, FASTEST = 16, 32, 8
-SCHEDULES = ("cycle", "day")
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """A scene by name, seed and size; `World` describes the fields."""
+
+    scene: str = "street"
+    seed: int = 0
+    frames: int = 900
+    size: tuple[int, int] = (1280, 720)
+    fps: Fraction = Fraction(30)
+    split: Split = "train"
+    complexity: float | None = None
+    stereo: str = "none"
+    far: float = 1.0
+    density: float = 1.0
+    pace: float = 1.0
+    schedule: str = "cycle"
+
+    def __post_init__(self) -> None:
+        """Convert fps and size to a Fraction and (width, height), and check the types and ranges of all parameters."""
+        try:
+            fps = Fraction(str(self.fps)) if isinstance(self.fps, float) else Fraction(self.fps)
+        except (TypeError, ValueError, ZeroDivisionError):
+            raise UsageError(f"fps={self.fps!r} is not a frame rate", remedy=f"fps is {KEYS['fps'][1]}") from None
+        try:
+            width, height = (operator.index(side) for side in self.size)
+        except (TypeError, ValueError):
+            raise UsageError(f"size={self.size!r} is not a size", remedy="size is (width, height)") from None
+        object.__setattr__(self, "fps", fps)
+        object.__setattr__(self, "size", (width, height))
+        for name in ("seed", "frames"):
+            number = getattr(self, name)
+            if not isinstance(number, Integral) or isinstance(number, bool) or not 0 <= int(number) < 10**18:
+                raise UsageError(f"{name}={number!r} is invalid", remedy=f"{name} is {KEYS[name][1]}, from 0")
+        for name, allowed in CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise UsageError(f"{name}={value} is unknown", remedy=_nearest(str(value), allowed))
+        if not SMALLEST_SIDE <= min(width, height) <= max(width, height) <= LARGEST_SIDE:
+            remedy = f"choose {SMALLEST_SIDE}..{LARGEST_SIDE} pixels"
+            raise UsageError(f"size={width}x{height} is out of range", remedy=remedy)
+        if width % 2 or height % 2:
+            raise UsageError(f"size={width}x{height} is odd", remedy="choose even sides, as 4:2:0 video requires")
+        if not 1 <= self.frames <= LONGEST:
+            raise UsageError(f"frames={self.frames} is out of range", remedy=f"1..{LONGEST}")
+        if not 1 <= fps <= 1000:
+            raise UsageError(f"fps={fps} is out of range", remedy="1..1000 frames a second")
+        if self.complexity is not None and not (isinstance(self.complexity, Real) and 0 <= self.complexity <= 1):
+            raise UsageError(f"complexity={self.complexity} is out of range", remedy="0 (calm) .. 1 (crowded)")
+        for name, most in (("far", FARTHEST), ("density", DENSEST), ("pace", FASTEST)):
+            value = getattr(self, name)
+            if not (isinstance(value, Real) and 1 <= float(value) <= most):
+                raise UsageError(f"{name}={value} is out of range", remedy=f"{name} is {KEYS[name][1]}")
+            if value != 1 and self.scene != "street":
+                message = f"{name}={value} is not possible for scene {self.scene}"
+                raise UsageError(message, remedy="use synthetic://street")
+        if self.schedule != "cycle" and (self.scene != "street" or self.complexity is not None):
+            scene = f"scene {self.scene} of complexity {self.complexity}"
+            message = f"schedule={self.schedule} is not possible for {scene}"
+            raise UsageError(message, remedy="use synthetic://street without complexity")
+        if self.stereo == "sbs" and (self.scene != "bodies" or width % 4):
+            message = f"stereo=sbs is not possible for scene {self.scene}, {width} pixels wide"
+            raise UsageError(message, remedy="use synthetic://bodies and a width that is a multiple of 4")
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Class names: of `class_id` in the scene "street"; of `class_mask` in "bodies", where 0 is the background."""
+        return dict(enumerate(NAMES if self.scene == "street" else BODY_PARTS))
+
+    @property
+    def object_names(self) -> dict[int, str]:
+        """Names of `class_id`, the classes of boxes."""
+        return dict(enumerate(NAMES if self.scene == "street" else NAMES[:1]))
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return float(self.frames / self.fps)
 
 
 def parse(uri: str) -> dict[str, Any]:
@@ -52,109 +131,23 @@ def parse(uri: str) -> dict[str, Any]:
     return found
 
 
-def numbers(fps: Any, size: Any) -> tuple[Fraction, tuple[int, int]]:
-    """Convert Python values of fps and size to a Fraction and (width, height).
-
-    Raises:
-        UsageError: they cannot be converted.
-    """
-    try:
-        rate = Fraction(str(fps)) if isinstance(fps, float) else Fraction(fps)
-    except (TypeError, ValueError, ZeroDivisionError):
-        raise UsageError(f"fps={fps!r} is not a frame rate", remedy=f"fps is {KEYS['fps'][1]}") from None
-    try:
-        width, height = (operator.index(side) for side in size)
-    except (TypeError, ValueError):
-        raise UsageError(f"size={size!r} is not a size", remedy="size is (width, height)") from None
-    return rate, (width, height)
-
-
-def check(world: WorldSpec) -> None:
-    """Check the types and ranges of a world's parameters.
-
-    Raises:
-        UsageError: names the first invalid value, and what is allowed.
-    """
-    for name in ("seed", "frames"):
-        number = getattr(world, name)
-        if not isinstance(number, Integral) or isinstance(number, bool) or not 0 <= int(number) < 10**18:
-            raise UsageError(f"{name}={number!r} is invalid", remedy=f"{name} is {KEYS[name][1]}, from 0")
-    for value, name, allowed in (
-        (world.scene, "scene", SCENES),
-        (world.split, "split", SPLITS),
-        (world.stereo, "stereo", STEREO),
-        (world.schedule, "schedule", SCHEDULES),
-    ):
-        if value not in allowed:
-            raise UsageError(f"{name}={value} is unknown", remedy=_nearest(str(value), allowed))
-    width, height = world.size
-    if not (min(width, height) >= SMALLEST_SIDE and max(width, height) <= LARGEST_SIDE):
-        raise UsageError(
-            f"size={width}x{height} is out of range", remedy=f"choose {SMALLEST_SIDE}..{LARGEST_SIDE} pixels"
-        )
-    if width % 2 or height % 2:
-        raise UsageError(f"size={width}x{height} is odd", remedy="choose even sides, as 4:2:0 video requires")
-    if not 1 <= world.frames <= LONGEST:
-        raise UsageError(f"frames={world.frames} is out of range", remedy=f"1..{LONGEST}")
-    if not 1 <= world.fps <= 1000:
-        raise UsageError(f"fps={world.fps} is out of range", remedy="1..1000 frames a second")
-    if world.complexity is not None and not (isinstance(world.complexity, Real) and 0 <= world.complexity <= 1):
-        raise UsageError(f"complexity={world.complexity} is out of range", remedy="0 (calm) .. 1 (crowded)")
-    for name, most in (("far", FARTHEST), ("density", DENSEST), ("pace", FASTEST)):
-        value = getattr(world, name)
-        if not (isinstance(value, Real) and 1 <= float(value) <= most):
-            raise UsageError(f"{name}={value} is out of range", remedy=f"{name} is {KEYS[name][1]}")
-        if value != 1 and world.scene != "street":
-            raise UsageError(f"{name}={value} is not possible for scene {world.scene}", remedy="use synthetic://street")
-    if world.schedule != "cycle" and (world.scene != "street" or world.complexity is not None):
-        raise UsageError(
-            f"schedule={world.schedule} is not possible for scene {world.scene} of complexity {world.complexity}",
-            remedy="use synthetic://street without complexity",
-        )
-    if world.stereo == "sbs" and (world.scene != "bodies" or width % 4):
-        raise UsageError(
-            f"stereo=sbs is not possible for scene {world.scene}, {width} pixels wide",
-            remedy="use synthetic://bodies and a width that is a multiple of 4",
-        )
-
-
 def write(world: WorldSpec) -> str:
-    """The address of a world, with all keys."""
-    keys = {
-        "seed": world.seed,
-        "frames": world.frames,
-        "size": f"{world.size[0]}x{world.size[1]}",
-        "fps": world.fps,
-        "split": world.split,
-        "complexity": world.complexity,
-        "stereo": None if world.stereo == "none" else world.stereo,
-        "far": None if world.far == 1 else world.far,
-        "density": None if world.density == 1 else world.density,
-        "pace": None if world.pace == 1 else world.pace,
-        "schedule": None if world.schedule == "cycle" else world.schedule,
-    }
-    return f"synthetic://{world.scene}?" + "&".join(
-        f"{key}={value}" for key, value in keys.items() if value is not None
-    )
+    """The address of a world, with all keys but those from `complexity` on that have their defaults."""
+    values = {key: getattr(world, key) for key in KEYS} | {"size": f"{world.size[0]}x{world.size[1]}"}
+    always = ("seed", "frames", "size", "fps", "split")
+    stated = {key: value for key, value in values.items() if key in always or value != getattr(WorldSpec, key)}
+    return f"synthetic://{world.scene}?" + "&".join(f"{key}={value}" for key, value in stated.items())
 
 
-def _size(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", text)
-    if found is None:
-        raise ValueError(text)
-    return int(found[1]), int(found[2])
+def _matching(pattern: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser that refuses texts of another pattern."""
 
+    def checked(text: str) -> Any:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(text)
+        return read(text)
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise ValueError(text)
-    return int(text)
-
-
-def _rate(text: str) -> Fraction:
-    if not re.fullmatch(r"[0-9.]{1,18}(/[0-9]{1,18})?", text):  # no exponent: 1e99999999 would take minutes
-        raise ValueError(text)
-    return Fraction(text)
+    return checked
 
 
 def _number(text: str) -> float:
@@ -164,11 +157,16 @@ def _number(text: str) -> float:
     return value
 
 
+WHOLE = "[0-9]{1,18}"
 KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "seed": (_whole, "a whole number of at most 18 digits"),
-    "frames": (_whole, "a whole number of at most 18 digits"),
-    "size": (_size, "WIDTHxHEIGHT, for example 1280x720"),
-    "fps": (_rate, "a number or a fraction, for example 30000/1001"),
+    "seed": (_matching(WHOLE, int), "a whole number of at most 18 digits"),
+    "frames": (_matching(WHOLE, int), "a whole number of at most 18 digits"),
+    "size": (
+        _matching("[0-9]{1,6}x[0-9]{1,6}", lambda text: tuple(map(int, text.split("x")))),
+        "WIDTHxHEIGHT, for example 1280x720",
+    ),
+    # No exponent: 1e99999999 would take minutes.
+    "fps": (_matching(f"[0-9.]{{1,18}}(/{WHOLE})?", Fraction), "a number or a fraction, for example 30000/1001"),
     "split": (str, "one of train, val, test"),
     "complexity": (_number, "a number 0..1"),
     "stereo": (str, "none or sbs"),

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
+from framefuse.world.address import WorldSpec
 from framefuse.world.chance import BANK, Chance, Split, colour, texture
 from framefuse.world.people import DISPARITY, FAR, People
 from framefuse.world.sketch import Stamp
-from framefuse.world.spec import WorldSpec
 from framefuse.world.traffic import DECOY, SHUTTER, Track, Traffic
 from framefuse.world.truth import Snapshot, Truth
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from framefuse.world.address import check, numbers, parse
-from framefuse.world.spec import WorldSpec
+from framefuse.world.address import WorldSpec, parse
 from framefuse.world.truth import Snapshot
 
 
@@ -40,12 +39,6 @@ class World(WorldSpec):
 
     version: ClassVar[int] = 5
     """Version of appearance and difficulty. Scores are comparable only within one version."""
-
-    def __post_init__(self) -> None:
-        fps, size = numbers(self.fps, self.size)
-        object.__setattr__(self, "fps", fps)
-        object.__setattr__(self, "size", size)
-        check(self)
 
     @classmethod
     def parse(cls, uri: str) -> World:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 from framefuse.world.chance import Chance
 from framefuse.world.living import Person
@@ -20,6 +21,7 @@ class People(Scene):
     """The scene "bodies"."""
 
     calm = 1
+    order = attrgetter("size", "track_id")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -27,39 +29,23 @@ class People(Scene):
         self.horizon = chance.style(0.3, 0.6)
         self.speed = chance.sign() * chance.uniform(0.0, 0.04)
         self.crowd = CROWD
-        self._begin, self._end = chance.style(0.15, 0.35), chance.style(0.6, 0.85)
+        self._rise, self._fall = chance.style(0.15, 0.35), chance.style(0.6, 0.85)
         self._sway = [(chance.uniform(0.0, 0.02), chance.uniform(0.1, 0.3), chance.unit()) for _ in range(2)]
-        self._slots = [(duration := chance.uniform(8, 14), chance.uniform(0, duration)) for _ in range(CROWD)]
+        self._slots = [(duration := chance.uniform(8, 14), chance.uniform(0, duration), False) for _ in range(CROWD)]
 
     def _scheduled(self, seconds: float) -> float:
         at = min(max(seconds / self.seconds, 0.0), 1.0)
-        return smooth((at - self._begin + 0.1) / 0.2) * (1 - smooth((at - self._end + 0.1) / 0.2))
+        return smooth((at - self._rise + 0.1) / 0.2) * (1 - smooth((at - self._fall + 0.1) / 0.2))
 
     def camera(self, seconds: float) -> tuple[float, float]:
-        """Displacement of the camera to the right and down, in frame heights."""
         x, y = (reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._sway)
         return x, y
-
-    def present(self, seconds: float) -> list[Track]:
-        """Tracks at a time, back to front."""
-        found = []
-        for slot, (duration, offset) in enumerate(self._slots):
-            number = math.floor((seconds + offset) / duration)
-            begin = number * duration - offset
-            middle = (max(begin, 0.0) + min(begin + duration, self.seconds)) / 2
-            if 1 + (CROWD - 1) * self.level(middle) > slot:
-                found.append(self._track(slot, number, begin, duration))
-        found.sort(key=lambda track: (track.size, track.track_id))
-        return found
 
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
         chance = Chance(self.split, f"body/{self.seed}/{slot}/{number}")
         size = chance.uniform(0.95, 1.8) if slot == 0 else chance.uniform(0.7, 1.3)
-        margin = 0.35 * size
-        away = self.width + 2 * margin
-        rightward = chance.happens(0.5)
+        path = self._path(0.35 * size, rightward=chance.happens(0.5))
         figure, paint = Person(chance, facing=True), Paint(self.split, chance)
-        path = {"start": -margin if rightward else self.width + margin, "span": away if rightward else -away}
         path["baseline"] = max(0.9, 0.04 + size * chance.uniform(0.93, 1.02))
         path |= {"wobble": chance.uniform(0.6, 0.95), "rhythm": chance.uniform(0.7, 1.6)}
         still = dict.fromkeys(("growth", "hover", "bounce", "horizon"), 0.0)

@@ -140,16 +140,16 @@ class _View:
         turn, before = self.stage.scene.camera(self.seconds), self.stage.scene.camera(self.seconds - period)
         unit, street = self.unit, self.stage.world.scene == "street"
         for track in tracks:
-            place, last = track.place(self.seconds), track.place(self.seconds - period)
+            (*place, size), last = track.place(self.seconds), track.place(self.seconds - period)
+            size *= unit
             shift = DISPARITY * track.size if self.disparity is not None else 0.0
-            x, y = (place.x - turn[0] - self.eye * shift) * unit, (place.y - turn[1]) * unit
-            moved = place.x - last.x - turn[0] + before[0], place.y - last.y - turn[1] + before[1]
-            blur = SHUTTER / 2 * abs(moved[0]) * unit, SHUTTER / 2 * abs(moved[1]) * unit
-            size = place.size * unit
+            x, y = (place[0] - turn[0] - self.eye * shift) * unit, (place[1] - turn[1]) * unit
+            moved = (place[axis] - last[axis] - turn[axis] + before[axis] for axis in range(2))
+            blur_x, blur_y = (SHUTTER / 2 * abs(distance) * unit for distance in moved)
             if street:
                 self._shade(track, x, y + track.hover * unit, size)
             sketch = track.figure.sketch(track.phase(self.seconds))
-            stamp = track.paint.stamp(sketch, size, (x, y), track.mirror, blur, self.stage.size, not street)
+            stamp = track.paint.stamp(sketch, size, (x, y), track.mirror, (blur_x, blur_y), self.stage.size, not street)
             if stamp is None:
                 continue
             self.canvas.paste(stamp.image, (stamp.x, stamp.y), stamp.image)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from operator import attrgetter
+from typing import Any, ClassVar, Protocol
 
 from framefuse.world.chance import Chance, Split
 from framefuse.world.living import Bird, Dog, Person
@@ -57,16 +58,6 @@ FIGURES = (Person, Car, Bus, Bicycle, Sign, Dog, Bird, Ball, Box, Cone)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Position and size of a track at one time."""
-
-    x: float
-    y: float
-    size: float
-    """Size of the figure's unit, in frame heights."""
-
-
-@dataclass(frozen=True)
 class Track:
     """One object from entry to exit."""
 
@@ -101,7 +92,8 @@ class Track:
     def mirror(self) -> bool:
         return self.span < 0
 
-    def place(self, seconds: float) -> Place:
+    def place(self, seconds: float) -> tuple[float, float, float]:
+        """x, y and the size of the figure's unit at a time, in frame heights."""
         share = (seconds - self.begin) / self.duration
         eased = share + self.wobble * math.sin(4 * math.pi * share) / (4 * math.pi)
         growth = math.exp(self.growth * (share - 0.5))
@@ -110,12 +102,12 @@ class Track:
             y -= self.bounce * abs(math.sin(math.pi * self.rhythm * seconds))
         elif self.hover:
             y += 0.15 * self.hover * math.sin(2 * math.pi * 0.4 * self.rhythm * seconds)
-        return Place(self.start + self.span * eased, y, self.size * growth)
+        return self.start + self.span * eased, y, self.size * growth
 
     def phase(self, seconds: float) -> float:
         """The phase that animates it: seconds; for rolling objects the distance in their own lengths."""
         if self.class_id in (1, 2, 3, 7):
-            return abs(self.place(seconds).x - self.start) / self.size
+            return abs(self.place(seconds)[0] - self.start) / self.size
         return seconds + self.rhythm
 
 
@@ -144,12 +136,17 @@ class Scene:
     schedule: str = "cycle"
 
     calm: ClassVar[int]
-    """Tracks that are always present."""
+    """Tracks of the calm scene."""
+    order: ClassVar[attrgetter[Any]]
+    """What tracks are sorted by, back to front."""
     crowd: int = field(init=False)
-    """Tracks that are present at most."""
+    """Tracks that are present at most, each in a slot of its own, in which one follows another."""
 
     def __post_init__(self) -> None:
         self._track = lru_cache(KEPT)(self._enter)
+        self._fewest, self._end = self.calm, self.seconds
+        self._slots: list[tuple[float, float, bool]] = []
+        """Of each slot: duration of its tracks, time since the first began, in seconds; whether they stand."""
 
     def level(self, seconds: float) -> float:
         """Scheduled complexity at a time, 0 calm .. 1 crowded."""
@@ -159,17 +156,38 @@ class Scene:
         """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
         return min(1.0, max(0.0, (len(tracks) - self.calm) / (self.crowd - self.calm)))
 
+    def present(self, seconds: float) -> list[Track]:
+        """Tracks at a time, back to front."""
+        found = []
+        for slot, (duration, offset, _) in enumerate(self._slots):
+            number = math.floor((seconds + offset) / duration)
+            begin = number * duration - offset
+            middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
+            if self._fewest + (self.crowd - self._fewest) * self.level(middle) > slot:
+                found.append(self._track(slot, number, begin, duration))
+        return sorted(found, key=self.order)
+
+    def camera(self, seconds: float) -> tuple[float, float]:
+        """Displacement of the camera to the right and down, in frame heights."""
+        raise NotImplementedError
+
     def _scheduled(self, seconds: float) -> float:
         raise NotImplementedError
 
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
         raise NotImplementedError
 
+    def _path(self, margin: float, rightward: bool) -> dict[str, float]:
+        """`start` and `span` of a track that enters and leaves at this distance from the image."""
+        away = self.width + 2 * margin
+        return {"start": -margin, "span": away} if rightward else {"start": self.width + margin, "span": -away}
+
 
 class Traffic(Scene):
     """The scene "street"."""
 
     calm = CALM
+    order = attrgetter("baseline", "track_id")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,32 +199,27 @@ class Traffic(Scene):
         length = max(self.seconds, SHORTEST)
         self.period = length / max(1, round(length / CYCLE))
         rise = chance.style(0.16, 0.3)
-        self._ramp = (
-            rise,
-            rise + chance.style(0.1, 0.2),
-            0.62 + chance.style(0.0, 0.06),
-            0.74 + chance.style(0.0, 0.14),
-        )
+        full, falling = rise + chance.style(0.1, 0.2), 0.62 + chance.style(0.0, 0.06)
+        self._ramp = rise, full, falling, 0.74 + chance.style(0.0, 0.14)
         # In a short world objects move faster, so that they can come and go on schedule.
         self._hurry = min(1.0, self.period / 20) / self.pace
         self._day = self.schedule == "day"
         self.speed = 0.0 if self._day else self.speed / min(1.0, self._hurry * self.pace)
-        self._end = length
+        self._end, self._fewest = length, 0 if self._day else CALM
         self._bursts = [chance.uniform(0.1, 0.6) for _ in range(round(length / self.period) if self._day else 0)]
         self._pan = [(chance.uniform(0.0, 0.05), chance.uniform(0.05, 0.15), chance.unit()) for _ in range(2)]
         self._shake = chance.style(0.0, 0.006)
         self._slots = [self._slot(slot) for slot in range(self.crowd)]
 
-    def _slot(self, number: int) -> tuple[bool, float, float]:
-        """Whether its tracks stand on the ground, their duration, and the time since the first began, in seconds."""
+    def _slot(self, number: int) -> tuple[float, float, bool]:
         chance = Chance(self.split, f"slot/{self.seed}/{number}")
         standing = chance.happens(0.3) and not self._day
         passing = (self.width + 2 * ENTRY_MARGIN) / abs(self.speed) if self.speed else math.inf
         if number < CALM and not self._day:
             lead = Chance(self.split, f"file/{self.seed}").unit()
-            return standing, passing, passing * (number + lead) / CALM
+            return passing, passing * (number + lead) / CALM, standing
         duration = passing if standing else chance.uniform(4, 10) * self.far * self._hurry
-        return standing, duration, chance.uniform(0, duration)
+        return duration, chance.uniform(0, duration), standing
 
     def _scheduled(self, seconds: float) -> float:
         number, at = divmod(min(max(seconds, 0.0), self._end) / self.period, 1)
@@ -217,31 +230,14 @@ class Traffic(Scene):
         return smooth((at - a) / (b - a)) * (1 - smooth((at - c) / (d - c)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
-        """Displacement of the camera to the right and down, in frame heights."""
         if self._day:
             return 0.0, 0.0
         turns = [reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._pan]
         shake = [math.sin(2 * math.pi * (rate * seconds + 0.3)) for rate in (3.1, 4.7, 2.3, 5.9)]
         return turns[0] + self._shake * (shake[0] + shake[1]), 0.4 * turns[1] + self._shake * (shake[2] + shake[3])
 
-    def present(self, seconds: float) -> list[Track]:
-        """Tracks at a time, back to front."""
-        found = [track for slot in range(self.crowd) if (track := self._at(slot, seconds)) is not None]
-        found.sort(key=lambda track: (track.baseline, track.track_id))
-        return found
-
-    def _at(self, slot: int, seconds: float) -> Track | None:
-        _, duration, offset = self._slots[slot]
-        number = math.floor((seconds + offset) / duration)
-        begin = number * duration - offset
-        middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
-        fewest = 0 if self._day else CALM
-        if fewest + (self.crowd - fewest) * self.level(middle) <= slot:
-            return None
-        return self._track(slot, number, begin, duration)
-
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
-        standing = self._slots[slot][0]
+        standing = self._slots[slot][2]
         chance = Chance(self.split, f"track/{self.seed}/{slot}/{number}")
         calm = slot < CALM and not self._day
         decoy = chance.happens(0.12) and not calm
@@ -251,19 +247,11 @@ class Traffic(Scene):
         size *= (COMPACT if calm else UPRIGHT).get(class_id, LONG)
         near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
         baseline = self.horizon + 0.02 + (0.95 * self.far - self.horizon) * near
-        margin = 0.6 * size + 0.1
-        away = self.width + 2 * margin
         steady = standing or calm
-        if steady:
-            start, span = -ENTRY_MARGIN, self.width + 2 * ENTRY_MARGIN
-            if self.speed > 0:
-                start, span = self.width + ENTRY_MARGIN, -span
-        else:
-            start, span = (-margin, away) if chance.happens(0.5) else (self.width + margin, -away)
-        flies = class_id == 6
+        margin = ENTRY_MARGIN if steady else 0.6 * size + 0.1
+        rightward = self.speed <= 0 if steady else chance.happens(0.5)
         figure = Decoy(chance) if class_id == DECOY else FIGURES[class_id](chance)
-        if isinstance(figure, Bird) and figure.stands:
-            flies = False
+        flies = isinstance(figure, Bird) and not figure.stands
         return Track(
             track_id=1 + number * self.crowd + slot,
             class_id=class_id,
@@ -271,8 +259,7 @@ class Traffic(Scene):
             paint=Paint(self.split, chance),
             begin=begin,
             duration=duration,
-            start=start,
-            span=span,
+            **self._path(margin, rightward),
             size=size,
             growth=0.0 if steady else chance.uniform(-0.35, 0.35),
             baseline=baseline,

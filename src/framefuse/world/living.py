@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import compress
-from operator import not_
 
 from framefuse.world.chance import Chance
-from framefuse.world.sketch import Ink, Point, Sketch, Solid, rectangle
+from framefuse.world.sketch import Figure, Ink, Point, Sketch, Solid, rectangle
 
 BODY_PARTS = ("background", "head", "torso", "upper arms", "lower arms", "upper legs", "lower legs", "feet")
 HEAD, TORSO, UPPER_ARM, LOWER_ARM, UPPER_LEG, LOWER_LEG, FOOT = range(1, 8)
@@ -25,7 +23,7 @@ def _swung(joint: Solid, length: float, angle: float, out: float = 0.0) -> Solid
     return forward + down * math.sin(angle), up - down * math.cos(angle), side + length * math.sin(out)
 
 
-class Person:
+class Person(Figure):
     """Height 1. Walks, runs, stands or waves; seen from any side.
 
     Args:
@@ -33,6 +31,7 @@ class Person:
     """
 
     def __init__(self, chance: Chance, *, facing: bool = False) -> None:
+        self.elevation = 0.06
         run = chance.happens(0.25) and not facing
         self.stout, self.leg = chance.style(0.8, 1.45), chance.style(0.44, 0.52)
         self.shoulder, self.head = chance.style(0.095, 0.135), chance.style(0.062, 0.082)
@@ -43,8 +42,7 @@ class Person:
         self.lean = chance.uniform(-0.04, 0.05) + 0.12 * run
         self.dress, self.hair, self.sleeves = chance.integer(0, 4), chance.integer(0, 5), chance.happens(0.5)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch(self.yaw, 0.06)
+    def draw(self, out: Sketch, phase: float) -> None:
         hip, neck = self.leg, 0.985 - 2 * self.head
         beat = 2 * math.pi * self.cadence * phase
         rise = 0.012 * self.gait * math.cos(2 * beat)
@@ -81,14 +79,14 @@ class Person:
             bone(Ink.MAIN_DARK, arm, elbow, 0.038, 0.033, UPPER_ARM)
             bone(Ink.MAIN_DARK if self.sleeves else Ink.SKIN, elbow, wrist, 0.034, 0.029, LOWER_ARM)
         self._torso(out, strokes, hip + rise, neck + rise, back)
-        return out
 
     def _torso(self, out: Sketch, strokes: list[Stroke], hip: float, neck: float, back: float) -> None:
         """Draw the strokes behind the torso, the torso and the head, then the strokes in front of it."""
         strokes.sort(key=lambda stroke: -stroke[0])
-        behind = [stroke[0] > 0 or stroke[-1] in (UPPER_LEG, LOWER_LEG, FOOT) for stroke in strokes]
-        for stroke in compress(strokes, behind):
-            out.bone(*stroke[1:])
+        in_front = [stroke for stroke in strokes if stroke[0] <= 0 and stroke[-1] in (UPPER_ARM, LOWER_ARM)]
+        for stroke in strokes:
+            if stroke not in in_front:
+                out.bone(*stroke[1:])
         thick = self.stout
         front = abs(math.sin(self.yaw))
         wide = self.shoulder * (0.8 + 0.2 * thick) * front + 0.062 * thick * (1 - front)
@@ -107,7 +105,7 @@ class Person:
         if self.dress == 3:
             out.flat(Ink.THIRD, rectangle(hip_x - waist, hip_y, hip_x + waist, hip_y + 0.035), TORSO)
         self._head(out, (neck_x + 0.2 * back, neck_y + self.head * 0.95))
-        for stroke in compress(strokes, map(not_, behind)):
+        for stroke in in_front:
             out.bone(*stroke[1:])
 
     def _head(self, out: Sketch, centre: tuple[float, float]) -> None:
@@ -136,18 +134,18 @@ class Person:
                     out.disc(Ink.DARK, (x + eye * radius, y + 0.08 * radius), 0.1 * radius, 0.14 * radius, part=HEAD)
 
 
-class Dog:
+class Dog(Figure):
     """A four-legged animal, 1 long from nose to tail root; from dachshund to horse."""
 
     def __init__(self, chance: Chance) -> None:
+        self.elevation = 0.1
         self.leg, self.stout = chance.style(0.22, 0.48), chance.style(0.085, 0.15)
         self.neck, self.snout = chance.style(0.1, 0.3), chance.style(0.1, 0.2)
         self.ear, self.tail = chance.integer(0, 3), chance.style(-0.5, 1.3)
         self.yaw, self.cadence = chance.uniform(-0.85, 0.85), chance.style(1.0, 2.0)
         self.gait, self.socks = chance.style(0.15, 0.7), chance.happens(0.4)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch(self.yaw, 0.1)
+    def draw(self, out: Sketch, phase: float) -> None:
         beat = 2 * math.pi * self.cadence * phase
         height = self.leg + 0.8 * self.stout
         half = 0.62 * self.stout
@@ -188,10 +186,9 @@ class Dog:
         tip_x, tip_y = out.see(nose)
         out.disc(Ink.DARK, (tip_x, tip_y + 0.01), 0.024, 0.022)
         out.disc(Ink.DARK, (x + 0.35 * (tip_x - x), y + 0.035), 0.014, 0.016)
-        return out
 
 
-class Bird:
+class Bird(Figure):
     """1 long from beak to tail; flying or standing."""
 
     def __init__(self, chance: Chance) -> None:
@@ -200,8 +197,7 @@ class Bird:
         self.beak, self.pitch = chance.style(0.06, 0.16), chance.uniform(-0.25, 0.35)
         self.cadence, self.stands, self.forked = chance.style(1.5, 3.0), chance.happens(0.3), chance.happens(0.5)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch()
+    def draw(self, out: Sketch, phase: float) -> None:
         beat = 2 * math.pi * self.cadence * phase
         tilt = 0.35 if self.stands else self.pitch
         cos, sin = math.cos(tilt), math.sin(tilt)
@@ -236,7 +232,6 @@ class Bird:
             out.flat(Ink.SECOND, [at(0.13, 0.05), at(-0.05, 0.09), at(-0.34, 0.0), at(-0.08, -0.07)])
         else:
             self._wing(out, at, math.sin(beat), Ink.SECOND, 0.0)
-        return out
 
     def _wing(self, out: Sketch, at: Callable[[float, float], Point], stroke: float, ink: int, shift: float) -> None:
         reach = self.wing * (0.35 + 0.65 * abs(stroke)) * (1 if stroke >= 0 else -0.75)

@@ -120,6 +120,20 @@ class Sketch:
         self.plate(side_ink, profile, self.near(width))
 
 
+class Figure:
+    """The shape of an object: a fixed style, animated by a phase in seconds (or in its own lengths if it rolls)."""
+
+    yaw = elevation = 0.0
+
+    def sketch(self, phase: float) -> Sketch:
+        out = Sketch(self.yaw, self.elevation)
+        self.draw(out, phase)
+        return out
+
+    def draw(self, out: Sketch, phase: float) -> None:
+        raise NotImplementedError
+
+
 CIRCLE = [(math.cos(2 * math.pi * k / 18), math.sin(2 * math.pi * k / 18)) for k in range(18)]
 
 

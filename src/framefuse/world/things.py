@@ -8,10 +8,10 @@ import math
 from collections.abc import Sequence
 
 from framefuse.world.chance import Chance
-from framefuse.world.sketch import CIRCLE, Ink, Point, Sketch, rectangle
+from framefuse.world.sketch import CIRCLE, Figure, Ink, Point, Sketch, rectangle
 
 
-class Sign:
+class Sign(Figure):
     """1 high: a plate on a pole."""
 
     def __init__(self, chance: Chance) -> None:
@@ -19,8 +19,7 @@ class Sign:
         self.yaw, self.mark = chance.uniform(-0.8, 0.8), chance.integer(0, 5)
         self.border, self.turn = chance.style(0.72, 0.88), chance.uniform(-0.05, 0.05)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch(self.yaw, 0.0)
+    def draw(self, out: Sketch, phase: float) -> None:
         radius = self.radius
         middle = 1 - radius
         out.flat(Ink.DARK, rectangle(-self.pole, 0, self.pole, middle))
@@ -47,18 +46,16 @@ class Sign:
         elif self.mark == 3:
             mark(Ink.LIGHT, rectangle(-0.45, 0.1, 0.45, 0.28))
             mark(Ink.LIGHT, rectangle(-0.45, -0.25, 0.45, -0.07))
-        return out
 
 
-class Ball:
+class Ball(Figure):
     """Diameter 1, rolling: plain, beach ball, banded, spotted."""
 
     def __init__(self, chance: Chance) -> None:
         self.kind, self.wedges = chance.integer(0, 4), chance.integer(2, 5)
         self.tilt, self.light = chance.uniform(-0.7, 0.7), chance.style(0.3, 1.0)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch()
+    def draw(self, out: Sketch, phase: float) -> None:
         spin = -2 * phase
         out.disc(Ink.MAIN_DARK, (0.0, 0.5), 0.5, 0.5)
         out.disc(Ink.MAIN, (-0.03 * self.light, 0.53), 0.46, 0.455)
@@ -79,7 +76,6 @@ class Ball:
                 out.disc(Ink.THIRD, (0.32 * math.cos(angle), 0.5 + 0.32 * math.sin(angle)), 0.09, 0.09)
             out.disc(Ink.THIRD, (0.0, 0.5), 0.1, 0.1)
         out.disc(Ink.MAIN_LIGHT if self.kind else Ink.LIGHT, (-0.17, 0.69), 0.1 * self.light, 0.075 * self.light, 0.5)
-        return out
 
 
 def _turned(point: Point, angle: float) -> Point:
@@ -87,7 +83,7 @@ def _turned(point: Point, angle: float) -> Point:
     return x * math.cos(angle) - y * math.sin(angle), 0.5 + x * math.sin(angle) + y * math.cos(angle)
 
 
-class Box:
+class Box(Figure):
     """About 1 high: crate, carton, parcel. Always shows three faces."""
 
     def __init__(self, chance: Chance) -> None:
@@ -95,8 +91,7 @@ class Box:
         self.height, self.yaw = chance.style(0.55, 0.8), chance.sign() * chance.uniform(0.3, 1.2)
         self.elevation, self.kind = chance.uniform(0.3, 0.6), chance.integer(0, 4)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch(self.yaw, self.elevation)
+    def draw(self, out: Sketch, phase: float) -> None:
         half, top = self.length / 2, self.height
         inks = [Ink.DARK, Ink.MAIN_DARK, Ink.MAIN_LIGHT, Ink.MAIN_DARK]
         out.extrude(rectangle(-half, 0.0, half, top), inks, self.width, Ink.MAIN)
@@ -115,10 +110,9 @@ class Box:
         elif self.kind == 3:  # label
             front(Ink.LIGHT, -0.6, 0.3, 0.2, 0.75)
             front(Ink.DARK, -0.5, 0.42, 0.1, 0.5)
-        return out
 
 
-class Cone:
+class Cone(Figure):
     """1 high: with or without a base, banded, blunt or pointed."""
 
     def __init__(self, chance: Chance) -> None:
@@ -126,8 +120,7 @@ class Cone:
         self.bands, self.foot = chance.integer(0, 4), chance.happens(0.6)
         self.squash, self.shift = chance.uniform(0.18, 0.36), chance.style(-0.06, 0.06)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch()
+    def draw(self, out: Sketch, phase: float) -> None:
         radius, squash = self.radius, self.squash
         base = radius * squash
         if self.foot:
@@ -151,10 +144,9 @@ class Cone:
             low = 0.18 + 0.6 * number / self.bands
             out.flat(Ink.SECOND, ring(low, low + 0.3 / self.bands))
         out.disc(Ink.MAIN_LIGHT, (0.0, 0.98), self.tip, self.tip * squash)
-        return out
 
 
-class Decoy:
+class Decoy(Figure):
     """A moving shape of no class: slabs, stars, crosses, blobs."""
 
     def __init__(self, chance: Chance) -> None:
@@ -178,14 +170,12 @@ class Decoy:
         self.points = points
         self.spin = chance.uniform(-0.8, 0.8)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch()
+    def draw(self, out: Sketch, phase: float) -> None:
         angle = self.spin * phase
         cos, sin = math.cos(angle), math.sin(angle)
         turned = [(x * cos - y * sin, 0.5 + x * sin + y * cos) for x, y in self.points]
         out.flat(Ink.MAIN, turned)
         out.flat(Ink.MAIN_DARK, [(x, 0.5 + 0.55 * (y - 0.5)) for x, y in turned[: len(turned) // 2 + 1]])
-        return out
 
 
 def _wheels(out: Sketch, places: tuple[float, ...], radius: float, width: float, phase: float, spokes: int) -> None:
@@ -201,7 +191,7 @@ def _wheels(out: Sketch, places: tuple[float, ...], radius: float, width: float,
             out.plate(Ink.DARK, [(forward + x, radius + y) for x, y in corners], near)
 
 
-class Car:
+class Car(Figure):
     """1 long: saloon, hatchback, estate, pick-up."""
 
     def __init__(self, chance: Chance) -> None:
@@ -212,8 +202,7 @@ class Car:
         self.elevation = chance.uniform(0.08, 0.3)
         self.stripe, self.spokes = chance.happens(0.3), chance.integer(1, 4)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch(self.yaw, self.elevation)
+    def draw(self, out: Sketch, phase: float) -> None:
         low, hood, top = self.ride, self.hood, self.height
         roof = {0: (-0.24, 0.08), 1: (-0.38, 0.1), 2: (-0.45, 0.12), 3: (-0.08, 0.14)}[self.body]
         tail = {0: -0.4, 1: -0.49, 2: -0.5, 3: -0.13}[self.body]
@@ -245,10 +234,9 @@ class Car:
         if abs(self.yaw) > 0.9:  # the far front wheel shows under the bumper
             wheel = rectangle(-0.95 * near, 0.0, -0.6 * near, low + 0.02)
             out.face(Ink.DARK, [(end, up, across) for across, up in wheel])
-        return out
 
 
-class Bus:
+class Bus(Figure):
     """1 long: bus, double-decker, lorry."""
 
     def __init__(self, chance: Chance) -> None:
@@ -259,8 +247,7 @@ class Bus:
         self.elevation = chance.uniform(0.05, 0.2)
         self.door, self.stripe = chance.style(0.1, 0.3), chance.happens(0.5)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch(self.yaw, self.elevation)
+    def draw(self, out: Sketch, phase: float) -> None:
         low, top = 0.05, self.height
         near = out.near(self.width)
 
@@ -294,21 +281,19 @@ class Bus:
                 panel(Ink.SECOND, -0.49, low + 0.05, 0.49, low + 0.085)
         places = (-0.3, 0.34) if self.kind < 2 else (-0.38, -0.22, 0.37)
         _wheels(out, places, 0.066, self.width, phase, 2)
-        return out
 
 
-class Bicycle:
+class Bicycle(Figure):
     """1 long: bicycle or moped."""
 
     def __init__(self, chance: Chance) -> None:
-        self.moped = chance.happens(0.4)
+        self.elevation, self.moped = 0.08, chance.happens(0.4)
         self.wheel = chance.style(0.15, 0.19) if self.moped else chance.style(0.2, 0.25)
         self.tyre = 0.05 if self.moped else chance.style(0.024, 0.04)
         self.spread, self.yaw = chance.style(0.27, 0.31), chance.uniform(-0.75, 0.75)
         self.bar, self.basket = chance.style(0.1, 0.2), chance.happens(0.3)
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch(self.yaw, 0.08)
+    def draw(self, out: Sketch, phase: float) -> None:
         radius, spread = self.wheel, self.spread
         for forward in (-spread, spread):
             centre = (forward, radius, 0.0)
@@ -354,4 +339,3 @@ class Bicycle:
             low, high = 2 * radius + 0.02, 2 * radius + 0.15
             basket = [(spread - 0.08, low), (spread + 0.1, low), (spread + 0.13, high), (spread - 0.1, high)]
             out.plate(Ink.THIRD, basket)
-        return out

@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from framefuse.world.chance import Chance, Split
 from framefuse.world.living import Bird, Dog, Person
-from framefuse.world.sketch import Paint, Sketch
+from framefuse.world.sketch import Figure, Paint
 from framefuse.world.things import Ball, Bicycle, Box, Bus, Car, Cone, Decoy, Sign
 
 NAMES = ("person", "car", "bus", "bicycle", "sign", "dog", "bird", "ball", "box", "cone")
@@ -46,12 +46,6 @@ KEPT = 1000
 """Maximum number of cached tracks; any track can be created again."""
 SHUTTER = 0.5
 """Exposure time as a share of the frame time."""
-
-
-class Figure(Protocol):
-    """The shape of an object: a fixed style, animated by a phase in seconds (or in its own lengths if it rolls)."""
-
-    def sketch(self, phase: float) -> Sketch: ...
 
 
 FIGURES = (Person, Car, Bus, Bicycle, Sign, Dog, Bird, Ball, Box, Cone)

@@ -91,18 +91,16 @@ class Texture:
         return image.resize((width, height), Image.Resampling.BILINEAR, box=box)
 
 
-@lru_cache(maxsize=3 * BANK)
-def texture(split: Split, number: int) -> Texture:
-    """Texture `number` (0 .. BANK - 1) of a split's bank."""
-    return Texture(split, number)
+texture = lru_cache(maxsize=3 * BANK)(Texture)
+"""(split, number) -> texture `number` (0 .. BANK - 1) of a split's bank."""
 
 
-def smooth_noise(chance: Chance, cells: int, side: int) -> NDArray[np.float64]:
-    """Tileable noise 0..1 with `cells` bumps per side."""
+def smooth_noise(chance: Chance, cells: int) -> NDArray[np.float64]:
+    """(SIDE, SIDE) of tileable noise 0..1 with `cells` bumps per side."""
     small = np.array([[chance.integer(0, 256) for _ in range(cells)] for _ in range(cells)], np.uint8)
     three = Image.fromarray(np.tile(small, (3, 3)))
-    grown = three.resize((3 * side, 3 * side), Image.Resampling.BICUBIC)
-    return np.asarray(grown.crop((side, side, 2 * side, 2 * side))).astype(np.float64) / 255
+    grown = three.resize((3 * SIDE, 3 * SIDE), Image.Resampling.BICUBIC)
+    return np.asarray(grown.crop((SIDE, SIDE, 2 * SIDE, 2 * SIDE))).astype(np.float64) / 255
 
 
 def _paint(chance: Chance) -> NDArray[np.uint8]:
@@ -113,7 +111,7 @@ def _paint(chance: Chance) -> NDArray[np.uint8]:
     second = first + (second - first) * (chance.style(0.15, 0.5) if chance.happens(0.6) else chance.style(0.5, 1.0))
     weight = _pattern(kind, chance)[:, :, None]
     image = first * (1 - weight) + second * weight
-    grain = 1 + chance.style(0.05, 0.35) * (smooth_noise(chance, chance.pick((3, 5, 9, 17)), SIDE) - 0.5)
+    grain = 1 + chance.style(0.05, 0.35) * (smooth_noise(chance, chance.pick((3, 5, 9, 17))) - 0.5)
     return np.clip(image * grain[:, :, None], 0, 255).round().astype(np.uint8)
 
 
@@ -137,9 +135,9 @@ def _pattern(kind: str, chance: Chance) -> NDArray[np.float64]:
         shift = 0.5 * ((rows * y).astype(int) % 2)
         return np.maximum((rows * y) % 1 < 0.12, (count * x + shift) % 1 < 0.08).astype(np.float64)
     if kind == "blobs":
-        return (smooth_noise(chance, chance.integer(3, 9), SIDE) < share).astype(np.float64)
+        return (smooth_noise(chance, chance.integer(3, 9)) < share).astype(np.float64)
     if kind == "cloud":
-        return smooth_noise(chance, chance.integer(2, 7), SIDE)
+        return smooth_noise(chance, chance.integer(2, 7))
     if kind == "waves":
         return (along + 0.25 * np.sin(2 * np.pi * 2 * y) + np.zeros_like(x)) % 1
     if kind == "weave":

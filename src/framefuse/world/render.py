@@ -16,9 +16,8 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from framefuse.world.address import WorldSpec
 from framefuse.world.chance import BANK, Chance, Split, colour, texture
-from framefuse.world.people import DISPARITY, FAR, People
 from framefuse.world.sketch import Stamp
-from framefuse.world.traffic import DECOY, SHUTTER, Track, Traffic
+from framefuse.world.traffic import DECOY, DISPARITY, FAR, SHUTTER, People, Track, Traffic
 from framefuse.world.truth import Snapshot, Truth
 
 LAPS = 3
@@ -41,11 +40,8 @@ class Stage:
         self.unit = height / world.far
         """Pixels of what the scene calls a frame height."""
         seen = world.split, world.seed, world.seconds, self.size[0] / self.unit, world.complexity
-        self.scene = (
-            Traffic(*seen, world.far, world.density, world.pace, world.schedule)
-            if world.scene == "street"
-            else People(*seen)
-        )
+        scene = Traffic if world.scene == "street" else People
+        self.scene = scene(*seen, world.far, world.density, world.pace, world.schedule)
         chance = Chance(world.split, f"stage/{world.scene}/{world.seed}")
         self.backdrop = paint_backdrop(world.split, chance, *self.size, self.scene.horizon / world.far, self.unit)
         tints = chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07)
@@ -138,7 +134,7 @@ class _View:
         """Draw all tracks and add them to `drawn`."""
         period = float(1 / self.stage.world.fps)
         turn, before = self.stage.scene.camera(self.seconds), self.stage.scene.camera(self.seconds - period)
-        unit, street = self.unit, self.stage.world.scene == "street"
+        unit, view, street = self.unit, self.stage.size, self.stage.world.scene == "street"
         for track in tracks:
             (*place, size), last = track.place(self.seconds), track.place(self.seconds - period)
             size *= unit
@@ -149,7 +145,7 @@ class _View:
             if street:
                 self._shade(track, x, y + track.hover * unit, size)
             sketch = track.figure.sketch(track.phase(self.seconds))
-            stamp = track.paint.stamp(sketch, size, (x, y), track.mirror, (blur_x, blur_y), self.stage.size, not street)
+            stamp = track.paint.stamp(sketch, size, (x, y), track.span < 0, (blur_x, blur_y), view, not street)
             if stamp is None:
                 continue
             self.canvas.paste(stamp.image, (stamp.x, stamp.y), stamp.image)

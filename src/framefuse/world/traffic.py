@@ -1,4 +1,5 @@
-"""Which objects are in the image, where, and when: tracks with analytic paths, admitted by a complexity schedule.
+"""The scenes: which objects are in the image, where, and when: tracks with analytic paths, admitted by a complexity
+schedule. Traffic is the scene "street"; People is "bodies", people close to a stereo camera, for body segmentation.
 
 Positions are in frame heights: x from the left edge, y from the top. A camera that is `far` times as far away sees
 `far` of these heights. Nothing here depends on pixels.
@@ -47,6 +48,13 @@ KEPT = 1000
 SHUTTER = 0.5
 """Exposure time as a share of the frame time."""
 
+CROWD = 4
+"""People in the scene "bodies"."""
+DISPARITY = 0.035
+"""Disparity of a person as tall as the image, in image heights; proportional to the apparent size, as nearness is."""
+FAR = 0.004
+"""Disparity of the backdrop, in image heights."""
+
 
 FIGURES = (Person, Car, Bus, Bicycle, Sign, Dog, Bird, Ball, Box, Cone)
 
@@ -68,23 +76,19 @@ class Track:
     """Frame heights from entry to exit: to the right, or to the left if negative."""
     size: float
     """Size of the figure's unit at the middle of its path, in frame heights."""
-    growth: float
-    """Logarithm of its final over its initial size: positive if it approaches, negative if it recedes."""
     baseline: float
     """y of its foot at the middle of its path, in frame heights; a smaller one is farther back."""
-    hover: float
-    """Height above the ground."""
-    wobble: float
-    """Unevenness of its motion, below 1."""
-    bounce: float
-    """Height of its jumps."""
     rhythm: float
     """Rate and offset of its own clock."""
-    horizon: float
-
-    @property
-    def mirror(self) -> bool:
-        return self.span < 0
+    wobble: float
+    """Unevenness of its motion, below 1."""
+    growth: float = 0.0
+    """Logarithm of its final over its initial size: positive if it approaches, negative if it recedes."""
+    hover: float = 0.0
+    """Height above the ground."""
+    bounce: float = 0.0
+    """Height of its jumps."""
+    horizon: float = 0.0
 
     def place(self, seconds: float) -> tuple[float, float, float]:
         """x, y and the size of the figure's unit at a time, in frame heights."""
@@ -141,13 +145,11 @@ class Scene:
         self._fewest, self._end = self.calm, self.seconds
         self._slots: list[tuple[float, float, bool]] = []
         """Of each slot: duration of its tracks, time since the first began, in seconds; whether they stand."""
-
-    def level(self, seconds: float) -> float:
-        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
-        return self._scheduled(seconds) if self.complexity is None else self.complexity
+        self._sway: list[tuple[float, float, float]] = []
+        """Of the camera, to the right and down: reach, rate and offset."""
 
     def complexity_of(self, tracks: list[Track]) -> float:
-        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
+        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the schedule as tracks come and go."""
         return min(1.0, max(0.0, (len(tracks) - self.calm) / (self.crowd - self.calm)))
 
     def present(self, seconds: float) -> list[Track]:
@@ -157,15 +159,18 @@ class Scene:
             number = math.floor((seconds + offset) / duration)
             begin = number * duration - offset
             middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
-            if self._fewest + (self.crowd - self._fewest) * self.level(middle) > slot:
+            level = self._scheduled(middle) if self.complexity is None else self.complexity
+            if self._fewest + (self.crowd - self._fewest) * level > slot:
                 found.append(self._track(slot, number, begin, duration))
         return sorted(found, key=self.order)
 
     def camera(self, seconds: float) -> tuple[float, float]:
         """Displacement of the camera to the right and down, in frame heights."""
-        raise NotImplementedError
+        x, y = (reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._sway)
+        return x, y
 
     def _scheduled(self, seconds: float) -> float:
+        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
         raise NotImplementedError
 
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
@@ -201,7 +206,7 @@ class Traffic(Scene):
         self.speed = 0.0 if self._day else self.speed / min(1.0, self._hurry * self.pace)
         self._end, self._fewest = length, 0 if self._day else CALM
         self._bursts = [chance.uniform(0.1, 0.6) for _ in range(round(length / self.period) if self._day else 0)]
-        self._pan = [(chance.uniform(0.0, 0.05), chance.uniform(0.05, 0.15), chance.unit()) for _ in range(2)]
+        self._sway = [(chance.uniform(0.0, 0.05), chance.uniform(0.05, 0.15), chance.unit()) for _ in range(2)]
         self._shake = chance.style(0.0, 0.006)
         self._slots = [self._slot(slot) for slot in range(self.crowd)]
 
@@ -226,9 +231,9 @@ class Traffic(Scene):
     def camera(self, seconds: float) -> tuple[float, float]:
         if self._day:
             return 0.0, 0.0
-        turns = [reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._pan]
+        x, y = super().camera(seconds)
         shake = [math.sin(2 * math.pi * (rate * seconds + 0.3)) for rate in (3.1, 4.7, 2.3, 5.9)]
-        return turns[0] + self._shake * (shake[0] + shake[1]), 0.4 * turns[1] + self._shake * (shake[2] + shake[3])
+        return x + self._shake * (shake[0] + shake[1]), 0.4 * y + self._shake * (shake[2] + shake[3])
 
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
         standing = self._slots[slot][2]
@@ -263,6 +268,36 @@ class Traffic(Scene):
             rhythm=chance.uniform(0.7, 1.6),
             horizon=self.horizon,
         )
+
+
+class People(Scene):
+    """The scene "bodies"."""
+
+    calm = 1
+    order = attrgetter("size", "track_id")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        chance = Chance(self.split, f"bodies/{self.seed}")
+        self.horizon = chance.style(0.3, 0.6)
+        self.speed = chance.sign() * chance.uniform(0.0, 0.04)
+        self.crowd = CROWD
+        self._rise, self._fall = chance.style(0.15, 0.35), chance.style(0.6, 0.85)
+        self._sway = [(chance.uniform(0.0, 0.02), chance.uniform(0.1, 0.3), chance.unit()) for _ in range(2)]
+        self._slots = [(duration := chance.uniform(8, 14), chance.uniform(0, duration), False) for _ in range(CROWD)]
+
+    def _scheduled(self, seconds: float) -> float:
+        at = min(max(seconds / self.seconds, 0.0), 1.0)
+        return smooth((at - self._rise + 0.1) / 0.2) * (1 - smooth((at - self._fall + 0.1) / 0.2))
+
+    def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
+        chance = Chance(self.split, f"body/{self.seed}/{slot}/{number}")
+        size = chance.uniform(0.95, 1.8) if slot == 0 else chance.uniform(0.7, 1.3)
+        path = self._path(0.35 * size, rightward=chance.happens(0.5))
+        figure, paint = Person(chance, facing=True), Paint(self.split, chance)
+        path["baseline"] = max(0.9, 0.04 + size * chance.uniform(0.93, 1.02))
+        path |= {"wobble": chance.uniform(0.6, 0.95), "rhythm": chance.uniform(0.7, 1.6)}
+        return Track(1 + number * CROWD + slot, 0, figure, paint, begin, duration, size=size, **path)
 
 
 def smooth(share: float) -> float:

@@ -67,117 +67,101 @@ class Drawn(NamedTuple):
 
 def render(stage: Stage, index: int) -> Snapshot:
     """Render frame `index` and its ground truth."""
-    world = stage.world
-    seconds = float(index / world.fps)
-    width, height = world.size
-    canvas, shape = Image.new("RGB", (width, height)), (height, width)
-    disparity = np.zeros(shape, np.float32) if stage.eyes == 2 else None
-    masks = Masks(np.zeros(shape, np.uint16), np.zeros(shape, np.uint8), disparity)
-    tracks = stage.scene.present(seconds)
-    drawn: list[Drawn] = []
+    frame = _Frame(stage, float(index / stage.world.fps))
     for eye in range(stage.eyes):
-        view = _View(stage, seconds, eye, masks)
-        view.draw(tracks, drawn)
-        canvas.paste(view.canvas, (eye * stage.size[0], 0))
-    image = _camera(stage, canvas, index, seconds)
-    return Snapshot(index, image, _truth(drawn, masks, stage.scene.complexity_of(tracks)))
+        frame.draw(eye)
+    return Snapshot(index, _camera(stage, frame.canvas, index, frame.seconds), frame.truth())
 
 
-class Masks(NamedTuple):
-    """(h, w) arrays that are filled while a frame is drawn."""
+class _Frame:
+    """A frame while it is being drawn."""
 
-    instances: NDArray[np.uint16]
-    """Numbers as in Drawn; decoys count as background but hide objects behind them."""
-    classes: NDArray[np.uint8]
-    """As in Truth.class_mask."""
-    disparity: NDArray[np.float32] | None
+    def __init__(self, stage: Stage, seconds: float) -> None:
+        self.stage, self.seconds = stage, seconds
+        self.tracks = stage.scene.present(seconds)
+        self.drawn: list[Drawn] = []
+        self.canvas = Image.new("RGB", stage.world.size)
+        shape = stage.world.size[::-1]
+        self.instances = np.zeros(shape, np.uint16)
+        """(h, w) numbers as in Drawn; decoys count as background but hide objects behind them."""
+        self.classes = np.zeros(shape, np.uint8)
+        """(h, w) as in Truth.class_mask."""
+        self.far = round(FAR * stage.unit) if stage.eyes == 2 else 0
+        self.disparity = np.full(shape, self.far, np.float32) if stage.eyes == 2 else None
 
-
-def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
-    seen: list[tuple[Drawn, int, tuple[int, int, int, int]]] = []
-    rows = np.zeros(len(drawn) + 1, np.uint16)
-    for number, item in enumerate(drawn, 1):
-        found = masks.instances[item.window] == number
-        if pixels := int(np.count_nonzero(found)):
-            x, y = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
-            top, left = item.window[0].start, item.window[1].start
-            box = left + int(x[0]), top + int(y[0]), left + int(x[-1]) + 1, top + int(y[-1]) + 1
-            seen.append((item, pixels, box))
-            rows[number] = len(seen)
-    boxes = np.array([box for _, _, box in seen], np.float32).reshape(-1, 4)
-    class_id = np.array([item.track.class_id for item, _, _ in seen], np.int64)
-    track_id = np.array([item.track.track_id for item, _, _ in seen], np.int64)
-    visibility = np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32)
-    instances = masks.instances if len(seen) == len(drawn) else rows.take(masks.instances)
-    return Truth(boxes, class_id, track_id, visibility, instances, masks.classes, complexity, masks.disparity)
-
-
-class _View:
-    """One eye's image while it is being drawn."""
-
-    def __init__(self, stage: Stage, seconds: float, eye: int, masks: Masks) -> None:
-        self.stage, self.seconds, self.eye = stage, seconds, eye
-        width, height = stage.size
-        self.unit, self.shift = stage.unit, eye * width
-        span = np.s_[:, self.shift : self.shift + width]
-        self.instances, self.classes = masks.instances[span], masks.classes[span]
-        self.disparity = None if masks.disparity is None else masks.disparity[span]
-        far = 0 if self.disparity is None else round(FAR * self.unit)
-        if self.disparity is not None:
-            self.disparity[...] = far
-        turn_x, turn_y = stage.scene.camera(seconds)
-        left = (round((turn_x + stage.scene.speed * seconds) * self.unit) + eye * far) % (LAPS * width)
-        top = round((MARGIN * stage.world.far + turn_y) * self.unit)
-        self.canvas = stage.backdrop.crop((left, top, left + width, top + height))
-
-    def draw(self, tracks: list[Track], drawn: list[Drawn]) -> None:
-        """Draw all tracks and add them to `drawn`."""
-        period = float(1 / self.stage.world.fps)
-        turn, before = self.stage.scene.camera(self.seconds), self.stage.scene.camera(self.seconds - period)
-        unit, view, street = self.unit, self.stage.size, self.stage.world.scene == "street"
-        for track in tracks:
-            (*place, size), last = track.place(self.seconds), track.place(self.seconds - period)
+    def draw(self, eye: int) -> None:
+        """Draw all tracks as one eye sees them."""
+        stage, unit, seconds = self.stage, self.stage.unit, self.seconds
+        (width, height), street = stage.size, stage.world.scene == "street"
+        period = float(1 / stage.world.fps)
+        turn, before = stage.scene.camera(seconds), stage.scene.camera(seconds - period)
+        left = (round((turn[0] + stage.scene.speed * seconds) * unit) + eye * self.far) % (LAPS * width)
+        top = round((MARGIN * stage.world.far + turn[1]) * unit)
+        canvas = stage.backdrop.crop((left, top, left + width, top + height))
+        for track in self.tracks:
+            (*place, size), last = track.place(seconds), track.place(seconds - period)
             size *= unit
-            shift = DISPARITY * track.size if self.disparity is not None else 0.0
-            x, y = (place[0] - turn[0] - self.eye * shift) * unit, (place[1] - turn[1]) * unit
+            shift = DISPARITY * track.size if stage.eyes == 2 else 0.0
+            x, y = (place[0] - turn[0] - eye * shift) * unit, (place[1] - turn[1]) * unit
             moved = (place[axis] - last[axis] - turn[axis] + before[axis] for axis in range(2))
             blur_x, blur_y = (SHUTTER / 2 * abs(distance) * unit for distance in moved)
             if street:
-                self._shade(track, x, y + track.hover * unit, size)
-            sketch = track.figure.sketch(track.phase(self.seconds))
-            stamp = track.paint.stamp(sketch, size, (x, y), track.span < 0, (blur_x, blur_y), view, not street)
+                _shade(stage, canvas, track, x, y + track.hover * unit, size)
+            sketch = track.figure.sketch(track.phase(seconds))
+            stamp = track.paint.stamp(sketch, size, (x, y), track.span < 0, (blur_x, blur_y), stage.size, not street)
             if stamp is None:
                 continue
-            self.canvas.paste(stamp.image, (stamp.x, stamp.y), stamp.image)
+            canvas.paste(stamp.image, (stamp.x, stamp.y), stamp.image)
             decoy = track.class_id == DECOY
-            window = self._claim(stamp, 0 if decoy else len(drawn) + 1, track.class_id + 1, shift * unit)
+            window = self._claim(stamp, eye, 0 if decoy else len(self.drawn) + 1, track.class_id + 1, shift * unit)
             if not decoy:
-                drawn.append(Drawn(track, stamp.pixels, window))
+                self.drawn.append(Drawn(track, stamp.pixels, window))
+        self.canvas.paste(canvas, (eye * width, 0))
 
-    def _shade(self, track: Track, x: float, y: float, size: float) -> None:
-        """A soft shadow on the ground."""
-        wide = {1: 1.1, 2: 1.1, 3: 0.9, 5: 0.9, 8: 1.1, 9: 0.9, 7: 0.9}.get(track.class_id, 0.5) * size
-        tall = max(2.0, 0.16 * wide)
-        if wide < 4:
-            return
-        soft = self.stage.shadow.resize((max(2, round(wide)), max(2, round(tall))), Image.Resampling.BILINEAR)
-        self.canvas.paste((0, 0, 0), (round(x - wide / 2 + self.stage.sun * wide), round(y - 0.55 * tall)), soft)
-
-    def _claim(self, stamp: Stamp, number: int, class_number: int, shift: float) -> tuple[slice, slice]:
-        """Write a stamp's pixels to the masks; returns their window in the whole image."""
-        height, width = stamp.covered.shape
-        rows, columns = self.instances.shape
+    def _claim(self, stamp: Stamp, eye: int, number: int, class_number: int, disparity: float) -> tuple[slice, slice]:
+        """Write a stamp's pixels to the arrays; returns their window in the whole image."""
+        (height, width), (columns, rows) = stamp.covered.shape, self.stage.size
         top, left = max(0, stamp.y), max(0, stamp.x)
         bottom, right = min(rows, stamp.y + height), min(columns, stamp.x + width)
-        target = (slice(top, bottom), slice(left, right))
-        source = (slice(top - stamp.y, bottom - stamp.y), slice(left - stamp.x, right - stamp.x))
+        source = slice(top - stamp.y, bottom - stamp.y), slice(left - stamp.x, right - stamp.x)
+        window = slice(top, bottom), slice(eye * columns + left, eye * columns + right)
         covered = stamp.covered[source]
-        np.copyto(self.instances[target], number, where=covered)
-        classes = class_number if stamp.parts is None else stamp.parts[source]
-        np.copyto(self.classes[target], classes, where=covered)
+        np.copyto(self.instances[window], number, where=covered)
+        np.copyto(self.classes[window], class_number if stamp.parts is None else stamp.parts[source], where=covered)
         if self.disparity is not None:
-            np.copyto(self.disparity[target], shift, where=covered)
-        return slice(top, bottom), slice(self.shift + left, self.shift + right)
+            np.copyto(self.disparity[window], disparity, where=covered)
+        return window
+
+    def truth(self) -> Truth:
+        seen: list[tuple[Drawn, int, tuple[int, int, int, int]]] = []
+        rows = np.zeros(len(self.drawn) + 1, np.uint16)
+        for number, item in enumerate(self.drawn, 1):
+            found = self.instances[item.window] == number
+            if pixels := int(np.count_nonzero(found)):
+                x, y = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
+                top, left = item.window[0].start, item.window[1].start
+                box = left + int(x[0]), top + int(y[0]), left + int(x[-1]) + 1, top + int(y[-1]) + 1
+                seen.append((item, pixels, box))
+                rows[number] = len(seen)
+        return Truth(
+            boxes=np.array([box for _, _, box in seen], np.float32).reshape(-1, 4),
+            class_id=np.array([item.track.class_id for item, _, _ in seen], np.int64),
+            track_id=np.array([item.track.track_id for item, _, _ in seen], np.int64),
+            visibility=np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32),
+            instances=self.instances if len(seen) == len(self.drawn) else rows.take(self.instances),
+            class_mask=self.classes,
+            complexity=self.stage.scene.complexity_of(self.tracks),
+            disparity=self.disparity,
+        )
+
+
+def _shade(stage: Stage, canvas: Image.Image, track: Track, x: float, y: float, size: float) -> None:
+    """A soft shadow on the ground."""
+    wide = {1: 1.1, 2: 1.1, 3: 0.9, 5: 0.9, 8: 1.1, 9: 0.9, 7: 0.9}.get(track.class_id, 0.5) * size
+    tall = max(2.0, 0.16 * wide)
+    if wide >= 4:
+        soft = stage.shadow.resize((max(2, round(wide)), max(2, round(tall))), Image.Resampling.BILINEAR)
+        canvas.paste((0, 0, 0), (round(x - wide / 2 + stage.sun * wide), round(y - 0.55 * tall)), soft)
 
 
 def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> NDArray[np.uint8]:

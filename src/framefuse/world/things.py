@@ -5,7 +5,6 @@ travelled, in their own lengths.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from framefuse.world.chance import Chance
 from framefuse.world.sketch import CIRCLE, Figure, Ink, Point, Sketch, rectangle
@@ -23,8 +22,8 @@ class Sign(Figure):
         radius = self.radius
         middle = 1 - radius
         out.flat(Ink.DARK, rectangle(-self.pole, 0, self.pole, middle))
-        corners = {0: 18, 1: 3, 2: 8, 3: 4, 4: 4, 5: 3}[self.plate]
-        start = {1: math.pi / 2, 2: math.pi / 8, 3: math.pi / 4, 4: math.pi / 2, 5: -math.pi / 2}.get(self.plate, 0.0)
+        corners = (18, 3, 8, 4, 4, 3)[self.plate]
+        start = (0.0, math.pi / 2, math.pi / 8, math.pi / 4, math.pi / 2, -math.pi / 2)[self.plate]
 
         def plate(ink: int, scale: float) -> None:
             angles = [start + self.turn + 2 * math.pi * number / corners for number in range(corners)]
@@ -32,20 +31,15 @@ class Sign(Figure):
 
         plate(Ink.THIRD, 1.0)
         plate(Ink.MAIN, self.border)
-
-        def mark(ink: int, points: Sequence[Point]) -> None:
-            out.plate(ink, [(x * radius, middle + y * radius) for x, y in points])
-
-        if self.mark == 0:
-            mark(Ink.LIGHT, rectangle(-0.5, -0.12, 0.5, 0.14))
-        elif self.mark == 1:
-            mark(Ink.LIGHT, rectangle(-0.1, -0.35, 0.1, 0.25))
-            mark(Ink.LIGHT, ((-0.3, 0.15), (0.3, 0.15), (0.0, 0.5)))
-        elif self.mark == 2:
+        marks = {
+            0: [rectangle(-0.5, -0.12, 0.5, 0.14)],
+            1: [rectangle(-0.1, -0.35, 0.1, 0.25), [(-0.3, 0.15), (0.3, 0.15), (0.0, 0.5)]],
+            3: [rectangle(-0.45, 0.1, 0.45, 0.28), rectangle(-0.45, -0.25, 0.45, -0.07)],
+        }
+        for points in marks.get(self.mark, ()):
+            out.plate(Ink.LIGHT, [(x * radius, middle + y * radius) for x, y in points])
+        if self.mark == 2:
             out.plate(Ink.DARK, [(0.32 * radius * c, middle + 0.32 * radius * s) for c, s in CIRCLE])
-        elif self.mark == 3:
-            mark(Ink.LIGHT, rectangle(-0.45, 0.1, 0.45, 0.28))
-            mark(Ink.LIGHT, rectangle(-0.45, -0.25, 0.45, -0.07))
 
 
 class Ball(Figure):
@@ -204,8 +198,8 @@ class Car(Figure):
 
     def draw(self, out: Sketch, phase: float) -> None:
         low, hood, top = self.ride, self.hood, self.height
-        roof = {0: (-0.24, 0.08), 1: (-0.38, 0.1), 2: (-0.45, 0.12), 3: (-0.08, 0.14)}[self.body]
-        tail = {0: -0.4, 1: -0.49, 2: -0.5, 3: -0.13}[self.body]
+        roof = ((-0.24, 0.08), (-0.38, 0.1), (-0.45, 0.12), (-0.08, 0.14))[self.body]
+        tail = (-0.4, -0.49, -0.5, -0.13)[self.body]
         rear = hood + (0.02 if self.body == 0 else 0.0)
         profile: list[Point] = [
             (-0.5, low), (0.5, low), (0.5, hood - 0.05), (0.47, hood - 0.01), (0.26, hood + 0.015),

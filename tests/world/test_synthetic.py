@@ -135,7 +135,7 @@ def test_splits_share_no_style_texture_or_schedule() -> None:
     banks = {split: {texture(split, n).levels[0].tobytes() for n in range(BANK)} for split in splits}
     assert all(len(bank) == BANK for bank in banks.values())
     assert not banks["train"] & banks["test"] and not banks["train"] & banks["val"] and not banks["val"] & banks["test"]
-    ramps = {split: {Traffic(split, seed, 30.0, 16 / 9)._ramp for seed in range(20)} for split in splits}
+    ramps = {split: {Traffic(World(split=split, seed=seed), 16 / 9)._ramp for seed in range(20)} for split in splits}
     assert not ramps["train"] & ramps["test"] and not ramps["val"] & ramps["test"]
     images = {digest(World(seed=3, size=(160, 90), split=split)[450]) for split in splits}
     assert len(images) == 3

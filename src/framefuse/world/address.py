@@ -15,8 +15,6 @@ from urllib.parse import parse_qsl, urlsplit
 from framefuse.common.names import nearest
 from framefuse.errors import UsageError
 from framefuse.world.chance import Split
-from framefuse.world.living import BODY_PARTS
-from framefuse.world.traffic import NAMES
 
 SCENES = ("street", "bodies")
 CHOICES = {"scene": SCENES, "split": ("train", "val", "test"), "stereo": ("none", "sbs"), "schedule": ("cycle", "day")}
@@ -87,16 +85,6 @@ class WorldSpec:
         if self.stereo == "sbs" and (self.scene != "bodies" or width % 4):
             message = f"stereo=sbs is not possible for scene {self.scene}, {width} pixels wide"
             raise UsageError(message, remedy="use synthetic://bodies and a width that is a multiple of 4")
-
-    @property
-    def names(self) -> dict[int, str]:
-        """Class names: of `class_id` in the scene "street"; of `class_mask` in "bodies", where 0 is the background."""
-        return dict(enumerate(NAMES if self.scene == "street" else BODY_PARTS))
-
-    @property
-    def object_names(self) -> dict[int, str]:
-        """Names of `class_id`, the classes of boxes."""
-        return dict(enumerate(NAMES if self.scene == "street" else NAMES[:1]))
 
     @property
     def seconds(self) -> float:

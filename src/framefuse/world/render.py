@@ -39,9 +39,7 @@ class Stage:
         self.size = width // self.eyes, height
         self.unit = height / world.far
         """Pixels of what the scene calls a frame height."""
-        seen = world.split, world.seed, world.seconds, self.size[0] / self.unit, world.complexity
-        scene = Traffic if world.scene == "street" else People
-        self.scene = scene(*seen, world.far, world.density, world.pace, world.schedule)
+        self.scene = (Traffic if world.scene == "street" else People)(world, self.size[0] / self.unit)
         chance = Chance(world.split, f"stage/{world.scene}/{world.seed}")
         self.backdrop = paint_backdrop(world.split, chance, *self.size, self.scene.horizon / world.far, self.unit)
         tints = chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +29,8 @@ class Ink:
 TEXTURED_SECOND = (Ink.SECOND, Ink.SECOND_DARK)
 TEXTURED = (Ink.MAIN, Ink.MAIN_DARK, Ink.MAIN_LIGHT, *TEXTURED_SECOND)
 WHITE = 255, 255, 255
+LEAST_BLUR = 0.5
+"""Pixels; less is not rendered."""
 PART_SHIFT = 4
 """A byte of the drawing contains the body part in its upper and the ink in its lower four bits."""
 
@@ -43,7 +44,6 @@ def rectangle(left: float, low: float, right: float, high: float) -> list[Point]
     return [(left, low), (right, low), (right, high), (left, high)]
 
 
-@dataclass
 class Sketch:
     """Polygons in drawing order; x to the right, y up.
 
@@ -52,19 +52,15 @@ class Sketch:
         elevation: downward angle of the camera in radians.
     """
 
-    yaw: float = 0.0
-    elevation: float = 0.0
-    polygons: list[tuple[int, list[Point]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._cos, self._sin = math.cos(self.yaw), math.sin(self.yaw)
-        self._up, self._deep = math.cos(self.elevation), math.sin(self.elevation)
+    def __init__(self, yaw: float, elevation: float) -> None:
+        self.polygons: list[tuple[int, list[Point]]] = []
+        self._cos, self._sin = math.cos(yaw), math.sin(yaw)
+        self._up, self._deep = math.cos(elevation), math.sin(elevation)
 
     def see(self, point: Solid) -> Point:
         """Projection of a point of the figure."""
         forward, up, side = point
-        depth = side * self._cos - forward * self._sin
-        return forward * self._cos + side * self._sin, up * self._up + depth * self._deep
+        return forward * self._cos + side * self._sin, up * self._up + self.depth(point) * self._deep
 
     def depth(self, point: Solid) -> float:
         """Distance of a point behind the figure's centre."""
@@ -73,10 +69,10 @@ class Sketch:
     def flat(self, ink: int, points: Sequence[Point], part: int = 0) -> None:
         self.polygons.append((part << PART_SHIFT | ink, list(points)))
 
-    def face(self, ink: int, points: Sequence[Solid], part: int = 0) -> None:
+    def face(self, ink: int, points: Sequence[Solid]) -> None:
         # Inlines `see`, as there are some thousand points per frame.
         cos, sin, up, deep = self._cos, self._sin, self._up, self._deep
-        self.flat(ink, [(x * cos + z * sin, y * up + (z * cos - x * sin) * deep) for x, y, z in points], part)
+        self.flat(ink, [(x * cos + z * sin, y * up + (z * cos - x * sin) * deep) for x, y, z in points])
 
     def plate(self, ink: int, points: Sequence[Point], side: float = 0.0) -> None:
         """A face in a plane of forward and up."""
@@ -183,15 +179,18 @@ class Paint:
         `mirror` swaps left and right; `blur` is half the distance that it moves during the exposure, in pixels.
         """
         fine = 2 if size >= 48 else 4 if size >= 20 else 6
-        places = chain.from_iterable(chain.from_iterable(outline for _, outline in sketch.polygons))
-        points = np.fromiter(places, np.float64).reshape(-1, 2) * ((-size if mirror else size), -size) + at
+        units = chain.from_iterable(chain.from_iterable(outline for _, outline in sketch.polygons))
+        points = np.fromiter(units, np.float64).reshape(-1, 2) * ((-size if mirror else size), -size) + at
         pad = 1 + math.ceil(max(blur))
         left, top = (int(value) - pad for value in np.floor(points.min(0)))
         right, bottom = (int(value) + pad + 1 for value in np.floor(points.max(0)))
         if right <= 0 or bottom <= 0 or left >= view[0] or top >= view[1]:
             return None
         width, height = right - left, bottom - top
-        drawing = _drawn(sketch, ((points - (left, top)) * fine).ravel().tolist(), (width * fine, height * fine))
+        drawing = Image.new("L", (width * fine, height * fine))
+        pen, places = ImageDraw.Draw(drawing), iter(((points - (left, top)) * fine).ravel().tolist())
+        for ink, outline in sketch.polygons:
+            pen.polygon(list(islice(places, 2 * len(outline))), fill=ink, outline=ink & 0xF0 | Ink.EDGE)
         # Large figures are mostly outside the view: crop to the part that can blur into it, but count all pixels.
         begin = max(0, -left - pad), max(0, -top - pad)
         window = (*begin, min(width, view[0] - left + pad), min(height, view[1] - top + pad))
@@ -221,22 +220,6 @@ class Paint:
         pixels = np.count_nonzero(covered if whole is None else np.asarray(whole) >= 128)
         found = None if numbers is None else _parts(numbers, fine, covered)
         return Stamp(left + begin[0], top + begin[1], image, covered, int(pixels), found)
-
-
-def _drawn(sketch: Sketch, places: list[float], size: tuple[int, int]) -> Image.Image:
-    """The inks of a sketch as an image of mode L; `places` are the points as x, y, x, y, ..."""
-    drawing = Image.new("L", size)
-    pen = ImageDraw.Draw(drawing)
-    done = 0
-    for ink, outline in sketch.polygons:
-        end = done + 2 * len(outline)
-        pen.polygon(places[done:end], fill=ink, outline=ink & 0xF0 | Ink.EDGE)
-        done = end
-    return drawing
-
-
-LEAST_BLUR = 0.5
-"""Pixels; less is not rendered."""
 
 
 def _role(ink: int) -> tuple[int, int, int]:

@@ -8,12 +8,13 @@ Positions are in frame heights: x from the left edge, y from the top. A camera t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from framefuse.world.chance import Chance, Split
+from framefuse.world.address import WorldSpec
+from framefuse.world.chance import Chance
 from framefuse.world.living import Bird, Dog, Person
 from framefuse.world.sketch import Figure, Paint
 from framefuse.world.things import Ball, Bicycle, Box, Bus, Car, Cone, Decoy, Sign
@@ -109,40 +110,20 @@ class Track:
         return seconds + self.rhythm
 
 
-@dataclass
 class Scene:
-    """All tracks of a scene.
-
-    Args:
-        seconds: duration of the world.
-        width: what the camera sees, in frame heights.
-        complexity: fixed value 0..1; None: calm, crowded, calm.
-        far: height of what the camera sees, in frame heights.
-        density: factor of the number of objects.
-        pace: factor of the speed of moving objects.
-        schedule: "cycle" or "day".
-    """
-
-    split: Split
-    seed: int
-    seconds: float
-    width: float
-    complexity: float | None = None
-    far: float = 1.0
-    density: float = 1.0
-    pace: float = 1.0
-    schedule: str = "cycle"
+    """All tracks of a scene. `width` is what the camera sees, in frame heights."""
 
     calm: ClassVar[int]
     """Tracks of the calm scene."""
     order: ClassVar[attrgetter[Any]]
     """What tracks are sorted by, back to front."""
-    crowd: int = field(init=False)
+    crowd: int
     """Tracks that are present at most, each in a slot of its own, in which one follows another."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, world: WorldSpec, width: float) -> None:
+        self.world, self.width = world, width
         self._track = lru_cache(KEPT)(self._enter)
-        self._fewest, self._end = self.calm, self.seconds
+        self._fewest, self._end = self.calm, world.seconds
         self._slots: list[tuple[float, float, bool]] = []
         """Of each slot: duration of its tracks, time since the first began, in seconds; whether they stand."""
         self._sway: list[tuple[float, float, float]] = []
@@ -159,7 +140,7 @@ class Scene:
             number = math.floor((seconds + offset) / duration)
             begin = number * duration - offset
             middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
-            level = self._scheduled(middle) if self.complexity is None else self.complexity
+            level = self._scheduled(middle) if self.world.complexity is None else self.world.complexity
             if self._fewest + (self.crowd - self._fewest) * level > slot:
                 found.append(self._track(slot, number, begin, duration))
         return sorted(found, key=self.order)
@@ -188,22 +169,22 @@ class Traffic(Scene):
     calm = CALM
     order = attrgetter("baseline", "track_id")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        chance = Chance(self.split, f"street/{self.seed}")
-        self.horizon = chance.style(0.28, 0.46) * self.far
+    def __init__(self, world: WorldSpec, width: float) -> None:
+        super().__init__(world, width)
+        chance = Chance(world.split, f"street/{world.seed}")
+        self.horizon = chance.style(0.28, 0.46) * world.far
         self.speed = chance.sign() * chance.uniform(0.1, 0.24)
         """Speed of the background past the camera, in frame heights per second."""
-        self.crowd = round(chance.style(24, 36) * self.density)
-        length = max(self.seconds, SHORTEST)
+        self.crowd = round(chance.style(24, 36) * world.density)
+        length = max(world.seconds, SHORTEST)
         self.period = length / max(1, round(length / CYCLE))
         rise = chance.style(0.16, 0.3)
         full, falling = rise + chance.style(0.1, 0.2), 0.62 + chance.style(0.0, 0.06)
         self._ramp = rise, full, falling, 0.74 + chance.style(0.0, 0.14)
         # In a short world objects move faster, so that they can come and go on schedule.
-        self._hurry = min(1.0, self.period / 20) / self.pace
-        self._day = self.schedule == "day"
-        self.speed = 0.0 if self._day else self.speed / min(1.0, self._hurry * self.pace)
+        self._hurry = min(1.0, self.period / 20) / world.pace
+        self._day = world.schedule == "day"
+        self.speed = 0.0 if self._day else self.speed / min(1.0, self._hurry * world.pace)
         self._end, self._fewest = length, 0 if self._day else CALM
         self._bursts = [chance.uniform(0.1, 0.6) for _ in range(round(length / self.period) if self._day else 0)]
         self._sway = [(chance.uniform(0.0, 0.05), chance.uniform(0.05, 0.15), chance.unit()) for _ in range(2)]
@@ -211,13 +192,13 @@ class Traffic(Scene):
         self._slots = [self._slot(slot) for slot in range(self.crowd)]
 
     def _slot(self, number: int) -> tuple[float, float, bool]:
-        chance = Chance(self.split, f"slot/{self.seed}/{number}")
+        chance = Chance(self.world.split, f"slot/{self.world.seed}/{number}")
         standing = chance.happens(0.3) and not self._day
         passing = (self.width + 2 * ENTRY_MARGIN) / abs(self.speed) if self.speed else math.inf
         if number < CALM and not self._day:
-            lead = Chance(self.split, f"file/{self.seed}").unit()
+            lead = Chance(self.world.split, f"file/{self.world.seed}").unit()
             return passing, passing * (number + lead) / CALM, standing
-        duration = passing if standing else chance.uniform(4, 10) * self.far * self._hurry
+        duration = passing if standing else chance.uniform(4, 10) * self.world.far * self._hurry
         return duration, chance.uniform(0, duration), standing
 
     def _scheduled(self, seconds: float) -> float:
@@ -237,7 +218,7 @@ class Traffic(Scene):
 
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
         standing = self._slots[slot][2]
-        chance = Chance(self.split, f"track/{self.seed}/{slot}/{number}")
+        chance = Chance(self.world.split, f"track/{self.world.seed}/{slot}/{number}")
         calm = slot < CALM and not self._day
         decoy = chance.happens(0.12) and not calm
         class_id = DECOY if decoy else chance.pick(STANDING if standing else MOVING)
@@ -245,7 +226,7 @@ class Traffic(Scene):
         size = chance.uniform(*CALM_SIZES) if calm else low * (high / low) ** chance.unit()
         size *= (COMPACT if calm else UPRIGHT).get(class_id, LONG)
         near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
-        baseline = self.horizon + 0.02 + (0.95 * self.far - self.horizon) * near
+        baseline = self.horizon + 0.02 + (0.95 * self.world.far - self.horizon) * near
         steady = standing or calm
         margin = ENTRY_MARGIN if steady else 0.6 * size + 0.1
         rightward = self.speed <= 0 if steady else chance.happens(0.5)
@@ -255,7 +236,7 @@ class Traffic(Scene):
             track_id=1 + number * self.crowd + slot,
             class_id=class_id,
             figure=figure,
-            paint=Paint(self.split, chance),
+            paint=Paint(self.world.split, chance),
             begin=begin,
             duration=duration,
             **self._path(margin, rightward),
@@ -276,9 +257,9 @@ class People(Scene):
     calm = 1
     order = attrgetter("size", "track_id")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        chance = Chance(self.split, f"bodies/{self.seed}")
+    def __init__(self, world: WorldSpec, width: float) -> None:
+        super().__init__(world, width)
+        chance = Chance(world.split, f"bodies/{world.seed}")
         self.horizon = chance.style(0.3, 0.6)
         self.speed = chance.sign() * chance.uniform(0.0, 0.04)
         self.crowd = CROWD
@@ -287,14 +268,14 @@ class People(Scene):
         self._slots = [(duration := chance.uniform(8, 14), chance.uniform(0, duration), False) for _ in range(CROWD)]
 
     def _scheduled(self, seconds: float) -> float:
-        at = min(max(seconds / self.seconds, 0.0), 1.0)
+        at = min(max(seconds / self.world.seconds, 0.0), 1.0)
         return smooth((at - self._rise + 0.1) / 0.2) * (1 - smooth((at - self._fall + 0.1) / 0.2))
 
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
-        chance = Chance(self.split, f"body/{self.seed}/{slot}/{number}")
+        chance = Chance(self.world.split, f"body/{self.world.seed}/{slot}/{number}")
         size = chance.uniform(0.95, 1.8) if slot == 0 else chance.uniform(0.7, 1.3)
         path = self._path(0.35 * size, rightward=chance.happens(0.5))
-        figure, paint = Person(chance, facing=True), Paint(self.split, chance)
+        figure, paint = Person(chance, facing=True), Paint(self.world.split, chance)
         path["baseline"] = max(0.9, 0.04 + size * chance.uniform(0.93, 1.02))
         path |= {"wobble": chance.uniform(0.6, 0.95), "rhythm": chance.uniform(0.7, 1.6)}
         return Track(1 + number * CROWD + slot, 0, figure, paint, begin, duration, size=size, **path)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from framefuse.world.address import WorldSpec, parse
+from framefuse.world.living import BODY_PARTS
+from framefuse.world.traffic import NAMES
 from framefuse.world.truth import Snapshot
 
 
@@ -48,6 +50,16 @@ class World(WorldSpec):
             UsageError: an unknown scene or key (the error suggests the nearest), or a wrong value.
         """
         return cls(**parse(uri))
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Class names: of `class_id` in the scene "street"; of `class_mask` in "bodies", where 0 is the background."""
+        return dict(enumerate(NAMES if self.scene == "street" else BODY_PARTS))
+
+    @property
+    def object_names(self) -> dict[int, str]:
+        """Names of `class_id`, the classes of boxes."""
+        return dict(enumerate(NAMES if self.scene == "street" else NAMES[:1]))
 
     def __len__(self) -> int:
         return self.frames

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from framefuse.common.names import nearest
@@ -86,37 +86,41 @@ class WorldSpec:
             message = f"stereo=sbs is not possible for scene {self.scene}, {width} pixels wide"
             raise UsageError(message, remedy="use synthetic://bodies and a width that is a multiple of 4")
 
+    @classmethod
+    def parse(cls, uri: str) -> Self:
+        """The world of an address: synthetic://street?seed=7&frames=900&size=1920x1080&fps=30&split=test.
+
+        Raises:
+            UsageError: an unknown scene or key (the error suggests the nearest), or a wrong value.
+        """
+        try:
+            parts = urlsplit(uri)
+        except ValueError:
+            parts = None
+        if parts is None or parts.scheme.lower() != "synthetic":
+            raise UsageError(f"{uri!r} is not a synthetic:// address", remedy=f"for example {EXAMPLE}")
+        if parts.fragment or uri.endswith("#"):
+            raise UsageError(f"{uri!r} has a #", remedy=f"write keys after a ? and separate them by &, as in {EXAMPLE}")
+        scene = (parts.netloc + parts.path).strip("/")
+        if scene not in SCENES:
+            raise UsageError(f"there is no synthetic scene {scene!r}", remedy=_nearest(scene, SCENES))
+        found: dict[str, Any] = {"scene": scene}
+        for key, text in parse_qsl(parts.query, keep_blank_values=True):
+            if key not in KEYS:
+                raise UsageError(f"{key!r} is not a key of synthetic:// addresses", remedy=_nearest(key, tuple(KEYS)))
+            if key in found:
+                raise UsageError(f"{key} is given twice in {uri!r}", remedy="remove one of them")
+            read, expected = KEYS[key]
+            try:
+                found[key] = read(text)
+            except (ValueError, ZeroDivisionError):
+                raise UsageError(f"{key}={text} is invalid in {uri!r}", remedy=f"{key} is {expected}") from None
+        return cls(**found)
+
     @property
     def seconds(self) -> float:
         """Duration."""
         return float(self.frames / self.fps)
-
-
-def parse(uri: str) -> dict[str, Any]:
-    """The arguments of World in an address; see `World.parse`."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        parts = None
-    if parts is None or parts.scheme.lower() != "synthetic":
-        raise UsageError(f"{uri!r} is not a synthetic:// address", remedy=f"for example {EXAMPLE}")
-    if parts.fragment or uri.endswith("#"):
-        raise UsageError(f"{uri!r} has a #", remedy=f"write keys after a ? and separate them by &, as in {EXAMPLE}")
-    scene = (parts.netloc + parts.path).strip("/")
-    if scene not in SCENES:
-        raise UsageError(f"there is no synthetic scene {scene!r}", remedy=_nearest(scene, SCENES))
-    found: dict[str, Any] = {"scene": scene}
-    for key, text in parse_qsl(parts.query, keep_blank_values=True):
-        if key not in KEYS:
-            raise UsageError(f"{key!r} is not a key of synthetic:// addresses", remedy=_nearest(key, tuple(KEYS)))
-        if key in found:
-            raise UsageError(f"{key} is given twice in {uri!r}", remedy="remove one of them")
-        read, expected = KEYS[key]
-        try:
-            found[key] = read(text)
-        except (ValueError, ZeroDivisionError):
-            raise UsageError(f"{key}={text} is invalid in {uri!r}", remedy=f"{key} is {expected}") from None
-    return found
 
 
 def write(world: WorldSpec) -> str:

@@ -43,18 +43,16 @@ class CocoTruth:
 
     def add(self, snapshot: Snapshot) -> None:
         """Add one frame."""
-        height, width = snapshot.truth.instances.shape
-        image_id = len(self._images) + 1
-        image: dict[str, Any] = {"id": image_id, "file_name": f"{self._stem}_{snapshot.index}.png"}
-        image |= {"width": width, "height": height, "frame": snapshot.index}
-        seconds, complexity = float(snapshot.index / self._world.fps), round(snapshot.truth.complexity, 4)
+        (height, width), image_id, index = snapshot.truth.instances.shape, len(self._images) + 1, snapshot.index
+        image = {"id": image_id, "file_name": f"{self._stem}_{index}.png", "width": width, "height": height}
+        moment = {"frame": index, "seconds": float(index / self._world.fps)}
         rows = []
         for row in rows_of(snapshot, parts=self._world.scene == "bodies"):
             start = ",\n" if self._count else "\n"
             self._count += 1
             rows.append(start + json.dumps({"id": self._count, "image_id": image_id, **row}, allow_nan=False))
         self._append("".join(rows))
-        self._images.append(json.dumps({**image, "seconds": seconds, "complexity": complexity}))
+        self._images.append(json.dumps({**image, **moment, "complexity": round(snapshot.truth.complexity, 4)}))
 
     def _append(self, text: str) -> None:
         """Raises OSError if the disk is full."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
-from framefuse.world.address import WorldSpec, parse
+from framefuse.world.address import WorldSpec
 from framefuse.world.living import BODY_PARTS
+from framefuse.world.render import Stage, render
 from framefuse.world.traffic import NAMES
 from framefuse.world.truth import Snapshot
 
@@ -37,19 +39,8 @@ class World(WorldSpec):
         UsageError: a value has the wrong type or is out of range.
     """
 
-    _drawn: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
     version: ClassVar[int] = 5
     """Version of appearance and difficulty. Scores are comparable only within one version."""
-
-    @classmethod
-    def parse(cls, uri: str) -> World:
-        """The world of an address: synthetic://street?seed=7&frames=900&size=1920x1080&fps=30&split=test.
-
-        Raises:
-            UsageError: an unknown scene or key (the error suggests the nearest), or a wrong value.
-        """
-        return cls(**parse(uri))
 
     @property
     def names(self) -> dict[int, str]:
@@ -76,11 +67,11 @@ class World(WorldSpec):
         number = index + self.frames if index < 0 else index
         if not 0 <= number < self.frames:
             raise IndexError(f"frame {index} of a world of {self.frames}")
-        from framefuse.world.render import Stage, render
+        return render(self._stage, number)
 
-        if not self._drawn:
-            self._drawn["stage"] = Stage(self)
-        return render(self._drawn["stage"], number)
+    @cached_property
+    def _stage(self) -> Stage:
+        return Stage(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_drawn": {}}
+        return {key: value for key, value in self.__dict__.items() if key != "_stage"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -131,12 +132,7 @@ def check_names(names: Any, where: str) -> dict[int, str]:
 
 def parse_literal(key: str, text: str) -> Any:
     """Parse a metadata value, which exporters write as JSON or as a Python literal."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        message = f"onnx metadata {key} = {brief(text)} cannot be read"
-        raise CardError(message, remedy=f"add {key} to the card") from error
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return parse(text)
+    raise CardError(f"onnx metadata {key} = {brief(text)} cannot be read", remedy=f"add {key} to the card")

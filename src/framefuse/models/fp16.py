@@ -40,7 +40,7 @@ def plan_fp16(model: Any, largest: Mapping[str, float]) -> dict[int, str]:
     layers = graph.network(*WEIGHTED)
     if not layers:
         raise ModelError("the model has no layer with weights", remedy="there is nothing to convert to FP16")
-    network = graph.up_to(graph.last(layers))
+    network = graph.up_to(layers)
     kept: dict[int, str] = {}
     for number, node in enumerate(graph.nodes):
         weights = [graph.weights[name] for name in node.input if name in graph.weights]
@@ -62,9 +62,8 @@ def plan_fp16(model: Any, largest: Mapping[str, float]) -> dict[int, str]:
 def network_tensors(model: Any) -> list[str]:
     """Float32 tensors that the network computes before decoding, whose ranges `plan_fp16` needs."""
     graph = OnnxGraph(model)
-    layers = graph.network(*WEIGHTED)
     types = tensor_types(model)
-    network = sorted(graph.up_to(graph.last(layers))) if layers else []
+    network = sorted(graph.up_to(graph.network(*WEIGHTED)))
     return [name for number in network for name in graph.nodes[number].output if types.get(name) == "float32"]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +125,7 @@ def calibrate(
     Raises:
         ModelError: a tensor is constant, NaN or infinite on the frames.
     """
+    import onnx
     from onnxruntime.quantization import CalibrationMethod
     from onnxruntime.quantization.calibrate import create_calibrator
 
@@ -135,8 +136,6 @@ def calibrate(
     }
     kind, options = kinds[method]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
-        import onnx
-
         path = Path(folder) / "model.onnx"
         onnx.save(model, path)
         calibrator = create_calibrator(
@@ -200,30 +199,23 @@ def sensitivities(
     """
     graph = OnnxGraph(model)
     taps = [str(graph.nodes[number].output[0]) for number in graph.last(graph.network(*WEIGHTED))]
-    truth = list(_run(model, taps, input_name, batches))
+    truth = [values for _, values in _run(model, taps, input_name, batches)]
     signals = [float(np.var(values)) for values in truth]
     found = {}
     for layer in layers:
         noisy = _run(quantise(model, ranges, [layer]), taps, input_name, batches)
         noise = [
             float(np.square(values - true).mean()) / max(signal, 1e-12)
-            for values, true, signal in zip(noisy, truth, signals, strict=True)
+            for (_, values), true, signal in zip(noisy, truth, signals, strict=True)
         ]
         found[layer] = float(np.sqrt(np.mean(noise)))
     return found
 
 
 def _run(
-    model: Any, tensors: Sequence[str], input_name: str, batches: Sequence[NDArray[Any]]
-) -> Iterable[NDArray[np.float32]]:
-    """Values of the tensors, for each batch in turn."""
-    session = tapped_session(model, tensors)
-    for batch in batches:
-        yield from session.run(list(tensors), {input_name: batch})
-
-
-def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
-    """An ONNX Runtime session with the named tensors as additional outputs."""
+    model: Any, tensors: Sequence[str], input_name: str, batches: Iterable[NDArray[Any]]
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Name and values of each tensor, for each batch in turn."""
     import onnx
 
     ort = onnxruntime("build")
@@ -232,7 +224,9 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
     tapped = deepcopy(model)
     known = {value.name for value in tapped.graph.output}
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
-    return cpu_session(ort, tapped.SerializeToString(), options)
+    session = cpu_session(ort, tapped.SerializeToString(), options)
+    for batch in batches:
+        yield from zip(tensors, session.run(list(tensors), {input_name: batch}), strict=True)
 
 
 def largest_values(
@@ -240,9 +234,7 @@ def largest_values(
 ) -> Mapping[str, float]:
     """Largest magnitude of each tensor over the batches; NaN if it has one."""
     found = dict.fromkeys(tensors, 0.0)
-    session = tapped_session(model, tensors)
-    for batch in batches:
-        for name, values in zip(tensors, session.run(list(tensors), {input_name: batch}), strict=True):
-            if values.size:
-                found[name] = float(np.maximum(found[name], np.abs(values).max()))  # np.maximum propagates NaN
+    for name, values in _run(model, tensors, input_name, batches):
+        if values.size:
+            found[name] = float(np.maximum(found[name], np.abs(values).max()))  # np.maximum propagates NaN
     return found

@@ -77,7 +77,7 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
     half = deepcopy(model)
     nodes: list[Any] = []
     constants: dict[str, Any] = {}
-    names: dict[tuple[str, bool], str] = {}
+    names: dict[tuple[str, bool], str] = {(value.name, False): value.name for value in model.graph.input}
     """(tensor, whether FP16) -> its name in the new graph, if it exists."""
     taken = {name for node in model.graph.node for name in (*reads(node), *node.output)}
     suffix = "_half"
@@ -100,8 +100,6 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
             names[name, as_half] = target
         return names[name, as_half]
 
-    for value in model.graph.input:
-        names[value.name, False] = value.name
     for number, original in enumerate(model.graph.node):
         node, as_half = deepcopy(original), number not in kept
         typed_inputs = TYPED_INPUTS.get(node.op_type, len(node.input)) if as_half else len(node.input)

@@ -44,11 +44,20 @@ def prepare(path: Path) -> Any:
         CapabilityError: the extra `build` is not installed.
     """
     import onnx
+    from onnx.defs import onnx_opset_version
 
     ort = onnxruntime("build")
     model = onnx.load(path)
     opset = opset_of(model)
-    _check(path, model, opset)
+    if found := {node.op_type for node in model.graph.node} & set(QUANTIZE_OPERATORS):
+        message = f"{path} is quantised already: it has {', '.join(sorted(found))} nodes"
+        raise ModelError(message, remedy="build from the FP32 model")
+    fp16_weights = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16]
+    if any(len(tensor.dims) > 1 for tensor in fp16_weights):
+        raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")
+    if not MIN_OPSET <= opset <= onnx_opset_version():
+        message = f"{path} has opset {opset}; {MIN_OPSET} to {onnx_opset_version()} are supported"
+        raise ModelError(message, remedy="export it again with opset 17")
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # only standard ONNX operators
     with tempfile.TemporaryDirectory() as folder:
@@ -74,22 +83,6 @@ def prepare(path: Path) -> Any:
     del prepared.metadata_props[:]
     prepared.metadata_props.extend(model.metadata_props)
     return prepared
-
-
-def _check(path: Path, model: Any, opset: int) -> None:
-    from onnx import TensorProto
-    from onnx.defs import onnx_opset_version
-
-    kinds = {node.op_type for node in model.graph.node}
-    if found := kinds & set(QUANTIZE_OPERATORS):
-        message = f"{path} is quantised already: it has {', '.join(sorted(found))} nodes"
-        raise ModelError(message, remedy="build from the FP32 model")
-    fp16_weights = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
-    if any(len(tensor.dims) > 1 for tensor in fp16_weights):
-        raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")
-    if not MIN_OPSET <= opset <= onnx_opset_version():
-        message = f"{path} has opset {opset}; {MIN_OPSET} to {onnx_opset_version()} are supported"
-        raise ModelError(message, remedy="export it again with opset 17")
 
 
 def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:

@@ -289,9 +289,9 @@ def _parse(path: Path) -> Any:
     try:
         model.ParseFromString(data)
     except Exception as error:  # DecodeError, of a class that depends on the protobuf implementation
-        raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path, data)) from error
+        raise _not_onnx(path, data) from error
     if not model.ir_version or not model.opset_import or not model.graph.output:
-        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path, data))
+        raise _not_onnx(path, data, ": it has no graph with outputs")
     if strange := next((name for name in _names(model.graph) if isinstance(name, bytes)), None):
         message = f"{path} has a name in its graph that is not UTF-8: {brief(strange)}"
         raise ModelError(message, remedy="export the model again, with names of ASCII characters")
@@ -301,19 +301,15 @@ def _parse(path: Path) -> Any:
     return model
 
 
-def _remedy(path: Path, data: bytes) -> str:
+def _not_onnx(path: Path, data: bytes, why: str = "") -> ModelError:
+    kind = next((f"not ONNX but {kind}" for head, kind in MAGIC.items() if data.startswith(head)), None)
+    kind = kind or f"not ONNX, or truncated ({len(data)} bytes, starting with {data[:8].hex(' ')})"
+    remedy = REMEDY
     if path.suffix in (".pt", ".pth", ".ckpt") or data.startswith(b"PK"):
-        return next((how.format(path=path) for mark, how in EXPORTERS.items() if mark in data), ANY_EXPORTER)
-    if path.suffix.lower() in (".mp4", ".mkv", ".mov", ".avi", ".ts", ".jpg", ".jpeg", ".png"):
-        return "the source comes first, then the model: framefuse predict SOURCE MODEL"
-    return REMEDY
-
-
-def _looks_like(data: bytes) -> str:
-    for head, kind in MAGIC.items():
-        if data.startswith(head):
-            return f"not ONNX but {kind}"
-    return f"not ONNX, or truncated ({len(data)} bytes, starting with {data[:8].hex(' ')})"
+        remedy = next((how.format(path=path) for mark, how in EXPORTERS.items() if mark in data), ANY_EXPORTER)
+    elif path.suffix.lower() in (".mp4", ".mkv", ".mov", ".avi", ".ts", ".jpg", ".jpeg", ".png"):
+        remedy = "the source comes first, then the model: framefuse predict SOURCE MODEL"
+    return ModelError(f"{path} is {kind}{why}", remedy=remedy)
 
 
 def _names(graph: Any) -> Iterator[str | bytes]:

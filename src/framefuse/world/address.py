@@ -46,7 +46,7 @@ class WorldSpec:
         try:
             fps = Fraction(str(self.fps)) if isinstance(self.fps, float) else Fraction(self.fps)
         except (TypeError, ValueError, ZeroDivisionError):
-            raise UsageError(f"fps={self.fps!r} is not a frame rate", remedy=f"fps is {KEYS['fps'][1]}") from None
+            raise UsageError(f"fps={self.fps!r} is not a frame rate", remedy=f"fps is {KEYS['fps'][2]}") from None
         try:
             width, height = (operator.index(side) for side in self.size)
         except (TypeError, ValueError):
@@ -56,7 +56,7 @@ class WorldSpec:
         for name in ("seed", "frames"):
             number = getattr(self, name)
             if not isinstance(number, Integral) or isinstance(number, bool) or not 0 <= int(number) < 10**18:
-                raise UsageError(f"{name}={number!r} is invalid", remedy=f"{name} is {KEYS[name][1]}, from 0")
+                raise UsageError(f"{name}={number!r} is invalid", remedy=f"{name} is {KEYS[name][2]}, from 0")
         for name, allowed in CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 raise UsageError(f"{name}={value} is unknown", remedy=_nearest(str(value), allowed))
@@ -74,7 +74,7 @@ class WorldSpec:
         for name, most in (("far", FARTHEST), ("density", DENSEST), ("pace", FASTEST)):
             value = getattr(self, name)
             if not (isinstance(value, Real) and 1 <= float(value) <= most):
-                raise UsageError(f"{name}={value} is out of range", remedy=f"{name} is {KEYS[name][1]}")
+                raise UsageError(f"{name}={value} is out of range", remedy=f"{name} is {KEYS[name][2]}")
             if value != 1 and self.scene != "street":
                 message = f"{name}={value} is not possible for scene {self.scene}"
                 raise UsageError(message, remedy="use synthetic://street")
@@ -110,8 +110,10 @@ class WorldSpec:
                 raise UsageError(f"{key!r} is not a key of synthetic:// addresses", remedy=_nearest(key, tuple(KEYS)))
             if key in found:
                 raise UsageError(f"{key} is given twice in {uri!r}", remedy="remove one of them")
-            read, expected = KEYS[key]
+            pattern, read, expected = KEYS[key]
             try:
+                if not re.fullmatch(pattern, text):
+                    raise ValueError(text)
                 found[key] = read(text)
             except (ValueError, ZeroDivisionError):
                 raise UsageError(f"{key}={text} is invalid in {uri!r}", remedy=f"{key} is {expected}") from None
@@ -131,17 +133,6 @@ def write(world: WorldSpec) -> str:
     return f"synthetic://{world.scene}?" + "&".join(f"{key}={value}" for key, value in stated.items())
 
 
-def _matching(pattern: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A parser that refuses texts of another pattern."""
-
-    def checked(text: str) -> Any:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(text)
-        return read(text)
-
-    return checked
-
-
 def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -149,24 +140,23 @@ def _number(text: str) -> float:
     return value
 
 
-WHOLE = "[0-9]{1,18}"
-KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "seed": (_matching(WHOLE, int), "a whole number of at most 18 digits"),
-    "frames": (_matching(WHOLE, int), "a whole number of at most 18 digits"),
-    "size": (
-        _matching("[0-9]{1,6}x[0-9]{1,6}", lambda text: tuple(map(int, text.split("x")))),
-        "WIDTHxHEIGHT, for example 1280x720",
-    ),
+WHOLE, SIDE = "[0-9]{1,18}", "[0-9]{1,6}"
+ANY = "(?s:.*)"
+KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "seed": (WHOLE, int, "a whole number of at most 18 digits"),
+    "frames": (WHOLE, int, "a whole number of at most 18 digits"),
+    "size": (f"{SIDE}x{SIDE}", lambda text: tuple(map(int, text.split("x"))), "WIDTHxHEIGHT, for example 1280x720"),
     # No exponent: 1e99999999 would take minutes.
-    "fps": (_matching(f"[0-9.]{{1,18}}(/{WHOLE})?", Fraction), "a number or a fraction, for example 30000/1001"),
-    "split": (str, "one of train, val, test"),
-    "complexity": (_number, "a number 0..1"),
-    "stereo": (str, "none or sbs"),
-    "far": (_number, f"a number 1..{FARTHEST}"),
-    "density": (_number, f"a number 1..{DENSEST}"),
-    "pace": (_number, f"a number 1..{FASTEST}"),
-    "schedule": (str, "cycle or day"),
+    "fps": (f"[0-9.]{{1,18}}(/{WHOLE})?", Fraction, "a number or a fraction, for example 30000/1001"),
+    "split": (ANY, str, "one of train, val, test"),
+    "complexity": (ANY, _number, "a number 0..1"),
+    "stereo": (ANY, str, "none or sbs"),
+    "far": (ANY, _number, f"a number 1..{FARTHEST}"),
+    "density": (ANY, _number, f"a number 1..{DENSEST}"),
+    "pace": (ANY, _number, f"a number 1..{FASTEST}"),
+    "schedule": (ANY, str, "cycle or day"),
 }
+"""Key -> pattern of the whole text, parser, and what the messages call it."""
 
 
 def _nearest(word: str, known: tuple[str, ...]) -> str:

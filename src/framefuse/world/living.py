@@ -149,7 +149,7 @@ class Dog(Figure):
         beat = 2 * math.pi * self.cadence * phase
         height = self.leg + 0.8 * self.stout
         half = 0.62 * self.stout
-        front, rear = (0.24, height, 0.0), (-0.3, height * 1.0, 0.0)
+        front, rear = (0.24, height, 0.0), (-0.3, height, 0.0)
 
         def legs(side: int) -> None:
             for at, shift in ((0.22, 0.0), (-0.28, math.pi)):

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from framefuse.world.address import WorldSpec
 from framefuse.world.chance import BANK, Chance, Split, colour, texture
-from framefuse.world.sketch import Stamp
+from framefuse.world.sketch import Sketch, Stamp
 from framefuse.world.traffic import DECOY, DISPARITY, FAR, SHUTTER, People, Track, Traffic
 from framefuse.world.truth import Snapshot, Truth
 
@@ -105,7 +105,8 @@ class _Frame:
             blur_x, blur_y = (SHUTTER / 2 * abs(distance) * unit for distance in moved)
             if street:
                 _shade(stage, canvas, track, x, y + track.hover * unit, size)
-            sketch = track.figure.sketch(track.phase(seconds))
+            sketch = Sketch(track.figure.yaw, track.figure.elevation)
+            track.figure.draw(sketch, track.phase(seconds))
             stamp = track.paint.stamp(sketch, size, (x, y), track.span < 0, (blur_x, blur_y), stage.size, not street)
             if stamp is None:
                 continue

@@ -121,11 +121,6 @@ class Figure:
 
     yaw = elevation = 0.0
 
-    def sketch(self, phase: float) -> Sketch:
-        out = Sketch(self.yaw, self.elevation)
-        self.draw(out, phase)
-        return out
-
     def draw(self, out: Sketch, phase: float) -> None:
         raise NotImplementedError
 

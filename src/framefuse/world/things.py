@@ -147,21 +147,19 @@ class Decoy(Figure):
         kind, count = chance.integer(0, 4), chance.integer(4, 9)
         if kind == 0:  # a cross or an L
             arm = chance.style(0.1, 0.2)
-            points = [
+            self.points = [
                 (-arm, -0.5), (arm, -0.5), (arm, -arm), (0.5, -arm), (0.5, arm), (arm, arm), (arm, 0.5), (-arm, 0.5),
             ]  # fmt: skip
         elif kind == 1:  # a slab
             thin = chance.style(0.08, 0.2)
-            points = [(-0.5, -thin), (0.5, -1.4 * thin), (0.5, thin), (-0.5, 1.2 * thin)]
+            self.points = [(-0.5, -thin), (0.5, -1.4 * thin), (0.5, thin), (-0.5, 1.2 * thin)]
         else:  # a star or an irregular blob
             inner = chance.style(0.2, 0.35) if kind == 2 else 0.42
-            points = []
+            self.points = []
             for number in range(2 * count):
-                reach = 0.5 if number % 2 == 0 else inner
-                reach *= chance.uniform(0.7, 1.0)
+                reach = (0.5 if number % 2 == 0 else inner) * chance.uniform(0.7, 1.0)
                 angle = math.pi * number / count
-                points.append((reach * math.cos(angle), reach * math.sin(angle)))
-        self.points = points
+                self.points.append((reach * math.cos(angle), reach * math.sin(angle)))
         self.spin = chance.uniform(-0.8, 0.8)
 
     def draw(self, out: Sketch, phase: float) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from framefuse.common.names import nearest
 from framefuse.common.redact import brief
 from framefuse.errors import UsageError
-from framefuse.tracking.bytetrack import ByteTrack
-from framefuse.tracking.ocsort import OCSort
-from framefuse.tracking.tracker import NO_TRACK, Tracker, TrackerOptions
+from framefuse.tracking.bytetrack import NO_TRACK, ByteTrack, OCSort, Tracker, TrackerOptions
 
 __all__ = ["NO_TRACK", "TRACKERS", "ByteTrack", "OCSort", "Tracker", "TrackerOptions", "open_tracker"]
 
-TRACKERS: dict[str, type[ByteTrack]] = {"bytetrack": ByteTrack, "ocsort": OCSort}
+TRACKERS: dict[str, type[Tracker]] = {"bytetrack": ByteTrack, "ocsort": OCSort}
 """Trackers by name."""
 
 

@@ -1,4 +1,4 @@
-"""ByteTrack: every box counts, strong ones first (Zhang et al., 2022, arXiv:2110.06864).
+"""ByteTrack: every box counts, strong ones first (Zhang et al., 2022, arXiv:2110.06864). OC-SORT adds to its steps.
 
 1. Strong boxes are matched with all tracks, those that were lost too, by overlap times confidence.
 2. Weak boxes are matched with the tracks that the last frame had and that are still without a box.
@@ -14,28 +14,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.kernels.tracking.call import CLASS, CONFIDENCE, ID, ROWS, SEEN, STEPS, Limits, follow, move
+from framefuse.errors import UsageError
+from framefuse.kernels.tracking.call import ALL_ROWS, CLASS, CONFIDENCE, ID, ROWS, SEEN, STEPS, Limits, follow, move
 from framefuse.prediction import Detections
-from framefuse.tracking.tracker import NO_TRACK, TrackerOptions
 
 Array = NDArray[Any]
 
+NO_TRACK = -1
+"""`tracker_id` of an object without a track: too weak, too new, or not a box."""
 MOST = 2000
 """Boxes of a frame that are tracked, the strongest ones; more get NO_TRACK."""
 LONGEST_STEP = 1.0
 """Seconds between two frames that are no gap, however short the buffer is."""
 
 
-class ByteTrack:
-    """See `Tracker`."""
+@dataclass(frozen=True)
+class TrackerOptions:
+    """When a box continues a track, begins one, and how long a track is remembered.
 
-    rows = ROWS
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    high: float = 0.4
+    """Boxes with this confidence or more are matched first."""
+    low: float = 0.1
+    """Boxes with this confidence or more can continue a track."""
+    new: float = 0.5
+    """Boxes with this confidence or more, matched with no track, begin a new one."""
+    buffer: float = 1.0
+    """Seconds for which a lost track is remembered."""
+    match: float = 0.2
+    """Overlap (IoU) that a box needs at least with the predicted box of its track."""
+    confirm: int = 2
+    """Frames in a row in which a new track must be found before it counts; in the first frame it counts at once."""
+    agnostic: bool = False
+    """Whether a box may continue a track of another class."""
+
+    def __post_init__(self) -> None:
+        for name in ("high", "low", "new", "match"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} of a tracker is {getattr(self, name)}", remedy="use a number from 0 to 1")
+        if not 0 <= self.buffer < math.inf or not self.confirm >= 1:
+            raise UsageError(
+                f"buffer and confirm of a tracker are {self.buffer} and {self.confirm}",
+                remedy="use seconds from 0 on, and a number of frames from 1 on",
+            )
+
+
+class Tracker:
+    """Follows the objects of one source. It has no clock: every call says its time.
+
+    Times are presentation times in seconds and may be any distance apart. One that stands still is another look at the
+    same moment. One that goes back, or that comes more than `buffer` and a second after the last, starts anew, as
+    `reset`. One that is None or not finite counts as one step after the last, as long as the step before it.
+    """
+
+    rows: int
     """What a track holds."""
 
     def __init__(self, options: TrackerOptions, *, first_id: int = 1) -> None:
@@ -49,14 +90,20 @@ class ByteTrack:
 
     @property
     def count(self) -> int:
+        """Tracks that have got an id so far."""
         return self._next - self._first
 
     def reset(self) -> None:
+        """Forget all tracks. Ids go on, so that none repeats."""
         self._tracks = np.empty((0, self.rows))
         self._fresh = True
         """Whether the next frame is the first, whose tracks count at once."""
 
     def update(self, detections: Detections, seconds: float | None) -> Detections:
+        """The same rows in the same order with `tracker_id`, (n,) int64; nothing else is changed or copied.
+
+        Rows that are not boxes (NaN, infinite, no area) get NO_TRACK, as do rows below `low`.
+        """
         now = self._advance(seconds)
         self._names = detections.names
         boxes = detections.xyxy, detections.class_id, detections.confidence
@@ -68,6 +115,8 @@ class ByteTrack:
         return replace(detections, tracker_id=ids)
 
     def predict(self, seconds: float) -> Detections:
+        """Where the tracks that the last frame showed are at a later time, with ids and the confidence, by which they
+        are ordered, of that frame. Boxes may reach beyond the frame."""
         tracks = self._tracks
         tracks = tracks[(tracks[:, ID] >= 0) & (tracks[:, SEEN] == self._last)]
         tracks = tracks[np.argsort(-tracks[:, CONFIDENCE], kind="stable")]
@@ -99,3 +148,23 @@ class ByteTrack:
         self._tracks, ids, self._next = follow(self._tracks, boxes, limits, now, self._before, self._step, self._next)
         self._fresh = False
         return ids
+
+
+class ByteTrack(Tracker):
+    """See the top of this file."""
+
+    rows = ROWS
+
+
+class OCSort(Tracker):
+    """OC-SORT: what was observed counts more than what was predicted (Cao et al., 2023, arXiv:2203.14360).
+
+    The steps of ByteTrack, with three additions:
+
+    - momentum: a box is worth more to a track if it lies in the direction in which the track has moved (OCM);
+    - recovery: tracks that are left are compared with boxes by where they were last seen (OCR);
+    - re-update: when a track is found again, its filter runs again from where it was lost, along a straight line to
+      where it was found, as if it had been seen all the time (ORU).
+    """
+
+    rows = ALL_ROWS

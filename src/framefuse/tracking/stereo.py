@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from framefuse.frame import View
 from framefuse.kernels.tracking.call import Pairs, assign
 from framefuse.prediction import Detections
-from framefuse.tracking.tracker import NO_TRACK
+from framefuse.tracking.bytetrack import NO_TRACK
 
 Array = NDArray[Any]
 

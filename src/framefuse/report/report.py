@@ -146,7 +146,7 @@ def build_report(
         views=ViewFacts(looked[0], each, looked[1]) if looked else None,
         choices=list(choices),
         copies=list(copies),
-        minor_faults_per_frame=None if faults is None else faults / max(frames, 1),
+        minor_faults_per_frame=faults / max(frames, 1),
         outputs=[str(path) for path in outputs],
         unreadable=unreadable,
         warnings=[*_skipped(infos), *warnings, *full],

@@ -5,6 +5,7 @@ Whose CPU time is it? See that title in threads.py.
 
 from __future__ import annotations
 
+import resource
 import sys
 import threading
 import time
@@ -41,10 +42,7 @@ class Histogram:
         self._counts[bucket if bucket < self._BUCKETS else -1] += count
         self.count += count
         self.total += value * count
-        if value < self.low:
-            self.low = value
-        if value > self.high:
-            self.high = value
+        self.low, self.high = min(self.low, value), max(self.high, value)
 
     def _middle(self, bucket: int) -> float:
         return self.high if bucket == self._BUCKETS - 1 else self._LOWEST * float(1.02 ** (bucket + 0.5))
@@ -121,7 +119,7 @@ class StageStats:
     own_cpu_ms: float = 0.0
     """The part of `cpu_ms` in `thread`, which cannot be spread over cores."""
     parallel: int = 1
-    """Number of helper threads that share the rest."""
+    """Number of helper threads that share the rest, over all copies."""
     copies: int = 1
     """Number of threads that run this stage in parallel, one per source."""
     device_ms: Spread | None = None
@@ -137,11 +135,8 @@ class StageClock:
 
     name: str
     thread: str
-    helpers: tuple[str, ...]
-    """Name prefixes of the library threads that work for this stage."""
     parallel: int = 1
     copies: int = 1
-    overlapped: bool = False
     busy: Histogram = field(default_factory=Histogram)
     device: Histogram = field(default_factory=Histogram)
     wait_in: float = 0.0
@@ -152,15 +147,8 @@ class StageClock:
     def add(
         self, busy: float, *, items: int = 1, wait_in: float = 0.0, wait_out: float = 0.0, cpu: float | None = None
     ) -> None:
-        """Record one step, in seconds.
-
-        Args:
-            busy: time the stage worked on `items` frames.
-            items: number of frames; 0: only the waits and the CPU time are counted.
-            wait_in: time spent waiting for input.
-            wait_out: time blocked by a full channel.
-            cpu: CPU time of this thread (a difference of `time.thread_time()`).
-        """
+        """Record one step, in seconds: the work on `items` frames (0: it is not counted), the time spent waiting for
+        input or blocked by a full channel, and the CPU time of this thread (a difference of `time.thread_time()`)."""
         with self._lock:
             if items:
                 self.busy.add(busy / items, items)
@@ -183,6 +171,7 @@ _HELPERS = {
     "encode": ("ff-encode", "ff-write"),
     "inference": ("ff-inference", "ff-engine", "ff-program"),
 }
+"""Name prefixes of the library threads that work for a stage; by default ff- and its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +203,7 @@ class Measurements(Measured):
     cpu_seconds: float
     machine_idle: float | None
     """Share of the machine's core time that no program used, 0..1; None: unknown on this system."""
-    minor_faults: int | None
+    minor_faults: int
     """Page faults served without disk access: each frame-sized allocation causes hundreds."""
 
 
@@ -224,7 +213,7 @@ class _Reading(NamedTuple):
     date: datetime
     time: float
     cpu: float
-    faults: int | None
+    faults: int
     idle: int
     ticks: int
 
@@ -268,31 +257,20 @@ class Recorder:
     def stage(
         self, name: str, *, thread: str | None = None, parallel: int | None = None, copies: int | None = None
     ) -> StageClock:
-        """The clock of a stage, created on first use; arguments override its defaults.
+        """The clock of a stage, created on first use; arguments override its defaults, see `StageStats`.
 
-        Args:
-            thread: the thread it runs in. By default any stage other than decode, preprocess, inference and postprocess
-                counts as a sink; all sinks share one thread.
-            parallel: number of helper threads (decoder, engine, encoder) that share its work, over all copies.
-            copies: number of threads that run the stage in parallel, one per source.
+        By default any stage other than decode, preprocess, inference and postprocess counts as a sink; all sinks share
+        one thread.
         """
         with self._lock:
-            clock = self._clocks.get(name)
-            if clock is None:
-                helpers = _HELPERS.get(name, (f"ff-{name}"[:COMM_LENGTH],))
-                clock = StageClock(name, _THREADS.get(name, "write"), helpers, overlapped=name == "inference")
-                self._clocks[name] = clock
+            clock = self._clocks.setdefault(name, StageClock(name, _THREADS.get(name, "write")))
         clock.thread = thread or clock.thread
         clock.parallel = parallel or clock.parallel
         clock.copies = copies or clock.copies
         return clock
 
     def frame(self, latency: float | None = None) -> None:
-        """Count a finished frame.
-
-        Args:
-            latency: seconds since the frame arrived (live) or was decoded.
-        """
+        """Count a finished frame; `latency`: seconds since it arrived (live) or was decoded."""
         elapsed = self._now() - self._begin.time
         self._frames += 1
         if latency is not None:
@@ -354,16 +332,18 @@ class Recorder:
             machine_idle=(end.idle - begin.idle) / ticks if ticks else None,
             peak_rss_mb=_usage()[0],
             energy=self._meter.facts(self._frames, cpu | {"other": max(rest, 0.0)}, gpu),
-            minor_faults=None if end.faults is None or begin.faults is None else end.faults - begin.faults,
+            minor_faults=end.faults - begin.faults,
         )
 
     def _stats(self, clock: StageClock) -> StageStats:
         per_frame = 1e3 / max(self._frames, 1)
         own = (clock.cpu or 0.0) * per_frame
-        helpers = self._helpers.seconds(clock.helpers) * per_frame
+        prefixes = _HELPERS.get(clock.name, (f"ff-{clock.name}"[:COMM_LENGTH],))
+        helpers = self._helpers.seconds(prefixes) * per_frame
+        overlapped = clock.name == "inference"
         # Overlapped work runs in helper threads, so no helper time means none was used. Any other stage without CPU
         # time did not measure itself.
-        known = self._helpers.known and (clock.cpu is not None or helpers > 0 or clock.overlapped)
+        known = self._helpers.known and (clock.cpu is not None or helpers > 0 or overlapped)
         return StageStats(
             clock.name,
             clock.thread,
@@ -376,7 +356,7 @@ class Recorder:
             parallel=clock.parallel,
             copies=clock.copies,
             device_ms=Spread.of(clock.device) if clock.device.count else None,
-            overlapped=clock.overlapped,
+            overlapped=overlapped,
         )
 
 
@@ -395,12 +375,8 @@ def _machine_ticks() -> tuple[int, int]:
     return ticks[3] + ticks[4], sum(ticks)
 
 
-def _usage() -> tuple[float | None, int | None]:
+def _usage() -> tuple[float, int]:
     """Peak resident memory in MB (1e6 bytes) and minor page faults of this process since its start."""
-    if sys.platform == "win32":
-        return None, None
-    import resource
-
     usage = resource.getrusage(resource.RUSAGE_SELF)
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # in KiB, on macOS in bytes
     with suppress(OSError):

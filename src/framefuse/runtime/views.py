@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -27,8 +27,6 @@ from framefuse.runtime.tracking import least_confidence
 
 Choose = Callable[[Frame, Sequence[Result]], Sequence[View]]
 """(frame, latest results of its source, oldest first) -> its views; none: the frame has no objects."""
-Fixed = Callable[[int, int], Sequence[View]]
-"""(width, height) -> the views of every frame of that size."""
 
 MOST_SIZES = 64
 """Sizes of frames whose fixed views are cached."""
@@ -72,45 +70,10 @@ def _region(numbers: tuple[float, ...], size: tuple[int, int]) -> View:
     if len(numbers) == 4:
         x, y, width, height = map(round, numbers)
         return View((x, y, max(1, width), max(1, height)))
-    left, top = math.floor(min(numbers[::2])), math.floor(min(numbers[1::2]))
-    right, bottom = math.ceil(max(numbers[::2])), math.ceil(max(numbers[1::2]))
-    corners = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-    return View((left, top, right - left, bottom - top), outline=corners)
-
-
-def fixed_views(settings: Settings, auto: AutoTiles | None = None) -> Fixed | None:
-    """The views that `stereo`, `roi` and `tiles`, which divide each eye or region, ask for; None: the whole frame.
-
-    Args:
-        auto: chooses the tiles where the settings leave that open.
-
-    Raises:
-        UsageError: a setting cannot be read, or two contradict each other.
-    """
-    if not (settings.tiles or settings.roi or settings.stereo):
-        return None
-    if settings.roi and settings.stereo:
-        raise UsageError("roi and stereo were asked for", remedy="choose one of them")
-    tiles = auto or (parse_tiles(settings.tiles) if settings.tiles else None)
-    regions = {f"roi {n}": region for n, region in enumerate(parse_roi(settings.roi), 1)} if settings.roi else {}
-    if settings.stereo:
-        regions = dict(EYES[settings.stereo])
-
-    def views(width: int, height: int) -> list[View]:
-        bases = [replace(_region(region, (width, height)), tag=tag) for tag, region in regions.items()] or [View()]
-        if tiles is None:
-            return bases
-        found = list(bases) if settings.tiles_whole else []
-        for base in bases:
-            region = base.region or (0, 0, width, height)
-            whole = inside(region, (width, height))
-            grid = tiles.of(whole, len(bases)) if min(whole[2:]) > 0 else [region]
-            name = f"{base.tag} " if base.region else ""
-            if grid != [whole] or not settings.tiles_whole:  # otherwise it is no larger than a tile
-                found += [replace(base, region=tile, tag=f"{name}tile {n}") for n, tile in enumerate(grid, 1)]
-        return found
-
-    return views
+    xs, ys = numbers[::2], numbers[1::2]
+    left, top = math.floor(min(xs)), math.floor(min(ys))
+    region = left, top, math.ceil(max(xs)) - left, math.ceil(max(ys)) - top
+    return View(region, outline=tuple(zip(xs, ys, strict=True)))
 
 
 def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None = None) -> Viewer | None:
@@ -119,19 +82,12 @@ def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: C
     Raises:
         UsageError: a setting cannot be used, or contradicts another one.
     """
-    whole = settings.tiles_whole
-    auto = AutoTiles((preprocess.width, preprocess.height), whole=whole) if settings.tiles == AUTO else None
-    if settings.target_fps and auto is None and not settings.adaptive:
+    if settings.target_fps and settings.tiles != AUTO and not settings.adaptive:
         remedy = "add tiles=auto or adaptive, or leave it out"
         raise UsageError(f"target_fps is {settings.target_fps:g}", remedy=remedy)
-    fixed = fixed_views(settings, auto)
-    if fixed is None and choose is None:
+    if choose is None and not (settings.tiles or settings.roi or settings.stereo):
         return None
-    if fixed is not None and choose is not None:
-        raise UsageError("views was given beside tiles, roi or stereo", remedy="let the function return all views")
-    if choose is not None and not callable(choose):
-        raise UsageError(f"views is {brief(choose)}", remedy="pass a function of a frame and the latest results")
-    return Viewer(choose, fixed, card, preprocess, settings, auto)
+    return Viewer(settings, card, preprocess, choose)
 
 
 class _Pending(NamedTuple):
@@ -152,19 +108,22 @@ class Viewer:
         merges: most views of a frame that the program merges, if they run in one batch; 0: it merges none.
     """
 
-    def __init__(
-        self,
-        choose: Choose | None,
-        fixed: Fixed | None,
-        card: Card,
-        preprocess: Preprocess,
-        settings: Settings,
-        auto: AutoTiles | None = None,
-    ) -> None:
-        """One of `choose` and `fixed` is given, with what chooses its tiles. Boxes that only a tracker needs change
-        nothing about the others."""
-        self._auto = auto
-        self._choose, self._fixed, self._preprocess, self._names = choose, fixed, preprocess, card.names
+    def __init__(self, settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None) -> None:
+        """See `viewer_for`. Boxes that only a tracker needs change nothing about the others."""
+        if settings.roi and settings.stereo:
+            raise UsageError("roi and stereo were asked for", remedy="choose one of them")
+        self._whole = settings.tiles_whole
+        size = preprocess.width, preprocess.height
+        self._auto = AutoTiles(size, whole=self._whole) if settings.tiles == AUTO else None
+        self._tiles = self._auto or (parse_tiles(settings.tiles) if settings.tiles else None)
+        self._regions: Mapping[str, tuple[float, ...]] = EYES[settings.stereo] if settings.stereo else {}
+        if settings.roi:
+            self._regions = {f"roi {n}": region for n, region in enumerate(parse_roi(settings.roi), 1)}
+        if choose is not None and (self._tiles or self._regions):
+            raise UsageError("views was given beside tiles, roi or stereo", remedy="let the function return all views")
+        if choose is not None and not callable(choose):
+            raise UsageError(f"views is {brief(choose)}", remedy="pass a function of a frame and the latest results")
+        self._choose, self._preprocess, self._names = choose, preprocess, card.names
         self._segments = card.task == "semantic"
         self._merge = partial(merge, max_det=settings.max_det, agnostic=settings.agnostic_nms)
         self._least = np.float32(settings.conf) if least_confidence(settings) < settings.conf else None
@@ -229,14 +188,14 @@ class Viewer:
 
     def expected(self, width: int, height: int) -> View | None:
         """A view of frames of this size, with the model input that all of them share; None: nobody knows yet."""
-        if self._fixed is None:
+        if self._choose is not None:
             return None
         views = [self._clipped(view, (width, height), "a frame") for view in self._fixed(width, height)]
         return self._sized(views, width, height)[0]
 
     def most(self, width: int, height: int, batch: int) -> int:
         """Views of a frame of this size; as many as a batch has if the frame decides."""
-        return len(self._fixed(width, height)) if self._fixed else batch
+        return len(self._fixed(width, height)) if self._choose is None else batch
 
     def example(self, frame: Frame) -> Frame:
         """The frame with a view of it as `expected`, for warming up."""
@@ -247,14 +206,31 @@ class Viewer:
         """Views a frame so far, and their pixels over those of the frame; None: there was no frame."""
         return (self._views / self._frames, self._share / self._frames) if self._frames else None
 
+    def _fixed(self, width: int, height: int) -> list[View]:
+        """The views of every frame of this size that `stereo`, `roi` and `tiles`, which divide each eye or region, ask
+        for."""
+        bases = [replace(_region(region, (width, height)), tag=tag) for tag, region in self._regions.items()]
+        bases = bases or [View()]
+        if self._tiles is None:
+            return bases
+        found = list(bases) if self._whole else []
+        for base in bases:
+            region = base.region or (0, 0, width, height)
+            whole = inside(region, (width, height))
+            grid = self._tiles.of(whole, len(bases)) if min(whole[2:]) > 0 else [region]
+            name = f"{base.tag} " if base.region else ""
+            if grid != [whole] or not self._whole:  # otherwise it is no larger than a tile
+                found += [replace(base, region=tile, tag=f"{name}tile {n}") for n, tile in enumerate(grid, 1)]
+        return found
+
     def _views_of(self, frame: Frame) -> tuple[View, ...]:
         latest = self._latest.setdefault(frame.source_id, deque(maxlen=REMEMBERED))
         size = frame.width, frame.height
-        if self._fixed and size in self._known:
+        if size in self._known:
             return self._known[size]
         where = f"frame {frame.index} of {frame.source_id or 'the source'}"
         try:
-            chosen: Any = self._fixed(*size) if self._fixed else self._choose(frame, tuple(latest))  # type: ignore[misc]
+            chosen: Any = self._fixed(*size) if self._choose is None else self._choose(frame, tuple(latest))
         except FramefuseError:
             raise
         except Exception as error:
@@ -264,7 +240,7 @@ class Viewer:
         if len(chosen) > MOST_VIEWS:
             raise UsageError(f"{len(chosen)} views of {where}", remedy=f"use at most {MOST_VIEWS}")
         views = self._sized([self._clipped(view, size, where) for view in chosen], *size)
-        if self._fixed:
+        if self._choose is None:
             if len(self._known) >= MOST_SIZES:
                 self._known.clear()
             self._known[size] = views

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from framefuse.common.text import counted
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import Card
+from framefuse.preprocess import Preprocess
 from framefuse.sources import Source, SourceOptions, open_spread
 
 ATTEMPTS = 3
@@ -31,71 +33,58 @@ def read_inputs(source: Any, card: Card, count: int, options: SourceOptions) -> 
         UsageError: too few frames are left without blank and identical ones.
         SourceError: the source cannot be read.
     """
-    return Picker(card).collect(open_spread(source, count, replace(options, reconnect=ATTEMPTS)), count)
+    return collect(open_spread(source, count, replace(options, reconnect=ATTEMPTS)), card, count)[0]
 
 
-class Picker:
-    """Turns frames into model inputs; skips blank frames and frames identical to an earlier one."""
+def collect(reader: Source, card: Card, count: int) -> tuple[list[NDArray[Any]], str]:
+    """Up to `count` model inputs (batch, 3, height, width) from a source, which is closed afterwards, without blank and
+    identical frames; and how many frames were taken and how many were skipped.
 
-    def __init__(self, card: Card) -> None:
-        self._spec = replace(card.preprocess, rectangular=card.preprocess.rectangular and card.dynamic_size)
-        self._shape = (card.batch, 3)
-        self._dtype = np.dtype(card.input_dtype)
-        self._seen: set[bytes] = set()
-        self.flat = self.same = self.total = 0
-
-    def collect(self, reader: Source, count: int) -> list[NDArray[Any]]:
-        """Up to `count` model inputs from a source, which is closed afterwards.
-
-        Raises:
-            UsageError: too few frames are left without blank and identical ones.
-            SourceError: the source cannot be read.
-        """
-        inputs: list[NDArray[Any]] = []
-        try:
-            for frame in reader:
-                if (values := self.take(frame)) is not None:
-                    inputs.append(values)
-                if frame.lease is not None:
-                    frame.lease.release()
-                if len(inputs) >= count:
-                    break
-        finally:
-            reader.close()
-        self.check(reader.info.uri, len(inputs))
-        return inputs
-
-    def take(self, frame: Frame) -> NDArray[Any] | None:
-        """The model input (batch, 3, height, width) with the frame in every row; None if the frame is skipped."""
-        self.total += 1
-        placement = self._spec.place(frame.width, frame.height)
-        width, height = placement.size
-        values = np.empty((*self._shape, height, width), self._dtype)
-        self._spec(frame, values[0], placement)
-        values[1:] = values[0]
-        left, top, across, down = placement.content
-        shown = values[0, :, max(0, top) : top + down, max(0, left) : left + across].astype(np.float32)
-        spread = (shown.max((1, 2)) - shown.min((1, 2))) * np.abs(np.array(self._spec.std, np.float32))
-        if spread.max() < FLAT:
-            self.flat += 1
-            return None
-        digest = hashlib.blake2b(values.tobytes()).digest()
-        if digest in self._seen:
-            self.same += 1
-            return None
-        self._seen.add(digest)
-        return values
-
-    def check(self, source: str, taken: int) -> None:
-        if taken >= FEWEST:
-            return
+    Raises:
+        UsageError: too few frames are left.
+        SourceError: the source cannot be read.
+    """
+    spec = replace(card.preprocess, rectangular=card.preprocess.rectangular and card.dynamic_size)
+    inputs: list[NDArray[Any]] = []
+    seen: set[bytes] = set()
+    flat = same = total = 0
+    with closing(reader):
+        for frame in reader:
+            total += 1
+            values, span = _model_input(frame, spec, card)
+            if span < FLAT:
+                flat += 1
+            elif (digest := hashlib.blake2b(values.tobytes()).digest()) in seen:
+                same += 1
+            else:
+                seen.add(digest)
+                inputs.append(values)
+            if frame.lease is not None:
+                frame.lease.release()
+            if len(inputs) >= count:
+                break
+    skipped = [f"{n} {what}" for n, what in ((flat, "blank"), (same, "identical")) if n]
+    note = counted(len(inputs), "frame") + (f"; skipped: {', '.join(skipped)}" if skipped else "")
+    if len(inputs) < FEWEST:
+        source = reader.info.uri
+        message = f"{source} is not enough to calibrate with: {note}"
+        if total and flat == total:
+            message = f"all {total} frames of {source} are black or a single colour"
+        elif same and len(inputs) <= 1:
+            message = f"all {total} frames of {source} are identical"
         remedy = f"use a source with at least {FEWEST} different frames, like those the model will see"
-        if self.total and self.flat == self.total:
-            raise UsageError(f"all {self.total} frames of {source} are black or a single colour", remedy=remedy)
-        if self.total and self.same and taken <= 1:
-            raise UsageError(f"all {self.total} frames of {source} are identical", remedy=remedy)
-        raise UsageError(f"{source} is not enough to calibrate with: {self.note(taken)}", remedy=remedy)
+        raise UsageError(message, remedy=remedy)
+    return inputs, note
 
-    def note(self, taken: int) -> str:
-        skipped = [f"{n} {what}" for n, what in ((self.flat, "blank"), (self.same, "identical")) if n]
-        return counted(taken, "frame") + (f"; skipped: {', '.join(skipped)}" if skipped else "")
+
+def _model_input(frame: Frame, spec: Preprocess, card: Card) -> tuple[NDArray[Any], float]:
+    """The model input with the frame in every row, and the span of its grey levels."""
+    placement = spec.place(frame.width, frame.height)
+    width, height = placement.size
+    values = np.empty((card.batch, 3, height, width), card.input_dtype)
+    spec(frame, values[0], placement)
+    values[1:] = values[0]
+    left, top, across, down = placement.content
+    shown = values[0, :, max(0, top) : top + down, max(0, left) : left + across].astype(np.float32)
+    spread = (shown.max((1, 2)) - shown.min((1, 2))) * np.abs(np.array(spec.std, np.float32))
+    return values, spread.max()

@@ -27,7 +27,7 @@ from framefuse.lab.evaluation.dataset import Key
 from framefuse.lab.parity.chain import Chain, Selection, reference_stage
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
-from framefuse.runtime.calibration import ATTEMPTS, Picker
+from framefuse.runtime.calibration import ATTEMPTS, collect
 from framefuse.sources import Source, SourceOptions, open_spread
 from framefuse.sources.source import PullSource
 
@@ -66,19 +66,17 @@ def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) ->
     """
     data = read_frames(source, count, first=1, step=2) if judges else None
     reader = read_frames(source, count, step=2).open(()) if judges else open_spread(source, count, OPTIONS)
-    picker = Picker(card)
-    inputs = picker.collect(reader, count)
-    return Footage(reader.info.uri, inputs, data, picker.note(len(inputs)))
+    inputs, note = collect(reader, card, count)
+    return Footage(reader.info.uri, inputs, data, note)
 
 
 def read_data(data: Dataset, card: Card, count: int) -> Footage:
     """The same from data with known ground truth; calibration images are excluded from those that measure accuracy."""
     chosen = list(data.spread(min(count, max(1, len(data) // 2))))
-    picker = Picker(card)
-    inputs = picker.collect(data.open(chosen), len(chosen))
+    inputs, note = collect(data.open(chosen), card, len(chosen))
     used = set(chosen)
     rest = replace(data, keys=[key for key in data.keys if key not in used])
-    return Footage(data.uri, inputs, rest, picker.note(len(inputs)))
+    return Footage(data.uri, inputs, rest, note)
 
 
 def read_frames(source: Any, count: int, *, first: int = 0, step: int = 1) -> Dataset:

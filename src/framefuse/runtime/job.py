@@ -5,11 +5,11 @@ A job is a list of inputs: a video is one, and so are images that follow one ano
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,16 +60,20 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
     lists = [_files(item) for item in given]
     count, notes = sum(map(len, lists)), []
     if settings.shard:
-        lists = _share(lists, settings.shard)
+        chosen = share([(number, path) for number, paths in enumerate(lists) for path in paths], settings.shard)
+        lists = [[path for owner, path in chosen if owner == number] for number in range(len(lists))]
         notes.append(f"shard {settings.shard}: {sum(map(len, lists)):,} of {count:,} files")
         settings = of_shard(settings)
     stems: list[str] = []
     manifest = _manifest(settings, card)
     if settings.resume:
         settings = settings.model_copy(update={"exist_ok": True})
-        units = [_units(paths) for paths in lists]
-        lists = [[path for unit in row if not _complete(unit, manifest, stems) for path in unit] for row in units]
-        total = sum(map(len, units))
+        wanted, lists, total = lists, [], 0
+        for units in map(_units, wanted):
+            found = [manifest.stem([Path(path) for path in unit]) for unit in units]
+            lists.append([path for unit, stem in zip(units, found, strict=True) if stem is None for path in unit])
+            stems += [stem for stem in found if stem is not None]
+            total += len(units)
         notes.append(f"resume: {len(stems):,} of {total:,} inputs are complete and skipped")
     left = [PathList(paths) for paths in lists if paths] or [PathList()]
     for paths in left:
@@ -94,24 +98,12 @@ def of_shard(settings: Settings) -> Settings:
     return settings_from({"name": name, "shard": None}, base=settings)
 
 
-def _share(lists: Sequence[Sequence[str]], shard: str) -> list[list[str]]:
-    flat = [(number, path) for number, paths in enumerate(lists) for path in paths]
-    chosen = share(flat, shard)
-    return [[path for owner, path in chosen if owner == number] for number in range(len(lists))]
-
-
 def _units(paths: Sequence[str]) -> list[list[str]]:
     units: list[list[str]] = []
     for image, group in itertools.groupby(paths, key=is_image_path):
         members = list(group)
         units += [members] if image else [[path] for path in members]
     return units
-
-
-def _complete(unit: Sequence[str], manifest: Manifest, stems: list[str]) -> bool:
-    stem = manifest.stem([Path(path) for path in unit])
-    stems += [] if stem is None else [stem]
-    return stem is not None
 
 
 def _files(item: Any) -> list[str]:
@@ -127,7 +119,7 @@ def _files(item: Any) -> list[str]:
 def _is_list(source: Any) -> bool:
     """Whether this may be several files."""
     if isinstance(source, str | Path):
-        return "://" not in str(source) and (os.path.isdir(source) or bool(re.search(r"[*?\[]", str(source))))
+        return "://" not in str(source) and (os.path.isdir(source) or glob.has_magic(str(source)))
     return isinstance(source, list | tuple) and all(isinstance(item, str | Path) for item in source)
 
 

@@ -40,8 +40,7 @@ class Tiles(NamedTuple):
 
     def _spans(self, length: int, count: int) -> list[tuple[int, int]]:
         """Start and length of the tiles along one axis."""
-        side = math.ceil(length / (count - (count - 1) * self.overlap)) if count else self.side
-        side = min(length, side)
+        side = min(length, math.ceil(length / (count - (count - 1) * self.overlap)) if count else self.side)
         count = count or needed(length, side, self.overlap)
         return [(round(step * (length - side) / max(1, count - 1)), side) for step in range(count)]
 
@@ -109,19 +108,18 @@ def choose_tiles(
     grids = [Tiles(0, 0, across, OVERLAP)] if across == down else []
     counts = product(range(1, rows + 1), range(1, columns + 1))
     grids += [Tiles(r, c, 0, OVERLAP) for r, c in counts if 1 < r * c <= limit]
-    best, shrunk, fewest = None, math.inf, 0
-    tiles: list[Region] = []
-    for grid in grids:
-        found = grid.of((0, 0, width, height))
-        if (len(found) + whole) * parts <= limit:
-            scale = max(1.0, found[0][2] / across, found[0][3] / down)
-            if (scale, len(found)) < (shrunk, fewest):
-                best, shrunk, fewest, tiles = grid, scale, len(found), found
-    if best is None:
+    divided = [(grid, grid.of((0, 0, width, height))) for grid in grids]
+    fitting = [(grid, tiles) for grid, tiles in divided if (len(tiles) + whole) * parts <= limit]
+    if not fitting:
         return None, f"tiles: none at {width}x{height}: {(2 + whole) * parts} views{time} do not fit"
+
+    def shrunk(tiles: list[Region]) -> float:
+        return max(1.0, tiles[0][2] / across, tiles[0][3] / down)
+
+    best, tiles = min(fitting, key=lambda row: (shrunk(row[1]), len(row[1])))
     views, high = (len(tiles) + whole) * parts, len({y for _, y, _, _ in tiles})
     took = "" if rate is None else f"{views * seconds * 1e3:.3g} ms for "
-    why = "they show every pixel" if shrunk == 1 else "the finest that fit"
+    why = "they show every pixel" if shrunk(tiles) == 1 else "the finest that fit"
     what = f"{high}x{len(tiles) // high} of {tiles[0][2]}x{tiles[0][3]} at {width}x{height}"
     return best, f"tiles: {what}: {why}, {took}{views} views{time}"
 

@@ -66,11 +66,8 @@ class Model:
         if settings is None and "preset" not in options:
             options["preset"] = "latency"
         info = SourceInfo("", "array", mixed=True)
-        own = choose_rung(model, settings_from(options, base=settings))
-        plan = plan_run(self.card, own.settings, None, None).for_input(info).for_output(info)
-        self._gpu, self._timeout = plan.gpu, plan.settings.request_timeout
-        self._area = plan.settings.min_area
-        self._sources = SourceOptions(max_pixels=plan.settings.max_pixels)
+        own = choose_rung(model, settings_from(options, base=settings)).settings
+        plan = plan_run(self.card, own, None, None).for_input(info).for_output(info)
         with gpus.current(plan.gpu, "open the model"):
             self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())
             self._viewer = viewer_for(plan.settings, self.card, plan.preprocess)
@@ -79,7 +76,7 @@ class Model:
             self._program = plan.make_program(self.engine)
             if self._viewer:
                 self._viewer.keep_up(self._program, plan.settings.target_fps)
-        self._batch = plan.batch
+        self._plan = plan
         trim_heap()
         self._turn, self._closed = threading.Lock(), False
 
@@ -110,7 +107,7 @@ class Model:
         """
         several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
         frames = [self._frame(image, index) for index, image in enumerate(images if several else [images])]
-        with self._turn, gpus.current(self._gpu, "run the model"):
+        with self._turn, gpus.current(self._plan.gpu, "run the model"):
             if self._closed:
                 raise UsageError(f"the model {self.card.path.name} is closed", remedy="open it again")
             try:
@@ -127,11 +124,12 @@ class Model:
         else:
             rows = [group for frame in frames for group in self._viewer.rows(frame)]
             results = self._viewer.join(self._run_rows(rows))
-        return (found.result for found in sized(results, self._area))
+        return (found.result for found in sized(results, self._plan.settings.min_area))
 
     def _run_rows(self, rows: Iterable[tuple[Sequence[Frame], int]]) -> Iterator[FrameResult]:
         """The results of groups of rows that run together, each with the places that it takes in a batch."""
-        program, batcher = self._program, Batcher[Frame](self._batch, 0)
+        program, batcher = self._program, Batcher[Frame](self._plan.batch, 0)
+        timeout = self._plan.settings.request_timeout
         for group, places in rows:
             shape = program.batch_key(group[0]), group[0].format
             for batch in batcher.add(*group, shape=shape, reader=None, now=0, places=places):
@@ -139,10 +137,10 @@ class Model:
         for batch in batcher.flush():
             yield from program.submit(batch)
         while program.in_flight:
-            finished = list(program.finish(self._timeout or None))
+            finished = list(program.finish(timeout or None))
             if not finished:
                 raise EngineError(
-                    f"engine {self.engine.name} has not answered for {self._timeout:g} s",
+                    f"engine {self.engine.name} has not answered for {timeout:g} s",
                     remedy="raise request_timeout, or use another engine",
                 )
             yield from finished
@@ -165,10 +163,11 @@ class Model:
             return image
         if isinstance(image, np.ndarray):
             return Frame.from_array(image, index=index)
+        options = SourceOptions(max_pixels=self._plan.settings.max_pixels)
         if is_image(image):
-            source: Source = open_source(image, self._sources)
+            source: Source = open_source(image, options)
         elif isinstance(image, str | Path) and is_image_path(str(image)):
-            source = open_paths(find(str(image)), self._sources)
+            source = open_paths(find(str(image)), options)
         else:
             raise UsageError(
                 f"{brief(image)} is not an image",

@@ -77,7 +77,6 @@ class _Track:
     count: int = 0
     """Boxes that counted."""
     sure: bool = False
-    announced: bool = False
     doubt: tuple[Box, float] | None = None
     """A box that was too far away, and its time."""
     jumps: int = 0
@@ -91,8 +90,8 @@ class _Track:
     checked: float = 0.0
     rested: float = 0.0
     best: Best = NOTHING
-    reported: tuple[float, Best | None] = (0.0, None)
-    """The last event and its best frame."""
+    reported: tuple[float, Best] | None = None
+    """The last event and its best frame; None: there was no event."""
     path: list[Step] = field(default_factory=list)
     inside: dict[str, int] = field(default_factory=dict)
     """Zone -> the number of its visit."""
@@ -269,9 +268,8 @@ class Watch:
 
     def _report(self, track: _Track) -> list[Event]:
         """The event of a track that has been seen, if there is one."""
-        if not track.announced:
-            track.announced = track.count > 1 and track.sure
-            return [self._event("new", track)] if track.announced else []
+        if track.reported is None:
+            return [self._event("new", track)] if track.count > 1 and track.sure else []
         last, best = track.reported
         if not track.changes and track.best is not best and self._now - last >= self._options.better:
             track.changes.append(Change("better"))
@@ -280,7 +278,7 @@ class Watch:
     def _end(self, track: _Track, why: str) -> list[Event]:
         del self._tracks[track.id]
         track.changes.append(Change(why))
-        return [self._event("end", track)] if track.announced else []
+        return [self._event("end", track)] if track.reported else []
 
     def _event(self, kind: Literal["new", "update", "end"], track: _Track) -> Event:
         assert self._frame is not None

@@ -26,13 +26,7 @@ FLAT = 4.0
 
 
 def read_inputs(source: Any, card: Card, count: int, options: SourceOptions) -> list[NDArray[Any]]:
-    """About `count` different model inputs (batch, 3, height, width), evenly spread over a source that is read with
-    these options.
-
-    Raises:
-        UsageError: too few frames are left without blank and identical ones.
-        SourceError: the source cannot be read.
-    """
+    """As `collect`, but about `count` model inputs, evenly spread over a source that is read with these options."""
     return collect(open_spread(source, count, replace(options, reconnect=ATTEMPTS)), card, count)[0]
 
 

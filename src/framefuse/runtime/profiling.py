@@ -219,12 +219,9 @@ class _Reading(NamedTuple):
 
 
 class Recorder:
-    """Measures one run: a clock per stage, the latency of each frame, CPU time by thread.
+    """Measures one run by a monotonic clock of seconds: times per stage, the latency of each frame, CPU time by thread.
 
     It measures from construction, or from the call of `start`, until `stop` or the snapshot.
-
-    Args:
-        clock: seconds, monotonic.
     """
 
     _MAX_INTERVALS = 240

@@ -288,9 +288,8 @@ class Viewer:
         result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival)
         if found:
             parts = [row.result.detections for row in found]
-            merged = parts[0]
-            if merged.view is None:  # the program has not merged them
-                merged = self._merge(parts, views, size)
+            # The program may have merged them.
+            merged = self._merge(parts, views, size) if parts[0].view is None else parts[0]
             result, kept = replace(found[-1].result, detections=merged, views=views), found[0].frame
         if self._segments:
             masks = [row.result.masks for row in found if row.result.masks is not None]

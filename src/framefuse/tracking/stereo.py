@@ -41,12 +41,10 @@ def find_eyes(views: Sequence[View]) -> Eyes | None:
         words = [view.tag.partition(" ")[0] if view.region else "" for view in views]
         of_view = np.array([pair.index(word) if word in pair else -1 for word in words])
         if {0, 1} <= set(of_view.tolist()):
-            regions = [
-                np.array([view.region for view, eye in zip(views, of_view, strict=True) if eye == n]) for n in (0, 1)
-            ]
-            first = regions[0]
+            regions = np.array([view.region or (0, 0, 0, 0) for view in views])
+            first, second = regions[of_view == 0], regions[of_view == 1]
             width = (first[:, 0] + first[:, 2]).max() - first[:, 0].min()
-            return Eyes(of_view, np.array([region[:, :2].min(0) for region in regions]), float(width))
+            return Eyes(of_view, np.array([first[:, :2].min(0), second[:, :2].min(0)]), float(width))
     return None
 
 
@@ -99,5 +97,4 @@ def _likeness(ones: Array, others: Array, reach: float) -> Array:
     width = np.minimum(*widths) / np.maximum(*widths)
     moved = np.abs(ones[..., 0] + ones[..., 2] - others[..., 0] - others[..., 2]) / 2
     fits = (np.minimum(height, width) >= ALIKE) & (moved <= reach)
-    likeness: Array = np.where(fits, (height + width) / 2 * (1 - moved / (2 * reach)), 0)
-    return likeness
+    return np.where(fits, (height + width) / 2 * (1 - moved / (2 * reach)), 0)

@@ -14,15 +14,7 @@ TRACKERS: dict[str, type[Tracker]] = {"bytetrack": ByteTrack, "ocsort": OCSort}
 
 
 def open_tracker(name: str = "bytetrack", options: TrackerOptions | None = None, *, first_id: int = 1) -> Tracker:
-    """A tracker for one source.
-
-    Args:
-        options: default: `TrackerOptions()`.
-        first_id: id of the first track; each further one gets the next number.
-
-    Raises:
-        UsageError: there is no such tracker.
-    """
+    """A tracker for one source, which numbers its tracks from `first_id` on. UsageError: there is no such tracker."""
     if name not in TRACKERS:
         near = nearest(str(name), TRACKERS)
         remedy = f"did you mean {near[0]}?" if near else f"choose {' or '.join(TRACKERS)}"

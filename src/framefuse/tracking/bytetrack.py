@@ -36,11 +36,7 @@ LONGEST_STEP = 1.0
 
 @dataclass(frozen=True)
 class TrackerOptions:
-    """When a box continues a track, begins one, and how long a track is remembered.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+    """When a box continues a track, begins one, and how long a track is remembered. UsageError: out of range."""
 
     high: float = 0.4
     """Boxes with this confidence or more are matched first."""
@@ -104,14 +100,14 @@ class Tracker:
 
         Rows that are not boxes (NaN, infinite, no area) get NO_TRACK, as do rows below `low`.
         """
-        now = self._advance(seconds)
+        self._advance(seconds)
         self._names = detections.names
         boxes = detections.xyxy, detections.class_id, detections.confidence
         if len(detections) <= MOST:
-            return replace(detections, tracker_id=self._follow(boxes, now))
+            return replace(detections, tracker_id=self._follow(boxes))
         chosen = np.sort(np.argsort(-detections.confidence, kind="stable")[:MOST])
         ids = np.full(len(detections), NO_TRACK, np.int64)
-        ids[chosen] = self._follow((boxes[0][chosen], boxes[1][chosen], boxes[2][chosen]), now)
+        ids[chosen] = self._follow((boxes[0][chosen], boxes[1][chosen], boxes[2][chosen]))
         return replace(detections, tracker_id=ids)
 
     def predict(self, seconds: float) -> Detections:
@@ -130,8 +126,8 @@ class Tracker:
             tracker_id=tracks[:, ID].astype(np.int64),
         )
 
-    def _advance(self, seconds: float | None) -> float:
-        """Move all tracks to the time of a frame; returns it."""
+    def _advance(self, seconds: float | None) -> None:
+        """Move all tracks to the time of a frame."""
         now = self._last + self._step if seconds is None or not math.isfinite(seconds) else float(seconds)
         step, self._before = now - self._last, self._last
         if not 0 <= step <= max(self._limits.buffer, LONGEST_STEP):
@@ -140,12 +136,12 @@ class Tracker:
             self._step = step
             move(self._tracks, step)
         self._last = now if math.isfinite(now) else 0.0
-        return self._last
 
-    def _follow(self, boxes: tuple[Array, Array, Array], now: float) -> Array:
+    def _follow(self, boxes: tuple[Array, Array, Array]) -> Array:
         """(n,) the ids of corners, classes and confidences."""
         limits = self._limits._replace(confirm=1) if self._fresh else self._limits
-        self._tracks, ids, self._next = follow(self._tracks, boxes, limits, now, self._before, self._step, self._next)
+        times = self._last, self._before, self._step
+        self._tracks, ids, self._next = follow(self._tracks, boxes, limits, *times, self._next)
         self._fresh = False
         return ids
 

@@ -93,12 +93,7 @@ class Tally:
         self._heat: dict[str, tuple[Counter[tuple[int, int]], int, Places, tuple[int, int]]] = {}
 
     def add(self, event: Event, size: tuple[int, int], places: Places) -> None:
-        """Count an event.
-
-        Args:
-            size: of its frame.
-            places: zones and lines in pixels of it.
-        """
+        """Count an event of a frame of that size, with the zones and lines in pixels of it."""
         changes = self._open[event.track_id]
         changes += [(round(event.seconds, 3), str(change)) for change in event.changes][: CHANGES - len(changes)]
         if event.kind != "end":
@@ -147,7 +142,8 @@ def _map(cells: Counter[tuple[int, int]], rows: int, places: Places, size: tuple
     counts, most = dict(cells), max(cells.values(), default=1)
     marks = {cell: str(-(-9 * count // most)) for cell, count in counts.items()}
     lines = ["".join(marks.get((row, column), ".") for column in range(COLUMNS)) for row in range(rows)]
-    named = {place.name: place.points for place in (*places.zones, *places.lines)}
-    return HeatFacts(
-        lines, {name: [(round(x / size[0], 4), round(y / size[1], 4)) for x, y in named[name]] for name in named}
-    )
+    outlines = {
+        place.name: [(round(x / size[0], 4), round(y / size[1], 4)) for x, y in place.points]
+        for place in (*places.zones, *places.lines)
+    }
+    return HeatFacts(lines, outlines)

@@ -110,14 +110,11 @@ class Places:
 
 
 def load_places(path: Path, class_number: Callable[[int | str], int]) -> Places:
-    """Read a file of zones and lines.
-
-    Args:
-        class_number: the number of a class that is given by name or number; UsageError if there is none.
+    """Read a file of zones and lines. `class_number` gives the number of a class that is given by name or number.
 
     Raises:
         ConfigError: the file cannot be read, or describes something impossible; says what, where and what to do.
-        UsageError: there is no such class.
+        UsageError: `class_number` knows no such class.
     """
     try:
         content = read_mapping(path.read_bytes())

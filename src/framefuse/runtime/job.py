@@ -47,7 +47,8 @@ class Job:
 
 
 def plan_job(source: Any, settings: Settings, card: Card) -> Job:
-    """
+    """The job of a run.
+
     Raises:
         UsageError: `resume` or `shard` is asked for with a source that is no file, or without outputs.
         SourceError: no such file.

@@ -307,7 +307,10 @@ class Recorder:
         begin, end = self._begin, self._end or self._read()
         seconds, ticks = end.time - begin.time, end.ticks - begin.ticks
         with self._lock:
-            stages = [self._stats(clock) for clock in sorted(self._clocks.values(), key=_position)]
+            # In pipeline order; sinks, which come last, in order of creation.
+            place = {name: number for number, name in enumerate(_THREADS)}
+            clocks = sorted(self._clocks.values(), key=lambda clock: place.get(clock.name, len(place)))
+            stages = [self._stats(clock) for clock in clocks]
         cpu = {stage.name: stage.cpu_ms or 0.0 for stage in stages}
         rest = (end.cpu - begin.cpu) * 1e3 / max(self._frames, 1) - sum(cpu.values())
         gpu = {stage.name: stage.items * stage.device_ms.mean for stage in stages if stage.device_ms}
@@ -355,11 +358,6 @@ class Recorder:
             device_ms=Spread.of(clock.device) if clock.device.count else None,
             overlapped=overlapped,
         )
-
-
-def _position(clock: StageClock) -> int:
-    """Pipeline order; sinks in order of creation."""
-    return list(_THREADS).index(clock.name) if clock.name in _THREADS else len(_THREADS)
 
 
 def _machine_ticks() -> tuple[int, int]:

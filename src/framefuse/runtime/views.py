@@ -64,24 +64,21 @@ def parse_roi(text: str) -> list[tuple[float, ...]]:
     return found
 
 
-def _region(numbers: tuple[float, ...], size: tuple[int, int]) -> View:
+def _region(tag: str, numbers: tuple[float, ...], size: tuple[int, int]) -> View:
     """The view of a region of `parse_roi` in a frame of that size."""
     numbers = in_pixels(numbers, size)
     if len(numbers) == 4:
         x, y, width, height = map(round, numbers)
-        return View((x, y, max(1, width), max(1, height)))
+        return View((x, y, max(1, width), max(1, height)), tag)
     xs, ys = numbers[::2], numbers[1::2]
     left, top = math.floor(min(xs)), math.floor(min(ys))
     region = left, top, math.ceil(max(xs)) - left, math.ceil(max(ys)) - top
-    return View(region, outline=tuple(zip(xs, ys, strict=True)))
+    return View(region, tag, tuple(zip(xs, ys, strict=True)))
 
 
 def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None = None) -> Viewer | None:
     """What splits frames into views, by the settings or by a function of the caller; None: nothing does.
-
-    Raises:
-        UsageError: a setting cannot be used, or contradicts another one.
-    """
+    UsageError: a setting cannot be used, or contradicts another one."""
     if settings.target_fps and settings.tiles != AUTO and not settings.adaptive:
         remedy = "add tiles=auto or adaptive, or leave it out"
         raise UsageError(f"target_fps is {settings.target_fps:g}", remedy=remedy)
@@ -209,8 +206,7 @@ class Viewer:
     def _fixed(self, width: int, height: int) -> list[View]:
         """The views of every frame of this size that `stereo`, `roi` and `tiles`, which divide each eye or region, ask
         for."""
-        bases = [replace(_region(region, (width, height)), tag=tag) for tag, region in self._regions.items()]
-        bases = bases or [View()]
+        bases = [_region(tag, region, (width, height)) for tag, region in self._regions.items()] or [View()]
         if self._tiles is None:
             return bases
         found = list(bases) if self._whole else []

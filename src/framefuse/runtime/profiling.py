@@ -42,7 +42,10 @@ class Histogram:
         self._counts[bucket if bucket < self._BUCKETS else -1] += count
         self.count += count
         self.total += value * count
-        self.low, self.high = min(self.low, value), max(self.high, value)
+        if value < self.low:  # min and max would take twice as long
+            self.low = value
+        if value > self.high:
+            self.high = value
 
     def _middle(self, bucket: int) -> float:
         return self.high if bucket == self._BUCKETS - 1 else self._LOWEST * float(1.02 ** (bucket + 0.5))

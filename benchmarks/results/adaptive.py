@@ -99,7 +99,7 @@ def front(record: dict[str, Any]) -> str:
             parts += [f'<circle cx="{x}" cy="{y}" r="2.6" fill="{colour}"/>' for x, y in dots]
     height = HEIGHT * math.ceil(len(names) / 2) + 30
     for number, (label, (_, _, colour, _)) in enumerate(FAMILIES.items()):
-        x, y = 20 + number * 112, height - 12
+        x, y = 16 + number * 116 - 12 * (number > 2), height - 12
         parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/><text x="{x + 8}" y="{y}">{label}</text>')
     style = "text{font:11px sans-serif;fill:#333}.grid{stroke:#ddd;fill:none}"
     box = f'viewBox="0 0 {2 * WIDTH} {height}" width="{2 * WIDTH}" height="{height}"'

@@ -69,12 +69,12 @@ def test_a_run_takes_the_rung_that_its_rate_leaves_time_for(written: Path, tmp_p
         assert model.card.path.stem == "scout-n"
 
 
-def test_another_machine_is_said(written: Path, tmp_path: Path) -> None:
+def test_the_ladder_of_another_machine_is_refused(written: Path, tmp_path: Path) -> None:
     path = tmp_path / "ladder.json"
     path.write_text(json.dumps({**json.loads(written.read_text()), "machine": "a Jetson"}))
-    with Pipeline(STREET, path, end=0.1) as pipeline:
-        report = pipeline.run()
-    assert any("was measured on a Jetson" in text for text in report.choices)
+    with pytest.raises(ConfigError, match="was measured on a Jetson, and this is") as caught:
+        Pipeline(STREET, path, end=0.1)
+    assert caught.value.remedy == "measure again: framefuse profile scout-n"
 
 
 def test_bad_input(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +82,8 @@ def test_bad_input(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         Pipeline(STREET, tmp_path / "none.json")
     with pytest.raises(UsageError, match=r"imgsz is .* beside a ladder"):
         Pipeline(STREET, written, imgsz=320)
+    with pytest.raises(UsageError, match="device is 'cuda' beside a ladder"):
+        Pipeline(STREET, written, device="cuda")
     for words, said in (
         (["scout-n", "--sizes", "12"], "--sizes is '12'"), (["scout-n", "--sizes", "big"], "--sizes is 'big'"),
         (["scout-n", "--precision", "fp7"], "fp7"), (["none.onnx"], "none.onnx"), (["body-n"], "gives masks"),

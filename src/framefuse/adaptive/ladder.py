@@ -74,7 +74,9 @@ class Ladder:
     data: str
     frames: int
     machine: str
+    """Name of the GPU or CPU."""
     version: str
+    device: str = "cpu"
 
     @property
     def kept(self) -> list[Rung]:

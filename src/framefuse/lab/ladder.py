@@ -18,7 +18,6 @@ import numpy as np
 
 from framefuse.adaptive.interpolation import disagreement
 from framefuse.adaptive.ladder import Ladder, Rung, judged
-from framefuse.common.machine import cpu_model
 from framefuse.common.version import __version__
 from framefuse.config import settings_from
 from framefuse.errors import FramefuseError, UsageError
@@ -28,6 +27,7 @@ from framefuse.lab.evaluation import Dataset, Objects
 from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.scores import BoxScores
 from framefuse.prediction import Detections
+from framefuse.runtime.choices import processor
 from framefuse.runtime.model import Model
 from framefuse.runtime.power import Counter, find_counters
 from framefuse.sources import open_source
@@ -134,9 +134,11 @@ def measure(
             raise UsageError(f"{source.info.uri} has {done} frames", remedy="give it two or more")
         # Nothing is tracked, so all scores are of boxes.
         scores = [found.map50_95 for one in scored if isinstance(found := one.scores(), BoxScores)]
-        rungs = judged(_rungs(runners, scores, done))
+        rungs, device = judged(_rungs(runners, scores, done)), runners[0].model.engine.device
+        machine = processor(device)
     text = str(data) if truth is None else truth.uri
-    return Ladder(rungs, "agreement" if truth is None else "mAP50-95", text, done, cpu_model(), __version__), notes
+    facts = text, done, machine, __version__, device
+    return Ladder(rungs, "agreement" if truth is None else "mAP50-95", *facts), notes
 
 
 def _rungs(runners: Sequence[_Runner], scores: Sequence[float], frames: int) -> list[Rung]:

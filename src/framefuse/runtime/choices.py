@@ -13,8 +13,9 @@ from framefuse.common.machine import cpu_model
 from framefuse.common.names import nearest
 from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
+from framefuse.cuda import device as gpus
 from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
-from framefuse.errors import CapabilityError, UsageError
+from framefuse.errors import CapabilityError, ConfigError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 
@@ -43,14 +44,14 @@ def choose_rung(model: str | Path, settings: Settings) -> RungChoice:
     """A rung, if `model` is a ladder.json; else the model as it is.
 
     Raises:
-        ConfigError: the ladder cannot be used.
+        ConfigError: the ladder cannot be used, or is that of another machine.
         UsageError: the settings say what the ladder decides.
     """
     if not str(model).endswith(".json"):
         return RungChoice(model, settings, [], None)
     ladder = read_ladder(Path(model))
-    for field in ("imgsz", "engine", "precision"):
-        if (given := getattr(settings, field)) != Settings.model_fields[field].default:
+    for field in ("imgsz", "engine", "precision", "device"):
+        if (given := getattr(settings, field)) not in (Settings.model_fields[field].default, ladder.device):
             raise UsageError(f"{field} is {brief(given)} beside a ladder, which has its own", remedy="leave it out")
     rung, why = choose(ladder, settings.target_fps, adaptive=settings.adaptive)
     kept = ladder.kept
@@ -58,10 +59,20 @@ def choose_rung(model: str | Path, settings: Settings) -> RungChoice:
     update = _measured(rung)
     if not (settings.adaptive or settings.tiles == "auto"):  # nothing else takes a rate
         update["target_fps"] = None
-    notes = [why]
-    if ladder.machine != (here := cpu_model()):
-        notes.append(f"{model} was measured on {ladder.machine}, and this is {here}: profile again")
-    return RungChoice(rung.model, settings.model_copy(update=update), notes, below)
+    if ladder.machine != (here := processor(ladder.device)):
+        raise ConfigError(
+            f"{model} was measured on {ladder.machine}, and this is {here}, where other times hold",
+            remedy=f"measure again: framefuse profile {' '.join(dict.fromkeys(one.model for one in ladder.rungs))}",
+        )
+    return RungChoice(rung.model, settings.model_copy(update={"device": ladder.device, **update}), [why], below)
+
+
+def processor(device: str) -> str:
+    """Name of the GPU, or of the CPU; CapabilityError: there is no GPU."""
+    if device == "cpu":
+        return cpu_model()
+    runtime = gpus.cupy().cuda.runtime
+    return str(runtime.getDeviceProperties(runtime.getDevice())["name"], "utf-8")
 
 
 def _measured(rung: Rung) -> dict[str, object]:

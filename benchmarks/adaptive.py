@@ -1,6 +1,6 @@
 """What does adaptive compute save, and what does it lose? Beside fixed rungs, fixed strides, chance and an oracle.
 
-    python -m benchmarks.adaptive [--seeds 61 62 63] [--cache FOLDER] [--fit]
+    python -m benchmarks.adaptive [--seeds 61 62 63] [--cache FOLDER]
 
 Accuracy. Every rung, a model at an input size, sees every frame of each clip of the synthetic street once, and its
 boxes are kept. Then each policy chooses among them, and mAP is that of all frames, skipped ones too, against the exact
@@ -17,7 +17,6 @@ same run; audits are in it. Clips: "cycle" (calm, crowded, calm; the camera move
 
 End to end. The real pipeline, with the annotated video written, 1080p, with and without `adaptive`, in turn.
 
---fit prints the weights of the governor by least squares over clips of the split "val".
 Results go to benchmarks/records/adaptive.json; the last line is JSON.
 """
 
@@ -27,6 +26,7 @@ import argparse
 import logging
 import pickle
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -43,15 +43,23 @@ from framefuse import Pipeline
 from framefuse.adaptive import Blocks, Bridge, Governor, Limits, disagreement
 from framefuse.lab.adaptive_bench import CONF, MOST, SCHEDULES, STRIDES, Found, interpolated, tracked
 from framefuse.lab.evaluation import Labels, open_data
-from framefuse.lab.evaluation.counters import BoxCounter
+from framefuse.lab.evaluation.counters import BoxCounter, TrackCounter
 from framefuse.prediction import Detections
+from framefuse.tracking import TrackerOptions, open_tracker
 from framefuse.world import World
 
 RUNGS = (("scout-n", 416), ("scout-n", 640), ("scout-s", 416), ("scout-s", 640))
 BEST = RUNGS[-1]
+AGREEMENT, KINDS = Limits.agreement, ("tracked", "interpolated")
 AGREEMENTS = 0.98, 0.96, 0.95, 0.93, 0.9, 0.85
 SIZE = 960, 540
-TUNING = ("cycle", 51), ("day", 52), ("fast", 53)
+TRACKED = (
+    "fixed scout-n 640",
+    "fixed scout-s 640",
+    *(f"stride {n} {kind}" for n in STRIDES for kind in KINDS),
+    *(f"{kind}adaptive {AGREEMENT}" for kind in ("", "random, as ", "edges, as ")),
+)
+"""Policies whose results are tracked, too."""
 
 
 @dataclass
@@ -66,16 +74,24 @@ class Clip:
     edges: NDArray[Any]
     """(frames,) mean difference of neighbouring pixels."""
 
-    def score(self, found: Found) -> float:
-        """mAP 50:95 in percent over all frames."""
+    def score(self, found: Found) -> dict[str, float]:
+        """mAP 50:95 in percent over all frames, of all objects and by size."""
         counter = BoxCounter(self.names, max_det=MOST)
         for labels, one in zip(self.labels, found, strict=True):
             counter.add(labels, one)
-        return 100 * counter.scores().map50_95
+        scores = counter.scores()
+        return {"map": 100 * scores.map50_95} | {size: 100 * (ap or 0.0) for size, ap in scores.by_size.items()}
+
+    def hota(self, found: Found) -> float:
+        """HOTA in percent of ByteTrack on the results of all frames."""
+        tracker, counter = open_tracker("bytetrack", TrackerOptions()), TrackCounter(self.names)
+        for number, (labels, one) in enumerate(zip(self.labels, found, strict=True)):
+            counter.add(self.name, labels, tracker.update(one, number / 30))
+        return 100 * counter.scores().hota
 
 
-def clip(name: str, seed: int, split: str, cache: Path) -> Clip:
-    """A clip as an H.264 file, with the boxes of all rungs; kept in a folder."""
+def clip(name: str, seed: int, split: str, cache: Path, rungs: Sequence[tuple[str, int]] = RUNGS) -> Clip:
+    """A clip as an H.264 file, with the boxes of rungs; kept in a folder."""
     uri = f"synthetic://street?seed={seed}&fps=30&size={SIZE[0]}x{SIZE[1]}&split={split}&{SCHEDULES[name]}"
     stem = cache / f"{name}-{split}-{seed}"
     if not stem.with_suffix(".mp4").exists():
@@ -83,7 +99,7 @@ def clip(name: str, seed: int, split: str, cache: Path) -> Clip:
     data = open_data(uri)
     labels = [data.labels(key) for key in data.keys]
     found = {}
-    for model, size in RUNGS:
+    for model, size in rungs:
         kept = stem.with_name(f"{stem.name}-{model}-{size}.pkl")
         if not kept.exists():
             results = Pipeline(stem.with_suffix(".mp4"), model, imgsz=size, conf=CONF, max_det=MOST)
@@ -170,7 +186,9 @@ def rows_of(clip: Clip, costs: dict[tuple[str, int], float]) -> list[dict[str, A
     count = len(best)
 
     def add(policy: str, share: float, found: Found, **more: Any) -> None:
-        rows.append({"policy": policy, "ms": share * top, "share": share, "map": clip.score(found), **more})
+        rows.append({"policy": policy, "ms": share * top, "share": share, **clip.score(found), **more})
+        if policy in TRACKED:
+            rows[-1]["hota"] = clip.hota(found)
         print(f"{clip.name:6} {clip.seed} {policy:28} {share:6.3f} {rows[-1]['map']:5.1f}", flush=True)
 
     for rung in RUNGS:
@@ -232,35 +250,14 @@ def end_to_end(folder: Path, runs: int) -> dict[str, Any]:
     return rows
 
 
-def fit(cache: Path) -> None:
-    """Print the weights by which signs of a bridge tell its losses."""
-    signs, losses = [], []
-    for name, seed in TUNING:
-        best = clip(name, seed, "val", cache).found[BEST]
-        for gap in (2, 4, 8, 16):
-            for begin in range(0, len(best) - gap, max(2, gap // 2)):
-                bridge = Bridge(best[begin], best[begin + gap], gap)
-                lost = [disagreement(best[begin + step], bridge.at(step, CONF)) for step in range(1, gap)]
-                signs.append(bridge.signs)
-                losses.append(float(np.mean(lost)) / (1 + bridge.objects))
-    table, truth = np.array(signs), np.array(losses)
-    ridge = 1e-3 * len(table) * np.diag([0, *np.ones(table.shape[1] - 1)])
-    weights = np.linalg.solve(table.T @ table + ridge, table.T @ truth)
-    print("EXPECTED =", tuple(weights.round(3).tolist()))
-    print("correlation", float(np.corrcoef(table @ weights, truth)[0, 1]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[61, 62, 63])
     parser.add_argument("--cache", type=Path, default=Path("build/adaptive"))
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--fit", action="store_true")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     args.cache.mkdir(parents=True, exist_ok=True)
-    if args.fit:
-        return fit(args.cache)
     costs = measured()
     speed = end_to_end(args.cache, args.runs)
     clips = []
@@ -271,7 +268,6 @@ def main() -> None:
     rungs = [{"model": model, "imgsz": size, "ms": costs[model, size]} for model, size in RUNGS]
     save("adaptive", {"rungs": rungs, "end_to_end": speed, "clips": clips},
          "adaptive", "synthetic world", "model")  # fmt: skip
-    return None
 
 
 if __name__ == "__main__":

@@ -207,6 +207,39 @@ def speed(records: Records) -> list[str]:
     return lines
 
 
+def tracks(records: Records) -> list[str]:
+    """HOTA of a tracker on the results, and mAP by size: medians over the seeds."""
+    record = records("adaptive")
+    names = list(dict.fromkeys(clip["clip"] for clip in record["clips"]))
+    kinds = "hota", "small", "medium", "large"
+    found = defaultdict[tuple[str, str], list[dict[str, float]]](list)
+    for clip in record["clips"]:
+        for row in clip["rows"]:
+            if "hota" in row:
+                found[row["policy"], clip["clip"]].append(row)
+    lines = [f"| policy | {' | '.join(f'{name}: HOTA; small, medium, large' for name in names)} |"]
+    lines += ["|---|" + "---|" * len(names)]
+    for policy in dict.fromkeys(policy for policy, _ in found):
+        each = [[median(row[kind] for row in found[policy, name]) for kind in kinds] for name in names]
+        cells = [f"{hota:.1f}; {', '.join(f'{ap:.0f}' for ap in sizes)}" for hota, *sizes in each]
+        bold = "**" if policy == DEFAULT else ""
+        lines.append(f"| {bold}{policy}{bold} | {' | '.join(cells)} |")
+    return lines
+
+
+def predictors(records: Records) -> list[str]:
+    """How well the losses of a block are told beforehand."""
+    record = records("predictors")
+    names = list(record["judged"])
+    lines = [f"| signs | method | {' | '.join(f'{name}: correlation, error' for name in names)} |"]
+    lines += ["|---|---|" + "---|" * len(names)]
+    for row in record["rows"]:
+        cells = [f"{row[name]['correlation']:.3f}, {row[name]['error']:.4f}" for name in names]
+        bold = "**" if (row["signs"], row["method"]) == ("boxes", "ridge") else ""
+        lines.append(f"| {bold}{row['signs']}{bold} | {row['method']} | {' | '.join(cells)} |")
+    return lines
+
+
 def rungs(records: Records) -> list[str]:
     lines = ["| rung | ms a frame |", "|---|---|"]
     rows = records("adaptive")["rungs"]
@@ -219,6 +252,8 @@ TABLES: dict[str, Table] = {
     "adaptive guard": guard,
     "adaptive speed": speed,
     "adaptive rungs": rungs,
+    "adaptive tracks": tracks,
+    "predictors": predictors,
     "overload": overload,
     "adaptive gpu": watts,
 }

@@ -22,7 +22,7 @@ from framefuse.adaptive.interpolation import Bridge, disagreement
 from framefuse.prediction import Detections
 
 EXPECTED = np.array((-0.009, 0.751, 0.376, 0.27, 0.013, 0.061))
-"""Loss of a frame between two others, as a share of its objects, by `Bridge.signs`: `benchmarks.adaptive --fit`."""
+"""Loss of a frame between two others, as a share of its objects, by `Bridge.signs`: `benchmarks.predictors`."""
 MEMORY = 300
 """Frames over which agreement and compute are averaged."""
 AUDITS = 0.02

@@ -20,7 +20,7 @@ from framefuse.errors import CapabilityError, ConfigError, UsageError
 from framefuse.lab.evaluation import validate
 from framefuse.prediction import Result
 from framefuse.runtime import adaptive
-from framefuse.runtime.adaptive import DeviceLimits
+from framefuse.runtime.adaptive import DeviceLimits, SharedLease
 from framefuse.runtime.power import Counter, find_counters
 from servers import Server
 
@@ -317,3 +317,23 @@ def test_rungs_have_the_same_classes(tmp_path: Path) -> None:
     ladder.write_text(Ladder(tuple(rungs), "agreement", "", 1, cpu_model(), "").to_json())
     with pytest.raises(ConfigError, match=r"squares.onnx has other classes than scout-n.onnx"):
         Pipeline(STREET, ladder, adaptive=True, max_latency=0.1)
+
+
+def test_a_surface_that_two_rungs_see_is_given_back_once_both_have_read_it() -> None:
+    done: list[Any] = []
+
+    class Recorder:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def release(self, after: Any = None) -> None:
+            done.append(("released after", after.name if after else None))
+
+        def synchronize(self) -> None:
+            done.append(("waited for", self.name))
+
+    lease = SharedLease(Recorder("surface"))
+    lease.release(after=Recorder("first"))
+    assert not done
+    lease.release(after=Recorder("second"))
+    assert done == [("waited for", "first"), ("released after", "second")]

@@ -164,6 +164,7 @@ class Adapter:
         self.guards = bool(latency or device.watts)
         self._guard = Guard((1.0,), latency)
         self._rungs: Rungs | None = None
+        self._rate: float | None = None
         self._shadows: dict[tuple[str, int], dict[bool, Detections]] = {}
         """Source and index of an audited frame -> what the best rung (True), and the one that runs, see in it."""
         self._seen_by: Tally[str] = Tally()
@@ -186,6 +187,7 @@ class Adapter:
         self._program = program
         if isinstance(program, Rungs):
             self._rungs, self._guard = program, Guard(program.costs, self._latency)
+        self._rate = rate
         if rate:
             self._budget.share = min(1.0, 1 / (rate * program.row_seconds()))
 
@@ -283,6 +285,8 @@ class Adapter:
         for number in numbers:
             frame = stream.held[number]
             if self._rungs:
+                if self._rate and self._rungs.level != self._guard.level:
+                    self._budget.share = min(1.0, 1 / (self._rate * self._rungs.costs[self._guard.level]))
                 self._rungs.level = self._guard.level
                 if self._guard.look() < self._guard.level:
                     frame = self._audited(stream, number)

@@ -153,7 +153,7 @@ def compare(
         if report:
             stages = [stage for stage in report.stages if stage.name in ("preprocess", "inference", "postprocess")]
             if all(stage.cpu_ms is not None for stage in stages):
-                cost = share * sum(stage.cpu_ms or 0.0 for stage in stages)
+                cost = sum(stage.cpu_ms or 0.0 for stage in stages)
             joules = next((facts.joules_per_frame for facts in report.energy if not facts.missing), None)
         times = np.arange(second[-1] + 1.0)
         over_time = times, _by_second(inferred, second), _by_second(lost, second)
@@ -188,7 +188,7 @@ def _ordinal(number: int) -> str:
 def table(footage: Sequence[Footage]) -> list[list[str]]:
     """Header and rows."""
     energy = any(policy.joules for one in footage for policy in one.policies)
-    rows = [["footage", "policy", "inferred", "score", "of every frame", "CPU ms", *(["J"] if energy else [])]]
+    rows = [["footage", "policy", "inferred", "score", "difference", "CPU ms", *(["J"] if energy else [])]]
     for one in footage:
         best = one.policies[0].score
         for policy in one.policies:

@@ -58,8 +58,6 @@ class Policy:
     """CPU milliseconds a frame from decoded frame to objects; None: not measured, as of strides, or unknown here."""
     joules: float | None
     """Energy a frame, decoding included; None: not measured."""
-    seconds: Sequence[float] = field(repr=False)
-    """Time of each second of the footage."""
     inferred: Sequence[float] = field(repr=False)
     """Share of the frames that are inferred, by second."""
     lost: Sequence[float] = field(repr=False)
@@ -155,8 +153,7 @@ def compare(
             if all(stage.cpu_ms is not None for stage in stages):
                 cost = sum(stage.cpu_ms or 0.0 for stage in stages)
             joules = next((facts.joules_per_frame for facts in report.energy if not facts.missing), None)
-        times = np.arange(second[-1] + 1.0)
-        over_time = times, _by_second(inferred, second), _by_second(lost, second)
+        over_time = _by_second(inferred, second), _by_second(lost, second)
         return Policy(label, share, score, cost, joules, *(values.round(4).tolist() for values in over_time))
 
     skipping = [result.inferred for result in runs[1][0]]
@@ -207,15 +204,16 @@ def plot(footage: Footage) -> bytes:
         figure = needed("matplotlib.figure").Figure(figsize=(9, 6.4), dpi=100, layout="constrained")
         crowd, looks, wrong, spent = figure.subplots(4, sharex=True)
         whole, adaptive = footage.policies[:2]
-        crowd.fill_between(whole.seconds, footage.objects, step="post", color="0.8")
+        seconds = range(len(footage.objects))
+        crowd.fill_between(seconds, footage.objects, step="post", color="0.8")
         crowd.set_ylabel("objects")
         for policy, colour in ((whole, "0.5"), (adaptive, "C0")):
-            looks.step(policy.seconds, [100 * share for share in policy.inferred], where="post", color=colour)
+            looks.step(seconds, [100 * share for share in policy.inferred], where="post", color=colour)
             cost = np.cumsum(policy.inferred) / max(1e-9, sum(whole.inferred))
-            spent.plot(policy.seconds, 100 * cost, color=colour, label=policy.name)
+            spent.plot(seconds, 100 * cost, color=colour, label=policy.name)
         looks.set_ylabel("inferred, %")
         for policy, colour in ((adaptive, "C0"), (footage.policies[4], "C1")):
-            wrong.step(policy.seconds, policy.lost, where="post", color=colour, label=policy.name)
+            wrong.step(seconds, policy.lost, where="post", color=colour, label=policy.name)
         wrong.set_ylabel("objects lost")
         spent.set(ylabel="compute so far, %", xlabel="seconds")
         for axes in (crowd, looks, wrong, spent):

@@ -14,17 +14,20 @@ import logging
 import multiprocessing
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
 from statistics import median
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
 
 from benchmarks.protocol import save
 from framefuse import Pipeline
+from framefuse.frame import Frame
+from framefuse.runtime.rungs import Rungs
 from framefuse.world import World
 
 FPS, LIMIT, MODEL = 25, 0.25, "scout-s"
@@ -85,6 +88,33 @@ def run(images: list[Any], seconds: float) -> dict[str, Any]:
     return {"rows": rows, "switches": guard.switches if guard else 0, "choices": pipeline.report.choices[-2:]}
 
 
+def switching(image: Any, times: int = 30) -> list[dict[str, Any]]:
+    """Milliseconds from a frame to its result, of each rung by itself and right after another one."""
+    pipeline = Pipeline([image], MODEL, adaptive=True, max_latency=LIMIT)
+    rungs = cast("Rungs", pipeline._program)
+    frame = Frame.from_array(image)
+
+    def timed(level: int) -> float:
+        rungs.level, begun = level, time.perf_counter()
+        rungs.batch_key(frame)
+        deque(rungs.submit([frame]), maxlen=0)
+        deque(rungs.drain(), maxlen=0)
+        return 1e3 * (time.perf_counter() - begun)
+
+    rows = []
+    with pipeline:
+        for level, program in enumerate(rungs.programs):
+            timed(level)
+            steady = [timed(level) for _ in range(times)]
+            after = []
+            for number in range(times):
+                timed((level + 1 + number % (len(rungs.programs) - 1)) % len(rungs.programs))
+                after.append(timed(level))
+            rows.append({"rung": program.rung, "steady_ms": median(steady), "after_ms": median(after)})
+            print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20)
@@ -112,6 +142,7 @@ def main() -> None:
         for name, found in runs.items()
     }
     facts = {"fps": FPS, "limit_ms": 1e3 * LIMIT, "seconds": args.seconds, "model": MODEL, "table": table}
+    facts["switching"] = switching(images[0])
     switches = [one["switches"] for one in runs["with rungs"]]
     save("overload", {**facts, "switches": switches, "runs": runs}, "adaptive", "program", "engine openvino", "model")
 

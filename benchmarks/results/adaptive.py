@@ -132,6 +132,13 @@ def overload(records: Records) -> list[str]:
     ]
 
 
+def switching(records: Records) -> list[str]:
+    """What the first look after a switch costs."""
+    lines = ["| rung | a look, ms | the first look after another rung, ms |", "|---|---|---|"]
+    rows = records("overload")["switching"]
+    return [*lines, *(f"| {row['rung']} | {row['steady_ms']:.2f} | {row['after_ms']:.2f} |" for row in rows)]
+
+
 def watts(records: Records) -> list[str]:
     """What a GPU draws at one rate."""
     record = records("adaptive_gpu")
@@ -255,5 +262,6 @@ TABLES: dict[str, Table] = {
     "adaptive tracks": tracks,
     "predictors": predictors,
     "overload": overload,
+    "switching": switching,
     "adaptive gpu": watts,
 }

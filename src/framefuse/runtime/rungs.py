@@ -36,9 +36,6 @@ class Rungs(Program):
             program.ledger, program.reasons, program.checked = self.ledger, self.reasons, self.checked
             program.rung += f" {max(program.preprocess.width, program.preprocess.height)}"
 
-    def input_size(self, frame: Frame) -> tuple[int, int]:
-        return self.programs[self.level].input_size(frame)
-
     def batch_key(self, frame: Frame) -> Hashable:
         number = 0 if id(frame) in self.pinned else self.level
         self.pinned.discard(id(frame))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import av
 import numpy as np
@@ -190,17 +190,6 @@ def demuxed(container: Any, *streams: Any) -> Iterator[Any]:
         yield from container.demux(*streams)
 
 
-class Meaning(NamedTuple):
-    """What the samples of a frame mean, and what the user should know about it."""
-
-    format: PixelFormat
-    convert: bool
-    """Whether FFmpeg has to convert the frame to `format` first."""
-    matrix: Matrix
-    full_range: bool
-    notes: tuple[str, ...]
-
-
 def wrap(
     av_frame: av.VideoFrame, info: SourceInfo, *, index: int, sample_aspect_ratio: Fraction = Fraction(1), **facts: Any
 ) -> Frame:
@@ -215,23 +204,23 @@ def wrap(
     check_size(av_frame.width, av_frame.height, info.uri)
     colour = av_frame.colorspace, av_frame.color_range, av_frame.color_trc
     meaning = _meaning(av_frame.format.name, *colour, av_frame.interlaced_frame, sample_aspect_ratio)
-    for text in meaning.notes:
+    format, convert, matrix, full_range, notes = meaning
+    for text in notes:
         info.note(text)
-    packed = meaning.format.layout == "packed"
-    if meaning.convert:
+    packed = format.layout == "packed"
+    if convert:
         # As in the kernels, an unspecified matrix means BT.601.
         av_frame = av_frame.reformat(
-            format=meaning.format.name,
-            src_colorspace=None if meaning.matrix == "rgb" else SWS_MATRIX[meaning.matrix],
-            src_color_range=FULL if meaning.full_range else LIMITED,
-            dst_color_range=FULL if packed or meaning.full_range else LIMITED,
+            format=format.name,
+            src_colorspace=None if matrix == "rgb" else SWS_MATRIX[matrix],
+            src_color_range=FULL if full_range else LIMITED,
+            dst_color_range=FULL if packed or full_range else LIMITED,
         )
-    shapes = meaning.format.plane_shapes(av_frame.width, av_frame.height)
-    pairs = zip(av_frame.planes, shapes, strict=False)
-    planes = tuple(_plane(plane, shape, meaning.format.dtype, info) for plane, shape in pairs)
-    facts |= {"matrix": "rgb" if packed else meaning.matrix, "full_range": packed or meaning.full_range}
+    pairs = zip(av_frame.planes, format.plane_shapes(av_frame.width, av_frame.height), strict=False)
+    planes = tuple(_plane(plane, shape, format.dtype, info) for plane, shape in pairs)
+    facts |= {"matrix": "rgb" if packed else matrix, "full_range": packed or full_range}
     facts |= {"rotation": _rotation(av_frame, info, first=index == 0), "sample_aspect_ratio": sample_aspect_ratio}
-    return Frame(planes, meaning.format, index, owner=av_frame, **facts)
+    return Frame(planes, format, index, owner=av_frame, **facts)
 
 
 def check_size(width: int, height: int, source_id: str, max_pixels: int | None = None) -> None:
@@ -250,7 +239,9 @@ def check_size(width: int, height: int, source_id: str, max_pixels: int | None =
 @lru_cache(maxsize=64)
 def _meaning(
     name: str, colorspace: int, color_range: int, transfer: int, interlaced: bool, aspect: Fraction
-) -> Meaning:
+) -> tuple[PixelFormat, bool, Matrix, bool, tuple[str, ...]]:
+    """The format of a frame's samples, whether FFmpeg has to convert them to it first, their matrix, whether their
+    range is full, and what the user should know about all this."""
     notes = []
     plain = name.removesuffix("le")
     full_range = color_range == FULL
@@ -287,7 +278,7 @@ def _meaning(
         notes.append("interlaced video: used as coded, not deinterlaced")
     if aspect != 1:
         notes.append(f"anamorphic video (pixel aspect {aspect}): used as coded, boxes are in coded pixels")
-    return Meaning(found, convert, matrix, full_range, tuple(notes))
+    return found, convert, matrix, full_range, tuple(notes)
 
 
 def _plane(plane: Any, shape: tuple[int, ...], dtype: np.dtype[Any], info: SourceInfo) -> NDArray[Any]:

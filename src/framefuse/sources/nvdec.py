@@ -182,16 +182,6 @@ class SurfaceLease:
             driver.wait(self._after, stream)
 
 
-@dataclass(slots=True)
-class _Copy:
-    """One entry of the ring."""
-
-    memory: Any
-    planes: tuple[Any, Any]
-    ready: Any
-    lease: SurfaceLease
-
-
 class NvDecoder:
     """NVDEC for one stream, with the methods of `HostDecoder`.
 
@@ -211,7 +201,8 @@ class NvDecoder:
         self._annexb = AnnexB(name, stream.codec_context.extradata or b"") if name in NAL_TYPES else None
         self._sps = b""
         self._leases: deque[SurfaceLease] = deque()
-        self._ring: deque[_Copy] = deque()
+        self._ring: deque[tuple[Any, tuple[Any, Any], Any, SurfaceLease]] = deque()
+        """Copies of surfaces, oldest first: the memory, the planes in it, the event after the copy, the lease."""
         self._unused: list[Any] = []
         """Memory of the ring that no frame has used yet."""
         self._geometry = (0, 0, 0)
@@ -300,8 +291,7 @@ class NvDecoder:
         info.copied += size  # by PyNvVideoCodec, from the hardware's surface to its own
         if self._held > 1:
             info.copied += size
-            copy = self._copy(decoded, geometry, size, lease)
-            planes, ready, owner = copy.planes, copy.ready, copy.memory
+            owner, planes, ready = self._copy(decoded, geometry, lease)
         else:
             self._leases.append(lease)
             key = decoded.luma, decoded.chroma, *geometry
@@ -313,31 +303,31 @@ class NvDecoder:
             self._template = Frame(planes, self._format, **self._colour)
         return self._template.replace_unchecked(planes=planes, ready=ready, lease=lease, owner=owner, **facts)
 
-    def _copy(self, surface: Surface, geometry: tuple[int, int, int], size: int, lease: SurfaceLease) -> _Copy:
-        """Copy the surface into the oldest entry of the ring once its lease is released."""
+    def _copy(self, surface: Surface, geometry: tuple[int, int, int], lease: SurfaceLease) -> tuple[Any, ...]:
+        """Copy the surface into the oldest entry of the ring once its lease is released; memory, planes and event."""
+        luma = surface.pitch * surface.height
+        size = luma * 3 // 2
         if geometry != self._geometry:  # frames of the old size keep their memory alive
             self._ring.clear()
             # One allocation for all: each stalls the GPU's other threads.
             block = self._cupy.empty((self._held + 1, size), np.uint8)
             self._unused = [block[number] for number in range(self._held + 1)]
-        luma = surface.pitch * surface.height
         if self._unused:
             memory = self._unused.pop()
             planes = self._arrays(memory.data.ptr, memory.data.ptr + luma, surface)
-            copy = _Copy(memory, planes, self._cupy.cuda.Event(disable_timing=True), lease)
+            ready = self._cupy.cuda.Event(disable_timing=True)
         else:
-            copy = self._ring.popleft()
-            copy.lease.wait(self._closed, self._stream)
-            copy.lease = lease
-        self._ring.append(copy)
-        start = copy.memory.data.ptr
+            memory, planes, ready, previous = self._ring.popleft()
+            previous.wait(self._closed, self._stream)
+        self._ring.append((memory, planes, ready, lease))
+        start = memory.data.ptr
         if surface.chroma == surface.luma + luma:
             driver.copy(start, surface.luma, size, self._stream)
         else:
             driver.copy(start, surface.luma, luma, self._stream)
             driver.copy(start + luma, surface.chroma, size - luma, self._stream)
-        driver.record(copy.ready, self._stream)
-        return copy
+        driver.record(ready, self._stream)
+        return memory, planes, ready
 
     def _arrays(self, luma: int, chroma: int, surface: Surface) -> tuple[Any, Any]:
         """CuPy arrays over planes with the geometry of a surface at these addresses."""

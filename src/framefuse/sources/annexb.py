@@ -94,8 +94,6 @@ class AnnexB:
         while position + size <= end:
             begin = position + size
             position = begin + int.from_bytes(data[position:begin], "big")
-            if position > end:
-                break
             if begin != position:  # else padding
                 units.append(data[begin:position])
         if position == end:

@@ -44,10 +44,7 @@ POLL = 0.002
 """Seconds between two reads of a camera that has no new frame."""
 
 
-def open_live(
-    uri: str,
-    options: SourceOptions,
-) -> PullSource:
+def open_live(uri: str, options: SourceOptions) -> PullSource:
     """Open a stream.
 
     RTSP runs over TCP; `?transport=udp` at the end of an rtsp address selects UDP (the key is not sent to the server).
@@ -295,20 +292,15 @@ class Timeline:
             arrival: when it was received, in seconds of a monotonic clock.
             period: time between two frames in seconds.
         """
-        tick = None if source is None else round(source / TIME_BASE)
-        step = max(1, round(period / TIME_BASE))
+        last, step = self._last, max(1, round(period / TIME_BASE))
         waited = round((arrival - self._arrival) / TIME_BASE)
-        if self._last is None:
-            pts = 0
-        elif self._resumed:
-            pts = self._last + max(step, waited)
-        else:
-            pts = self._last + step
-            if tick is not None and self._offset is not None:
+        pts = 0 if last is None else last + (max(step, waited) if self._resumed else step)
+        if source is not None:
+            tick = round(source / TIME_BASE)
+            if last is not None and self._offset is not None:
                 stated = tick + self._offset
-                if self._last < stated <= self._last + max(0, waited) + JUMP / TIME_BASE:
+                if last < stated <= last + max(0, waited) + JUMP / TIME_BASE:
                     pts = stated
-        if tick is not None:
             self._offset = pts - tick
         self._last, self._arrival, self._resumed = pts, arrival, False
         return pts

@@ -168,7 +168,7 @@ def use_address(content: bytes, folder: Path) -> None:
     if text.startswith("synthetic:"):
         World.parse(text)
     elif "://" in text:
-        Address.parse(text)
+        Address(text)
     elif ".." not in text:
         videos_in(f"{folder}/{text}")
 

@@ -354,7 +354,7 @@ def test_a_protocol_that_ffmpeg_lacks_is_a_missing_capability() -> None:
 
 
 def test_addresses_have_no_secret_in_their_repr() -> None:
-    address = Address.parse("rtsp://me:pw@host/a?x=1&transport=udp")
+    address = Address("rtsp://me:pw@host/a?x=1&transport=udp")
     assert address.url == "rtsp://me:pw@host/a?x=1" and repr(address) == "rtsp://***@host/a?x=1"
 
 

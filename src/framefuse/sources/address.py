@@ -6,7 +6,6 @@ import hashlib
 import os
 import socket
 import ssl
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from framefuse.common.redact import redact
@@ -34,29 +33,16 @@ AUTHORITIES = (
 one place only, and OpenSSL's own is often a folder, which FFmpeg cannot read."""
 
 
-@dataclass(repr=False, eq=False)
 class Address:
-    """The address of a stream. Its repr contains no secret."""
+    """The address of a stream, checked. Its repr contains no secret.
 
-    url: str
-    """With the credentials: for FFmpeg only."""
-    scheme: str
-    ffmpeg_options: dict[str, str]
-    verified: bool | None
-    """Whether the certificate of the server is verified; None: it has none."""
+    Raises:
+        SourceError: unknown scheme, missing host or port, blanks, or unknown transport.
+        UsageError: tls_verify is neither auto, on or off nor a file with a certificate.
+    """
 
-    def __repr__(self) -> str:
-        return redact(self.url)
-
-    @classmethod
-    def parse(cls, uri: str, tls_verify: str = "auto") -> Address:
-        """Check an address and remove `?transport=` from it.
-
-        Raises:
-            SourceError: unknown scheme, missing host or port, blanks, or unknown transport.
-            UsageError: tls_verify is neither auto, on or off nor a file with a certificate.
-        """
-        scheme = uri.partition("://")[0].lower()
+    def __init__(self, uri: str, tls_verify: str = "auto") -> None:
+        self.scheme = scheme = uri.partition("://")[0].lower()
         if problem := _problem(uri, scheme):
             raise SourceError(
                 f"malformed {scheme if scheme in SCHEMES else 'stream'} address: {problem}",
@@ -64,7 +50,7 @@ class Address:
                 remedy="write scheme://host:port/path, with any login (name, colon, password, @) before the host, and "
                 "/ ? # @ in a password as %2F %3F %23 %40",
             )
-        options = dict(FFMPEG_OPTIONS)
+        self.ffmpeg_options = options = dict(FFMPEG_OPTIONS)
         if scheme in ("rtsp", "rtsps"):
             base, mark, query = uri.partition("?")
             items = query.split("&")
@@ -74,6 +60,8 @@ class Address:
                 if options["rtsp_transport"] not in TRANSPORTS:
                     raise SourceError(f"{redact(uri)}: unknown transport", remedy=f"use one of {', '.join(TRANSPORTS)}")
             uri = base + mark + "&".join(items) if items else base
+        self.url = uri
+        """With the credentials and without `?transport=`: for FFmpeg only."""
         verified = tls_verify != "off" and (tls_verify != "auto" or scheme != "rtsps")  # cameras sign their own
         if scheme in (*PORTS, "http"):  # an http server may redirect to an https one
             options["tls_verify"] = "1" if verified else "0"
@@ -81,7 +69,11 @@ class Address:
                 options["ca_file"] = trusted
                 if trusted == tls_verify:
                     _trusting(trusted)
-        return cls(uri, scheme, options, verified if scheme in PORTS else None)
+        self.verified = verified if scheme in PORTS else None
+        """Whether the certificate of the server is verified; None: it has none."""
+
+    def __repr__(self) -> str:
+        return redact(self.url)
 
     def why_unresolved(self) -> str:
         """Whether the host name cannot be resolved, which FFmpeg does not report."""

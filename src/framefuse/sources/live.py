@@ -69,7 +69,7 @@ def open_live(uri: str, options: SourceOptions) -> PullSource:
         AuthenticationError: the server refuses the login (http immediately, others on iteration).
         StreamError: on iteration: the stream was given up.
     """
-    address = Address.parse(uri, options.tls_verify)
+    address = Address(uri, options.tls_verify)
     live = _Live(address, options)
     if address.verified is False:
         live.info.note("the certificate of the server is not verified")

@@ -143,12 +143,10 @@ class _Live:
             if closed.is_set():  # since the check above, before `interrupt` could see the connection
                 connection.abandon()
             try:
-                first = True
-                for av_frame, arrival in connection.frames():
+                for number, (av_frame, arrival) in enumerate(connection.frames()):
                     assert connection.facts is not None
-                    if first:
+                    if number == 0:
                         self._began(connection.facts, av_frame, timeline)
-                        first = False
                     unit = exact(av_frame.time_base) or TIME_BASE
                     source = None if av_frame.pts is None else av_frame.pts * unit
                     period = 1 / (connection.facts.fps or Fraction(25))

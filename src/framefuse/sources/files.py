@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -32,11 +31,8 @@ UNDECODED_PACKETS = 48
 """MPEG-TS: packets without a frame after which another codec is looked for; more than decoders hold back."""
 TABLES = 8
 """Number of program tables at which it is looked for."""
-PACKET = 188
-"""Bytes of a transport packet (ISO/IEC 13818-1, 2.4.3)."""
-SYNC = 0x47
-PROGRAM_TABLE = 0
-"""PID of the program association table, from which a reader can start."""
+PACKET, SYNC = 188, 0x47
+"""Bytes of a transport packet, and the first of them (ISO/IEC 13818-1, 2.4.3)."""
 SEARCHED = 1 << 20
 """Bytes in which a table is searched for. Broadcasts repeat it at least every half second."""
 SEEK_AFTER = 1
@@ -57,14 +53,16 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     """
     container = open_container(path, options.max_pixels)
     try:
-        video = _Video.find(container, str(path), options)
+        video = _Video(container, str(path), options)
         if options.device == "cuda":
             from framefuse.sources.nvdec import choose_decoder
 
             first_frame = partial(_first_frame, path, video.info, options.max_pixels)
-            decoder, why = choose_decoder(video.stream, options, video.info, first_frame)
-            video.decoder = decoder or video.decoder
-            video.info.note(why)
+            chosen = choose_decoder(video.stream, options, video.info, first_frame)
+            if isinstance(chosen, str):
+                video.info.note(f"decoded by FFmpeg on the host: {chosen}")
+            else:
+                video.decoder = chosen
     except BaseException:
         container.close()
         raise
@@ -83,37 +81,10 @@ def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
     return frame
 
 
-@dataclass
 class _Video:
-    """One video stream of an open container."""
+    """One video stream of an open container, with its decoder and facts; SourceError as in `open_file`."""
 
-    container: Any
-    stream: Any
-    info: SourceInfo
-    options: SourceOptions
-    time_base: Fraction
-    origin: int
-    """First pts of the stream, from which `start` and `end` count."""
-    decoder: HostDecoder | NvDecoder = field(init=False)
-    decoded: int = 0
-    hidden: int = 0
-    """Packets that an edit list excludes from the presentation."""
-    anomalies: Counter[str] = field(default_factory=Counter)
-    """Number of frames by what is unusual about them."""
-    end: Fraction = Fraction(0)
-    """End of the last frame read, in units of time_base from the origin."""
-    reason: str = "it has no packets"
-    sizes: set[tuple[int, int]] = field(default_factory=set)
-    begin: int = 0
-    """Position in the file from which the container reads."""
-    position: int = -1
-    """MPEG-TS: that of the last packet that has become a frame, or of the first packet."""
-    undecoded: dict[int | None, int] = field(default_factory=dict)
-    """MPEG-TS: pts and position of the packets behind it."""
-
-    @classmethod
-    def find(cls, container: Any, uri: str, options: SourceOptions) -> _Video:
-        """Choose the video stream, configure its decoder and collect the facts; SourceError as in `open_file`."""
+    def __init__(self, container: Any, uri: str, options: SourceOptions) -> None:
         every = container.streams.video
         streams = [stream for stream in every if not stream.disposition & NOT_VIDEO]
         if not streams:
@@ -128,16 +99,31 @@ class _Video:
         if context.width and context.height:  # else the header comes later, such as in a stream that was cut
             check_size(context.width, context.height, uri, options.max_pixels)
 
-        time_base = exact(stream.time_base) or Fraction(1, 1000)
+        self.container, self.stream, self.options = container, stream, options
+        self.time_base = exact(stream.time_base) or Fraction(1, 1000)
+        self.origin: int = stream.start_time or 0
+        """First pts of the stream, from which `start` and `end` count."""
         rate = exact(stream.average_rate) or exact(stream.guessed_rate)
-        info = SourceInfo(uri, "file", context.width or None, context.height or None, rate, path=Path(uri))
-        info.synthetic = container.metadata.get("title") == SYNTHETIC_TITLE
+        self.info = SourceInfo(uri, "file", context.width or None, context.height or None, rate, path=Path(uri))
+        self.info.synthetic = container.metadata.get("title") == SYNTHETIC_TITLE
+        self.info.frames = self._expected()
         if len(streams) > 1:
-            info.note(f"{len(streams)} video streams: stream {stream.index} is read")
-        video = cls(container, stream, info, options, time_base, stream.start_time or 0)
-        video.decoder = video._host_decoder()
-        info.frames = video._expected()
-        return video
+            self.info.note(f"{len(streams)} video streams: stream {stream.index} is read")
+        self.decoder: HostDecoder | NvDecoder = self._host_decoder()
+        self.decoded = 0
+        self.hidden = 0
+        """Packets that an edit list excludes from the presentation."""
+        self.anomalies: Counter[str] = Counter()
+        """Number of frames by what is unusual about them."""
+        self.end = Fraction(0)
+        """End of the last frame read, in units of time_base from the origin."""
+        self.reason = "it has no packets"
+        self.begin = 0
+        """Position in the file from which the container reads."""
+        self.position = -1
+        """MPEG-TS: that of the last packet that has become a frame, or of the first packet."""
+        self.undecoded: dict[int | None, int] = {}
+        """MPEG-TS: pts and position of the packets behind it."""
 
     def _seconds(self) -> Fraction | None:
         """Duration of the video from its first frame."""
@@ -170,7 +156,7 @@ class _Video:
         start = self.origin + begin / self.time_base
         end = None if until is None else self.origin + until / self.time_base
         aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
-        ended = False
+        sizes, ended = set(), False
         try:
             for decoded, pts in self._timed(self._decoded_from(start, closed)):
                 if end is not None and pts is not None and pts >= end:
@@ -178,8 +164,8 @@ class _Video:
                 if begin and pts is not None and pts < start:
                     continue
                 if index % options.vid_stride == 0:
-                    self.sizes.add((decoded.width, decoded.height))
-                    if len(self.sizes) > 1:
+                    sizes.add((decoded.width, decoded.height))
+                    if len(sizes) > 1:
                         self.info.note("the frame size changes in the video")
                     unit = exact(decoded.time_base) or self.time_base
                     facts = {"pts": pts, "time_base": unit, "sample_aspect_ratio": aspect, "arrival": monotonic()}
@@ -359,6 +345,6 @@ def next_program_table(path: Path, position: int) -> int | None:
     for at in range(0, len(data) - 2, PACKET):
         if data[at] != SYNC:
             return None
-        if (data[at + 1] & 0x1F) << 8 | data[at + 2] == PROGRAM_TABLE and at:
+        if at and data[at + 1] & 0x1F == data[at + 2] == 0:  # its PID; a reader can start there
             return position + at
     return None

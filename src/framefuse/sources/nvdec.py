@@ -52,36 +52,33 @@ _querying = threading.Lock()
 
 def choose_decoder(
     stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame]
-) -> tuple[NvDecoder | None, str]:
-    """NVDEC if it can decode this stream, else None: FFmpeg on the host; and the reason.
+) -> NvDecoder | str:
+    """NVDEC if it can decode this stream, else why not: FFmpeg then decodes it on the host.
 
     Args:
         first_frame: decodes the first frame on the host; it tells what the header does not (colours, rotation).
     """
-
-    def on_host(reason: str | None) -> tuple[None, str]:
-        return None, f"decoded by FFmpeg on the host: {reason}"
-
     try:
         module = load_nvdec()
     except CapabilityError as error:
-        return on_host(error.message)
+        return error.message
     name = stream.codec_context.name
     if name not in CODECS:
-        return on_host(f"NVDEC has no {name}")
+        return f"NVDEC has no {name}"
     try:
         sample = first_frame()
     except FramefuseError as error:
-        return on_host(f"the first frame cannot be decoded ({error.message})")
+        return f"the first frame cannot be decoded ({error.message})"
     if reason := refusal(module, CODECS[name], sample):
-        return on_host(reason)
+        return reason
     try:
         decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
     except av.FFmpegError as error:
-        return on_host(error.strerror)
+        return str(error.strerror)
     twice = f"twice on the GPU, as readers hold up to {options.held} frames at a time"
     info.note(f"each frame is copied {twice if options.held > 1 else 'once on the GPU, by PyNvVideoCodec'}")
-    return decoder, f"decoded by NVDEC ({name})"
+    info.note(f"decoded by NVDEC ({name})")
+    return decoder
 
 
 def load_nvdec() -> Any:
@@ -106,8 +103,7 @@ def refusal(module: Any, codec: str, sample: Frame) -> str | None:
     known = getattr(module.cudaVideoCodec, codec, None)
     if known is None:
         return f"this PyNvVideoCodec has no {codec}"
-    free = free_memory()
-    if free < MEMORY_NEEDED:
+    if (free := free_memory()) < MEMORY_NEEDED:
         return f"NVDEC needs {MEMORY_NEEDED / 1e6:.0f} MB of GPU memory, and {free / 1e6:.0f} MB are free"
     lacking = f"NVDEC on this GPU has no {format.bits}-bit {codec}"
     try:

@@ -28,11 +28,8 @@ from framefuse.sources.source import SourceInfo, SourceOptions
 TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 """Keyword arguments of `av.open` for files whose tags are not UTF-8, which PyAV 19 reads without."""
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
-FILTERS = {name: f"{name}_mp4toannexb" for name in ("h264", "hevc", "vvc")} | {
-    "mpeg2video": "mpeg2_metadata",
-    "mpeg4": "mpeg4_unpack_bframes",
-    "av1": "av1_metadata",
-}
+FILTERS = {name: f"{name}_mp4toannexb" for name in ("h264", "hevc", "vvc")}
+FILTERS |= {"mpeg2video": "mpeg2_metadata", "mpeg4": "mpeg4_unpack_bframes", "av1": "av1_metadata"}
 """Codec -> an FFmpeg filter that refuses every other codec."""
 STARTS = {
     "h264": rb"\x00\x00\x01[\x09\x27\x67]",  # access unit delimiter or sequence parameter set (ITU-T H.264, table 7-1)
@@ -259,8 +256,7 @@ def _meaning(
     if convert:
         notes.append(f"pixel format {name} is converted to {found.name} by FFmpeg, one copy per frame")
 
-    rgb = av.VideoFormat(name).is_rgb
-    if rgb:
+    if av.VideoFormat(name).is_rgb:
         matrix: Matrix = "rgb"
         full_range = True
     elif plain.startswith(("gray", "ya")):

@@ -131,10 +131,8 @@ class Connection:
         on_silence: Callable[[], None],
         on_change: Callable[[str], None],
     ) -> None:
-        self.facts: Facts | None = None
-        """Set when the connection is open."""
-        self.ended: Ended | None = None
-        """Set when the connection has ended."""
+        self.facts: Facts | None = None  # until the connection is open
+        self.ended: Ended | None = None  # until it has ended
         self._address, self._options, self._drops = address, options, drops
         self._frames: deque[ArrivedFrame] = deque()
         self.abandoned = False

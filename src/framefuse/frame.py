@@ -73,8 +73,7 @@ def _table() -> dict[str, PixelFormat]:
         PixelFormat("rgb48", "packed", 16, (1, 1), "rgb"),
     ]
     ratios = {"420": (2, 2), "422": (2, 1), "444": (1, 1), "411": (4, 1), "410": (4, 4), "440": (1, 2)}
-    for ratio, subsample in ratios.items():
-        rows.append(PixelFormat(f"yuv{ratio}p", "planar", 8, subsample))
+    rows += [PixelFormat(f"yuv{ratio}p", "planar", 8, subsample) for ratio, subsample in ratios.items()]
     for ratio in ("420", "422", "444", "440"):
         rows += [PixelFormat(f"yuv{ratio}p{bits}", "planar", bits, ratios[ratio]) for bits in (9, 10, 12, 14, 16)]
     rows += [PixelFormat(f"gbrp{'' if bits == 8 else bits}", "planar", bits) for bits in (8, 9, 10, 12, 14, 16)]
@@ -240,17 +239,17 @@ class Frame:
             )
         if image.ndim == 3 and image.shape[2] == 1:
             image = image[:, :, 0]
-        if image.ndim == 2:
-            name = "gray" if image.dtype == np.uint8 else "gray16"
-        else:
-            depth = {(3, "rgb"): "rgb24", (3, "bgr"): "bgr24", (4, "rgb"): "rgba", (4, "bgr"): "bgra"}
-            found = depth.get((image.shape[2], channels))
-            if found is None or image.dtype != np.uint8:
-                raise UsageError(
-                    f"image of shape {image.shape}, dtype {image.dtype} with channels={channels!r} is not supported",
-                    remedy="use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel",
-                )
-            name = found
+        formats: dict[tuple[Any, ...], str] = {
+            ("uint8",): "gray", ("uint8", 3, "rgb"): "rgb24", ("uint8", 3, "bgr"): "bgr24",
+            ("uint16",): "gray16", ("uint8", 4, "rgb"): "rgba", ("uint8", 4, "bgr"): "bgra",
+        }  # fmt: skip
+        key = (image.dtype.name,) if image.ndim == 2 else (image.dtype.name, image.shape[2], channels)
+        name = formats.get(key)
+        if name is None:
+            raise UsageError(
+                f"image of shape {image.shape}, dtype {image.dtype} with channels={channels!r} is not supported",
+                remedy="use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel",
+            )
         packed = image.strides[-1] == image.itemsize and (image.ndim == 2 or image.strides[1] == image.shape[2])
         plane = image if packed and image.strides[0] > 0 else np.ascontiguousarray(image)
         return cls(

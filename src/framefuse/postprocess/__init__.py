@@ -38,7 +38,6 @@ def postprocess(
     agnostic: bool = False,
     activation: str | None = None,
     box_units: str | None = None,
-    check_finite: bool = True,
 ) -> Predictions:
     """Select boxes above `conf`, suppress duplicates, and map the rest to source pixels.
 
@@ -59,7 +58,6 @@ def postprocess(
         agnostic: suppress across classes.
         activation: detr: sigmoid, softmax (the last class is "no object") or none; None: sigmoid for two outputs.
         box_units: pixels or relative (0..1 of the model input); None: relative for detr, else pixels.
-        check_finite: raise if an anchor or query has a NaN or infinite value; otherwise skip it.
 
     Raises:
         NonFiniteError: NaN or infinity in the outputs of an image.
@@ -77,8 +75,7 @@ def postprocess(
         agnostic=agnostic,
         activation=activation,
     )
-    if check_finite:
-        raise_non_finite(found.non_finite, "of its anchors or queries")
+    raise_non_finite(found.non_finite, "of its anchors or queries")
     return Predictions(*found[:4])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -140,11 +139,8 @@ class Preprocess:
 
     def arguments(self, placement: Placement) -> dict[str, Any]:
         """The arguments of `kernels.preprocess` that say what becomes of a frame with this placement."""
-        return {"content": placement.content, "roi": placement.roi, **self._values}
-
-    @cached_property
-    def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("interpolation", "pad_value", "mean", "std", "channel_order")}
+        shared = {name: getattr(self, name) for name in ("interpolation", "pad_value", "mean", "std", "channel_order")}
+        return {"content": placement.content, "roi": placement.roi, **shared}
 
 
 __all__ = ["Fit", "Interpolation", "Placement", "Preprocess"]

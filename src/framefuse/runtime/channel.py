@@ -53,14 +53,14 @@ class Threaded(Generic[Item]):
     iterables: InitVar[Iterable[Iterable[Item]]]
     _: KW_ONLY
     name: str
-    cancel: Callable[[], None] | None = None
+    cancel: Callable[[], None] = lambda: None
     capacity: int = 4
     policy: Literal["block", "latest"] = "block"
-    too_old: Callable[[Item], bool] | None = None
+    too_old: Callable[[Item], bool] = lambda item: False
     keep_newest: bool = False
-    on_drop: Callable[[Item, str], None] | None = None
-    on_step: Callable[[float, float, float], None] | None = None
-    on_wait: Callable[[float], None] | None = None
+    on_drop: Callable[[Item, str], None] = lambda item, cause: None
+    on_step: Callable[[float, float, float], None] = lambda busy, blocked, cpu: None
+    on_wait: Callable[[float], None] = lambda waited: None
 
     def __post_init__(self, iterables: Iterable[Iterable[Item]]) -> None:
         runs = list(iterables)
@@ -98,8 +98,7 @@ class Threaded(Generic[Item]):
         try:
             return self._get(None if timeout is None else monotonic() + timeout)
         finally:
-            if self.on_wait is not None:
-                self.on_wait(perf_counter() - started)
+            self.on_wait(perf_counter() - started)
 
     def _get(self, deadline: float | None) -> Item | Empty | None:
         with self._readable:
@@ -111,10 +110,9 @@ class Threaded(Generic[Item]):
                         item = queue.popleft()
                         if len(queue) <= self.capacity // 2:  # for one free place it would block again at once
                             self._writable[self.turn].notify()
-                        if self.too_old is None or (self.keep_newest and not queue) or not self.too_old(item):
+                        if (self.keep_newest and not queue) or not self.too_old(item):
                             return item
-                        if self.on_drop is not None:
-                            self.on_drop(item, "stale")
+                        self.on_drop(item, "stale")
                 if self._closed:
                     return None
                 if self._error is not None:
@@ -136,8 +134,7 @@ class Threaded(Generic[Item]):
                 queue.clear()
                 writable.notify_all()
             self._readable.notify_all()
-        if self.cancel is not None:
-            self.cancel()
+        self.cancel()
         for thread in tuple(self._awaited):
             if thread is not threading.current_thread():
                 thread.join(JOIN_SECONDS)
@@ -154,15 +151,12 @@ class Threaded(Generic[Item]):
                 if not self._put(number, item):
                     break
                 blocked = perf_counter()
-                if self.on_step is not None:
-                    self.on_step(ready - started, blocked - ready, cpu_ready - cpu_started)
+                self.on_step(ready - started, blocked - ready, cpu_ready - cpu_started)
                 started, cpu_started = blocked, thread_time()
         except BaseException as caught:
             error = caught
         try:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
+            getattr(iterator, "close", lambda: None)()
         except BaseException as caught:
             error = error or caught
         if isinstance(error, FramefuseError):
@@ -179,16 +173,14 @@ class Threaded(Generic[Item]):
         queue = self._queues[number]
         dropped = None
         with self._readable:
-            if self.policy == "latest":
-                if len(queue) >= self.capacity:
-                    dropped = queue.popleft()
-            else:
-                while len(queue) >= self.capacity and not self._closed:
-                    self._writable[number].wait()
+            if self.policy == "block":
+                self._writable[number].wait_for(lambda: len(queue) < self.capacity or self._closed)
+            elif len(queue) >= self.capacity:
+                dropped = queue.popleft()
             if self._closed:
                 return False
             queue.append(item)
             self._readable.notify()
-        if dropped is not None and self.on_drop is not None:
+        if dropped is not None:
             self.on_drop(dropped, "superseded")
         return True

@@ -224,8 +224,7 @@ def join(found: Sequence[Masks], views: Sequence[View], size: tuple[int, int]) -
         size: width and height of the frame.
     """
     if len(found) == 1 and found[0].class_id.shape == size[::-1] and not views[0].outline:
-        whole: NDArray[np.uint8] = found[0].class_id
-        return whole
+        return found[0].class_id
     joined = np.full(size[::-1], NOTHING, np.uint8)
     for part, ((x, y, width, height), owned) in zip(found, _owned(tuple(views), size), strict=True):
         np.copyto(joined[y : y + height, x : x + width], part.class_id, where=owned)

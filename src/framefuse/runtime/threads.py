@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
@@ -62,10 +62,8 @@ def _read_tasks() -> dict[int, tuple[str, float]] | None:
         return None
     tasks = {}
     for task in ids:
-        try:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             tasks[int(task)] = (_TASKS / task / "comm").read_text().rstrip("\n"), _task_seconds(task)
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
     return tasks
 
 

@@ -23,7 +23,7 @@ from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, readers
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
-from framefuse.runtime.requested_sinks import choose_encoder
+from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer
 from framefuse.sources import SourceInfo, SourceOptions
@@ -78,7 +78,12 @@ class RunPlan:
 
     def for_output(self, info: SourceInfo) -> RunPlan:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
-        settings, encoder = choose_encoder(self.settings, info, self.gpu)
+        settings, encoder = self.settings, None
+        if settings.save and info.kind not in STILLS:
+            from framefuse.sinks.video import choose_encoder
+
+            chosen, encoder = choose_encoder(settings.encoder, self.gpu)
+            settings = settings.model_copy(update={"encoder": chosen})
         mode, memory = self.upload_mode, None
         if settings.on_gpu:
             from framefuse.runtime.cuda.uploads import choose_upload_mode

@@ -21,16 +21,6 @@ def writes(settings: Settings) -> bool:
     return any(getattr(settings, name) for name in Settings.model_fields if name.startswith("save"))
 
 
-def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tuple[Settings, str | None]:
-    """Settings with the encoder of the annotated video, and why; unchanged if no video is written."""
-    if not settings.save or info.kind in STILLS:
-        return settings, None
-    from framefuse.sinks.video import choose_encoder
-
-    encoder, reason = choose_encoder(settings.encoder, gpu)
-    return settings.model_copy(update={"encoder": encoder}), reason
-
-
 def sinks_for(
     settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo, *, events: Callable[[], Sink] | None = None
 ) -> list[Sink]:

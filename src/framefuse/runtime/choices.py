@@ -105,14 +105,13 @@ def _device(settings: Settings, refuses: Refuses) -> tuple[str, str]:
             if settings.engine != "auto":
                 return device, str(find_backend(settings.engine).lacks(other, precision, calibrate=calibrate))
             return device, f"no engine supports {' and '.join(asked)} on {other}"
-    why = cuda_missing()
-    if why is None:
-        try:
-            backend, _ = select("cuda", precision, names=names["cuda"], calibrate=calibrate, refuses=refuses)
-        except CapabilityError as error:
-            return "cpu", error.message
-        return "cuda", f"an NVIDIA GPU, NVDEC and engine {backend.name} are here"
-    return "cpu", why
+    if why := cuda_missing():
+        return "cpu", why
+    try:
+        backend, _ = select("cuda", precision, names=names["cuda"], calibrate=calibrate, refuses=refuses)
+    except CapabilityError as error:
+        return "cpu", error.message
+    return "cuda", f"an NVIDIA GPU, NVDEC and engine {backend.name} are here"
 
 
 def cuda_missing() -> str | None:
@@ -228,9 +227,7 @@ def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) ->
         UsageError: the model's size is fixed, or the requested size is not a multiple of its stride.
     """
     spec = card.preprocess
-    height, width = spec.height, spec.width
-    if settings.imgsz is not None:
-        height, width = settings.imgsz[0], settings.imgsz[-1]
+    height, width = (spec.height, spec.width) if settings.imgsz is None else (settings.imgsz[0], settings.imgsz[-1])
     if not card.dynamic_size:
         if (height, width) != (spec.height, spec.width):
             raise UsageError(
@@ -264,13 +261,13 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
     Raises:
         UsageError: the model has a different fixed batch.
     """
-    if not card.dynamic_batch and settings.batch not in (1, card.batch):
+    if not card.dynamic_batch:
+        if settings.batch in (1, card.batch):
+            return card.batch, None
         raise UsageError(
             f"batch {settings.batch} was asked for, but {card.path.name} has a fixed batch of {card.batch}",
             remedy="export the model with a dynamic batch, or leave batch out",
         )
-    if not card.dynamic_batch:
-        return card.batch, None
     if settings.on_gpu and readers > 1 and "batch" not in settings.model_fields_set:
         return CUDA_BATCH, f"batch {CUDA_BATCH}: several videos are read side by side"
     return settings.batch, None

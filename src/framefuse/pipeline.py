@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
 from typing import Any, cast
@@ -46,7 +47,7 @@ from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
-from framefuse.runtime.stages import decode, infer, sized, track, warm_up, watched, write
+from framefuse.runtime.stages import decode, infer, sized, warm_up, watched, write
 from framefuse.runtime.tracking import Tracks, events_for
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.sinks import SinkSet
@@ -276,6 +277,7 @@ class Pipeline:
         sinks = self._sink_set
         width, height = self._program.largest_input
         viewer = self._viewer
+        deciders: tuple[Any, ...] = viewer, self._program, self._adapter
         infos, ledger = self._infos(), self._program.ledger
         copied = ledger.totals()
         if decoded := sum(info.copied for info in infos):
@@ -287,14 +289,7 @@ class Pipeline:
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
             looked=viewer.looked if viewer else None,
-            choices=dict.fromkeys(
-                [
-                    *self._choices,
-                    *(viewer.reasons if viewer else ()),
-                    *self._program.reasons,
-                    *(self._adapter.reasons if self._adapter else ()),
-                ]
-            ),
+            choices=dict.fromkeys(chain(self._choices, *(decider.reasons for decider in deciders if decider))),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             tracks=self._tracks.count if self._tracks else None,
             events=self._events.tally.facts() if self._events else None,
@@ -342,11 +337,12 @@ class Pipeline:
         self._recorder.stage("inference", parallel=self.engine.streams)
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
-        results = sized(
-            infer(frames, self._program, self._batcher, self._adapter or self._viewer), self.settings.min_area
-        )
+        results = infer(frames, self._program, self._batcher, self._adapter or self._viewer)
+        results = sized(results, self.settings.min_area)
+        if self._tracks:
+            results = (self._tracks.follow(found) for found in results)
         self._last = found = Threaded(
-            [gpus.on(self._gpu, track(results, self._tracks), "run a batch")],
+            [gpus.on(self._gpu, results, "run a batch")],
             name="program",
             cancel=frames.close,
             capacity=max(self._burst, 2 * self._batcher.size),

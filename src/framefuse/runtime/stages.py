@@ -16,7 +16,6 @@ from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import EMPTY, Threaded
 from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult, Program
-from framefuse.runtime.tracking import Tracks
 from framefuse.runtime.views import Viewer
 from framefuse.sinks import SinkSet
 from framefuse.sources import Source, SourceInfo
@@ -173,12 +172,6 @@ def _infer(
         yield from program.drain()
         raise
     yield from ended()
-
-
-def track(found: Iterable[FrameResult], tracks: Tracks | None) -> Iterator[FrameResult]:
-    """The results with the ids of their objects; unchanged without `tracks`."""
-    for result in found:
-        yield tracks.follow(result) if tracks else result
 
 
 def write(

@@ -129,19 +129,8 @@ class _PlaneBuffer:
         return _PlaneBuffer(self.memory, (host, gpu), (plane.shape, plane.dtype))
 
 
-class _Mapped:
-    """Page-locked host memory that kernels read over the bus; host and GPU use the same address."""
-
-    def __init__(self, size: int) -> None:
-        self._runtime = device.cupy().cuda.runtime
-        self.address = self._runtime.hostAlloc(size, MAPPED)
-
-    def __del__(self) -> None:
-        if hasattr(self, "address"):
-            self._runtime.freeHost(self.address)
-
-
 def _mapped(size: int) -> Any:
-    """A CuPy pointer to mapped memory that keeps it alive."""
-    module, owner = device.cupy().cuda, _Mapped(size)
-    return module.MemoryPointer(module.UnownedMemory(owner.address, size, owner, module.runtime.getDevice()), 0)
+    """A CuPy pointer, which keeps it alive, to page-locked host memory that kernels read over the bus."""
+    module = device.cupy().cuda
+    owner = module.PinnedMemory(size, MAPPED)
+    return module.MemoryPointer(module.UnownedMemory(owner.ptr, size, owner, module.runtime.getDevice()), 0)

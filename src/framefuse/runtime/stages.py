@@ -119,30 +119,29 @@ def _infer(
         adapter: asks for rows of earlier frames as results come.
     """
 
+    def run(batches: list[list[Frame]]) -> Iterator[FrameResult]:
+        for batch in batches:
+            yield from program.submit(batch)
+
     def submitted(groups: Sequence[Group]) -> Iterator[FrameResult]:
         for group, places in groups:
             shape, now = program.batch_key(group[0]), monotonic()
-            for batch in batcher.add(*group, shape=shape, reader=frames.turn, now=now, places=places):
-                yield from program.submit(batch)
-
-    def flushed() -> Iterator[FrameResult]:
-        for batch in batcher.flush():
-            yield from program.submit(batch)
+            yield from run(batcher.add(*group, shape=shape, reader=frames.turn, now=now, places=places))
 
     def ended() -> Iterator[FrameResult]:
         """The results of all that came."""
-        yield from flushed()
+        yield from run(batcher.flush())
         yield from program.drain()
         while adapter is not None and (due := adapter.finish()):
             yield from submitted(due)
-            yield from flushed()
+            yield from run(batcher.flush())
             yield from program.drain()
 
     try:
         while True:
             while adapter is not None and adapter.full:
                 if not program.in_flight:  # what is waited for may be in a batch that is not full
-                    yield from flushed()
+                    yield from run(batcher.flush())
                 if not program.in_flight:
                     break
                 yield from program.finish()
@@ -159,8 +158,7 @@ def _infer(
                 batches = batcher.due(monotonic())
                 if not batches:
                     yield from program.finish(timeout=POLL_SECONDS)
-                for batch in batches:
-                    yield from program.submit(batch)
+                yield from run(batches)
             else:
                 rows = rows_of(frame, frames.turn)
                 if not rows:

@@ -317,15 +317,14 @@ class Pipeline:
         return self._write(self._infer(self._decode(sources)))
 
     def _decode(self, sources: Sequence[Iterable[Frame]]) -> Threaded[Frame]:
-        settings, live = self.settings, self._live
-        threads = settings.decode_threads * len(sources)
-        decode_clock = self._recorder.stage("decode", parallel=threads, copies=len(sources))
+        settings, count = self.settings, len(sources)
+        decode_clock = self._recorder.stage("decode", parallel=settings.decode_threads * count, copies=count)
         next_clock = self._recorder.stage("preprocess")
         self._last = frames = Threaded(
             [gpus.on(self._gpu, decode(source), "decode") for source in sources],
             name="decode",
             cancel=self._close_sources,
-            capacity=1 if live else settings.queue,
+            capacity=1 if self._live else settings.queue,
             **self._young(lambda frame: frame.arrival),
             on_drop=lambda frame, cause: self._drop(frame, frame.source_id, cause),
             on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
@@ -416,16 +415,14 @@ class Pipeline:
         if not self._make_sinks(self.sources[0].info):
             return
         folder = make_run_folder(settings.project, settings.name, settings.exist_ok) if writes(settings) else None
-        inputs = [*self.inputs, *(file for source in self.sources for file in source.info.files)]
-        beside = (*FILES, MANIFEST) if folder else ()
         if self._manifest is not None and folder is not None:
             self._manifest.folder = folder
         self._sink_set = SinkSet(
             self._make_sinks,
             folder or Path(),
             self.card.names,
-            inputs=inputs,
-            beside=beside,
+            inputs=[*self.inputs, *(file for source in self.sources for file in source.info.files)],
+            beside=(*FILES, MANIFEST) if folder else (),
             manifest=self._manifest if folder else None,
             stems=self._complete,
             run={"model": self.card.path.stem, "options": options_of(settings)},

@@ -372,8 +372,7 @@ class HostProgram(Program):
 
     def close(self) -> None:
         """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended, or
-        is inside the engine. What takes longer than CLOSE_SECONDS goes on in a thread of its own. Callable from any
-        thread, repeatedly."""
+        is inside the engine. What takes longer than CLOSE_SECONDS goes on in a thread of its own."""
         with self._closing, suppress(TimeoutError):
             if not self._closed:
                 self._closed = True

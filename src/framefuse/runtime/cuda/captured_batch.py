@@ -27,7 +27,7 @@ from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, MaskOutputs
 from framefuse.runtime.ledger import Ledger
-from framefuse.runtime.program import FrameOutput, Selection
+from framefuse.runtime.program import Selection
 
 CAPTURES = 5
 """Attempts to capture a graph: a decoder that sets itself up in another thread can invalidate a capture."""
@@ -68,17 +68,17 @@ class CapturedBatch:
                 frame.format, model.input, memory_format=model.memory_format, allocate=device.pinned
             )
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
-            self._device_outputs: DeviceOutputs
+            self.outputs: DeviceOutputs
             if card.task == "semantic":
-                self._device_outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
+                self.outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
             else:
                 relative = model.layout is not None or card.box_units == "relative"
                 layout = model.layout or card.layout
-                self._device_outputs = BoxOutputs(batch, layout, relative, card, selection, checked, merges)
+                self.outputs = BoxOutputs(batch, layout, relative, card, selection, checked, merges)
 
             def before() -> None:
                 self._table.upload(self._stream.ptr)
-                self._device_outputs.upload(self._stream)
+                self.outputs.upload(self._stream)
                 self._table.launch(self._stream.ptr)
 
             def run_model() -> None:  # does not refer to self, which would make a reference cycle
@@ -86,7 +86,7 @@ class CapturedBatch:
                 model.finish(stream)
 
             def after() -> None:
-                self._device_outputs.start(outputs, self._stream)
+                self.outputs.start(outputs, self._stream)
 
             steps = before, run_model, after
             driver.driver()  # loaded now, because loading it is not allowed during a capture
@@ -140,7 +140,7 @@ class CapturedBatch:
         else:
             for slot in range(len(frames), self._batch):
                 self._table.clear(slot)
-        self._device_outputs.place(placements, frames)
+        self.outputs.place(placements, frames)
         self._placed = views
 
     def launch(self) -> None:
@@ -148,8 +148,8 @@ class CapturedBatch:
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
         self.ended.record(self._stream)
-        self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self._device_outputs.uploaded_bytes)
-        self._ledger.add("postprocess", "d2h", "results", self._device_outputs.downloaded_bytes)
+        self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self.outputs.uploaded_bytes)
+        self._ledger.add("postprocess", "d2h", "results", self.outputs.downloaded_bytes)
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the results; False after `timeout` seconds."""
@@ -181,14 +181,6 @@ class CapturedBatch:
     def free(self) -> None:
         """Free the memory even if callers still hold this object. Nothing may be in flight."""
         vars(self).clear()
-
-    def read(self, count: int) -> list[FrameOutput]:
-        """The detections and masks of the first `count` frames.
-
-        Raises:
-            NonFiniteError: the model produced NaN or infinity for one of them.
-        """
-        return self._device_outputs.read(count)
 
 
 def _between(marks: Sequence[Callable[[], None]], steps: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:

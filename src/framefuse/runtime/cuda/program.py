@@ -139,12 +139,11 @@ class CudaProgram(Program):
 
     def _read(self, flight: InFlightBatch) -> tuple[list[FrameOutput], tuple[float, ...]]:
         assert flight.batch is not None
-        return flight.captured.read(flight.batch.size), flight.captured.device_seconds()
+        return flight.captured.outputs.read(flight.batch.size), flight.captured.device_seconds()
 
     def close(self) -> None:
         """Wait for the in-flight batches, discard their results and free the engine. A thread that still submits gets
-        an EngineError. If a batch does not end within CLOSE_SECONDS, nothing is freed. Callable from any thread,
-        repeatedly."""
+        an EngineError. If a batch does not end within CLOSE_SECONDS, nothing is freed."""
         with self._closing:
             self._closed = True
             while self._in_flight:

@@ -9,7 +9,7 @@ Title: what is inside the graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, pairwise, zip_longest
 from os import sched_yield
@@ -107,9 +107,8 @@ class CapturedBatch:
         self._placed: list[Placement] = []
         """Where the views of the last frame lie, if it was alone in the batch."""
 
-    def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
+    def _recorded(self, steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """Capture the steps in one graph, and return its launch."""
-        steps = list(steps)
 
         def run() -> None:
             for step in steps:

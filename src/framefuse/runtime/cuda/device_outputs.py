@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.cuda.device import packed_allocation
 from framefuse.cuda.launch_plan import Workspace
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
@@ -83,15 +82,15 @@ class BoxOutputs:
         self._joined: list[int] = []
         """First row of each frame that is merged."""
         tables = [((batch, 8), np.float32), ((batch if merges else 0, LOOK), np.int32)]
-        (self._maps, self._looks), self._tables = packed_allocation(tables, _pinned_bytes)
-        (self._device_maps, self._device_looks), self._device_tables = packed_allocation(tables, _device_bytes)
+        (self._maps, self._looks), self._tables = device.packed_allocation(tables, _pinned_bytes)
+        (self._device_maps, self._device_looks), self._device_tables = device.packed_allocation(tables, _device_bytes)
         self._looks[:] = -1  # no row is merged by the launches before a capture
         shapes: list[Any] = []
         Found.make(batch, selection.max_det, lambda *shape: shapes.append(shape))
         if merges:
             Merged.make(batch // merges, selection.max_det, lambda *shape: shapes.append(shape))
-        self._device, self._device_bytes = packed_allocation(shapes, _device_bytes)
-        self._host, self._host_bytes = packed_allocation(shapes, _pinned_bytes)
+        self._device, self._device_bytes = device.packed_allocation(shapes, _device_bytes)
+        self._host, self._host_bytes = device.packed_allocation(shapes, _pinned_bytes)
         self.uploaded_bytes, self.downloaded_bytes = self._tables.nbytes, self._host_bytes.nbytes
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
@@ -164,8 +163,8 @@ class MaskOutputs:
         self._size = placement.shown[1], placement.shown[0]
         self._resized = cp.empty((1, shape[0], *self._size), np.float32)
         shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
-        (self._labels, self._non_finite), self._device_bytes = packed_allocation(shapes, _device_bytes)
-        self._host, self._host_bytes = packed_allocation(shapes, _pinned_bytes)
+        (self._labels, self._non_finite), self._device_bytes = device.packed_allocation(shapes, _device_bytes)
+        self._host, self._host_bytes = device.packed_allocation(shapes, _pinned_bytes)
         self.downloaded_bytes = self._host_bytes.nbytes
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.cuda import device
-from framefuse.cuda.device import free_cached_memory, translate_cuda_error
 from framefuse.engines import DeviceExecution
 from framefuse.engines.requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
@@ -193,7 +192,7 @@ class CudaProgram(Program):
                 )
                 self._free()
             if batches is None:  # outside the handler: the error keeps the partly built batch alive
-                free_cached_memory()
+                device.free_cached_memory()
                 batches = self._capture(size, frame)
         with self._closing:
             self._captured[key] = batches
@@ -222,7 +221,7 @@ class CudaProgram(Program):
                     raise
                 self._fewer(len(models) - 1, error)
             del model, models[-1]  # outside the handler: the error keeps the partly built batch alive
-            free_cached_memory()
+            device.free_cached_memory()
         return batches
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
@@ -254,7 +253,7 @@ class CudaProgram(Program):
         try:
             yield
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
-            found = translate_cuda_error(error, doing)
+            found = device.translate_cuda_error(error, doing)
             if isinstance(found, GpuLostError):
                 self._abandon()
             raise found from error

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
-from framefuse.cuda.device import translate_cuda_error
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda
@@ -104,7 +103,7 @@ class Staging:
                     return device.pinned((size,), np.uint8), cp.empty((size,), np.uint8)
                 pointer = _mapped(size) if self._mode == "mapped" else cp.cuda.malloc_managed(size)
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
-            raise translate_cuda_error(error, f"allocate a plane of {size / 1e6:.1f} MB") from error
+            raise device.translate_cuda_error(error, f"allocate a plane of {size / 1e6:.1f} MB") from error
         host_bytes: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
         return np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
 

@@ -11,8 +11,8 @@ Title: three upload modes
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,12 +77,13 @@ class Staging:
         planes = []
         for number, plane in enumerate(frame.planes):
             buffer = self._slots[slot].get(number)
-            if buffer is None or buffer.holds != (plane.shape, plane.dtype):
+            if buffer is None or (buffer.host.shape, buffer.host.dtype) != (plane.shape, plane.dtype):
                 if buffer is None or buffer.memory[0].nbytes < plane.nbytes:
                     self._slots[slot].pop(number, None)
-                    buffer = _PlaneBuffer(self._memory(plane.nbytes))
+                    memory = self._memory(plane.nbytes)
+                    buffer = _PlaneBuffer(memory, *memory)
                 self._slots[slot][number] = buffer = buffer.shaped_like(plane)
-            host, gpu = buffer.planes
+            _, host, gpu = buffer
             np.copyto(host, plane)
             if self._mode == "copy":
                 gpu.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._stream)
@@ -108,24 +109,17 @@ class Staging:
         return np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
 
 
-@dataclass(frozen=True)
-class _PlaneBuffer:
-    """The buffer of one plane of a slot.
-
-    Attributes:
-        memory: its bytes on the host and on the GPU.
-        planes: the plane as an array, in both.
-        holds: shape and dtype of the plane.
-    """
+class _PlaneBuffer(NamedTuple):
+    """The buffer of one plane of a slot: its bytes on the host and on the GPU, and the plane as an array in both."""
 
     memory: tuple[NDArray[np.uint8], Any]
-    planes: tuple[Any, Any] = (None, None)
-    holds: tuple[tuple[int, ...], Any] | None = None
+    host: NDArray[Any]
+    gpu: Any
 
     def shaped_like(self, plane: Any) -> _PlaneBuffer:
         """The same memory for a plane of another shape or dtype that fits into it."""
         host, gpu = (part[: plane.nbytes].view(plane.dtype).reshape(plane.shape) for part in self.memory)
-        return _PlaneBuffer(self.memory, (host, gpu), (plane.shape, plane.dtype))
+        return _PlaneBuffer(self.memory, host, gpu)
 
 
 def _mapped(size: int) -> Any:

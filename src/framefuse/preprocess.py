@@ -112,11 +112,8 @@ class Preprocess:
 
     def place_view(self, width: int, height: int, view: View | None) -> Placement:
         """Placement of a view of a displayed image of width x height pixels; None: of the whole image."""
-        if view is None:
-            return self.place(width, height)
-        if view.size is None:
-            return self.place(width, height, view.region)
-        spec = replace(self, width=view.size[0], height=view.size[1], rectangular=False)
+        view = view or View()
+        spec = self if view.size is None else replace(self, width=view.size[0], height=view.size[1], rectangular=False)
         return spec.place(width, height, view.region)
 
     def __call__(

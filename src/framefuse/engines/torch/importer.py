@@ -104,7 +104,7 @@ def cut(inputs: Inputs, a: Attributes) -> Any:
 
 
 def gather(inputs: Inputs, a: Attributes) -> Any:
-    x, index, axis = _indexed(inputs, a)
+    x, axis, index = _indexed(inputs, a)
     flat = x.index_select(axis, index.reshape(-1))
     axis %= x.dim()
     return flat.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
@@ -123,17 +123,9 @@ def squeeze(inputs: Inputs, a: Attributes) -> Any:
     return x.squeeze(tuple(axes)) if axes is not None else x.squeeze()
 
 
-def expand(inputs: Inputs, a: Attributes) -> Any:
-    x, shape = inputs
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(shape)))
-
-
-def reduce(call: Callable[..., Any]) -> Operator:
-    def run(inputs: Inputs, a: Attributes) -> Any:
-        x, axes = inputs[0], _stated(inputs, 1, a, "axes")
-        return call(x, tuple(range(x.dim())) if axes is None else tuple(axes), bool(a.get("keepdims", 1)))
-
-    return run
+def reduce(inputs: Inputs, a: Attributes, call: Callable[..., Any]) -> Any:
+    x, axes = inputs[0], _stated(inputs, 1, a, "axes")
+    return call(x, tuple(range(x.dim())) if axes is None else tuple(axes), bool(a.get("keepdims", 1)))
 
 
 def gemm(inputs: Inputs, a: Attributes) -> Any:
@@ -149,10 +141,6 @@ def batch_norm(inputs: Inputs, a: Attributes) -> Any:
     return F.batch_norm(x, mean, variance, scale, shift, eps=a.get("epsilon", 1e-5))
 
 
-def clip(inputs: Inputs, a: Attributes) -> Any:
-    return inputs[0].clamp(_stated(inputs, 1, a, "min"), _stated(inputs, 2, a, "max"))
-
-
 def pad(inputs: Inputs, a: Attributes) -> Any:
     x, pads, *value = inputs
     half = len(pads) // 2
@@ -166,11 +154,6 @@ def cumulative_sum(inputs: Inputs, a: Attributes) -> Any:
     if a.get("exclusive") or a.get("reverse"):
         raise _lacks("CumSum that is exclusive or reversed")
     return x.cumsum(axis[0] if isinstance(axis, list) else axis, dtype=x.dtype)
-
-
-def divide(inputs: Inputs, a: Attributes) -> Any:
-    x, y = inputs
-    return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
 
 def _plain(call: Callable[..., Any]) -> Operator:
@@ -208,31 +191,21 @@ def _beside(inputs: Inputs, a: Attributes) -> tuple[Any, Any, Any]:
 def top_k(inputs: Inputs, a: Attributes) -> Any:
     """TopK: values and their indices."""
     x, count = inputs
-    found = torch.topk(x, int(count[0]), a.get("axis", -1), bool(a.get("largest", 1)), bool(a.get("sorted", 1)))
-    return found.values, found.indices
+    return torch.topk(x, int(count[0]), a.get("axis", -1), bool(a.get("largest", 1)), bool(a.get("sorted", 1)))
 
 
-def gather_elements(inputs: Inputs, a: Attributes) -> Any:
-    x, index, axis = _indexed(inputs, a)
-    return torch.gather(x, axis, index)
-
-
-def _indexed(inputs: Inputs, a: Attributes) -> tuple[Any, Any, int]:
-    """Values, indices without negative ones, and the axis."""
+def _indexed(inputs: Inputs, a: Attributes) -> tuple[Any, int, Any]:
+    """Values, the axis, and indices without negative ones."""
     x, index = inputs
     axis = a.get("axis", 0)
-    return x, torch.where(index < 0, index + x.shape[axis], index), axis
+    return x, axis, torch.where(index < 0, index + x.shape[axis], index)
 
 
-def arg(call: Callable[..., Any]) -> Operator:
+def arg(inputs: Inputs, a: Attributes, call: Callable[..., Any]) -> Any:
     """ArgMax or ArgMin; the first of equal values."""
-
-    def run(inputs: Inputs, a: Attributes) -> Any:
-        if a.get("select_last_index"):
-            raise _lacks("ArgMax or ArgMin with select_last_index")
-        return call(inputs[0], dim=a.get("axis", 0), keepdim=bool(a.get("keepdims", 1)))
-
-    return run
+    if a.get("select_last_index"):
+        raise _lacks("ArgMax or ArgMin with select_last_index")
+    return call(inputs[0], dim=a.get("axis", 0), keepdim=bool(a.get("keepdims", 1)))
 
 
 ALIKE = "Add Sub Mul Pow MatMul Sigmoid Relu Tanh Exp Log Sqrt Erf Neg Abs Floor Ceil Where"
@@ -241,11 +214,15 @@ OPERATORS: dict[str, Operator] = {
     "QuantizeLinear": quantize, "DequantizeLinear": dequantize, "Resize": resize, "Split": split, "Reshape": reshape,
     "Conv": conv, "ConvTranspose": partial(conv, transposed=True), "MaxPool": max_pool, "AveragePool": average_pool,
     "Slice": cut, "Gather": gather, "Unsqueeze": unsqueeze, "Squeeze": squeeze,
-    "Expand": expand, "Gemm": gemm, "BatchNormalization": batch_norm, "Clip": clip, "Div": divide,
-    "Pad": pad, "CumSum": cumulative_sum, "TopK": top_k, "GatherElements": gather_elements,
-    "ArgMax": arg(torch.argmax), "ArgMin": arg(torch.argmin), "Tile": lambda inputs, a: inputs[0].repeat(*inputs[1]),
-    "ReduceMean": reduce(torch.mean), "ReduceSum": reduce(torch.sum),
-    "ReduceMax": reduce(torch.amax), "ReduceMin": reduce(torch.amin),
+    "Gemm": gemm, "BatchNormalization": batch_norm, "Pad": pad, "CumSum": cumulative_sum, "TopK": top_k,
+    "ArgMax": partial(arg, call=torch.argmax), "ArgMin": partial(arg, call=torch.argmin),
+    "ReduceMean": partial(reduce, call=torch.mean), "ReduceSum": partial(reduce, call=torch.sum),
+    "ReduceMax": partial(reduce, call=torch.amax), "ReduceMin": partial(reduce, call=torch.amin),
+    "Clip": lambda inputs, a: inputs[0].clamp(_stated(inputs, 1, a, "min"), _stated(inputs, 2, a, "max")),
+    "Div": lambda inputs, a: torch.div(*inputs, rounding_mode=None if inputs[0].is_floating_point() else "trunc"),
+    "Expand": lambda inputs, a: inputs[0].expand(torch.broadcast_shapes(inputs[0].shape, tuple(inputs[1]))),
+    "GatherElements": lambda inputs, a: torch.gather(*_indexed(inputs, a)),
+    "Tile": lambda inputs, a: inputs[0].repeat(*inputs[1]),
     "GlobalAveragePool": lambda inputs, a: inputs[0].mean((2, 3), keepdim=True),
     "Concat": lambda inputs, a: torch.cat(tuple(inputs), a["axis"]),
     "Transpose": lambda inputs, a: inputs[0].permute(*a.get("perm", range(inputs[0].dim())[::-1])),

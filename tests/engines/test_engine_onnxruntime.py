@@ -18,10 +18,11 @@ import small_models
 from command_line import importable, spawn
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, engine_names, open_engine
-from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, load, profile_of
+from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, profile_of
 from framefuse.engines.onnxruntime import cannot_load, first_line, no_room
 from framefuse.errors import CapabilityError, GpuMemoryError, ModelError, UsageError
 from framefuse.models import find_model
+from framefuse.models.onnx_file import load_onnx
 
 HEIGHT, WIDTH = small_models.HEIGHT, small_models.WIDTH
 
@@ -207,7 +208,7 @@ def test_profiles_that_make_no_sense(shapes: Any, text: str) -> None:
 
 
 def test_a_model_states_its_profile_and_is_fixed_within_it(model: Path) -> None:
-    network = load(model)
+    network = load_onnx(model)
     assert profile_of(network) is None
     profile = Profile.of({"opt": (1, 3, HEIGHT, WIDTH), "max": (2, 3, HEIGHT, WIDTH)})
     network.metadata_props.add(key=PROFILE_KEY, value=profile.to_json())

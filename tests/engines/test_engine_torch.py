@@ -123,13 +123,14 @@ def test_modules_programs_and_torchscript_agree(tmp_path: Path, images: Array) -
 
 def test_a_pipeline_runs_a_module_of_the_caller(models: dict[str, Path]) -> None:
     """The card is that of the ONNX; the engine is an open one, over any module with those outputs."""
-    from framefuse.engines.onnx_shapes import at_shape, folded, load
+    from framefuse.engines.onnx_shapes import at_shape, folded
     from framefuse.engines.torch.importer import OnnxNetwork
+    from framefuse.models.onnx_file import load_onnx
 
     class Wrapped(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             shape = tuple(x.shape)
-            return OnnxNetwork(folded(at_shape(load(models["tiny_v5"]), shape)), x.device)(x)[0]
+            return OnnxNetwork(folded(at_shape(load_onnx(models["tiny_v5"]), shape)), x.device)(x)[0]
 
     images = list(small_models.drawn_images(3))
     options: dict[str, Any] = {"imgsz": [*SHAPE[2:]], "conf": 0.1}

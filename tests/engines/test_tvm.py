@@ -211,10 +211,11 @@ def test_tvm_is_imported_only_when_it_is_chosen() -> None:
 
 
 def test_a_network_whose_shapes_are_computed_is_folded(tmp_path: Path) -> None:
-    from framefuse.engines.onnx_shapes import at_shape, folded, load
+    from framefuse.engines.onnx_shapes import at_shape, folded
+    from framefuse.models.onnx_file import load_onnx
     from small_models import write
 
-    model = folded(at_shape(load(write(tmp_path / "v8.onnx", "yolov8n")), (1, 3, 64, 96)))
+    model = folded(at_shape(load_onnx(write(tmp_path / "v8.onnx", "yolov8n")), (1, 3, 64, 96)))
     kinds = {node.op_type for node in model.graph.node}
     assert not kinds & {"Shape", "Range", "Expand", "Gather", "ConstantOfShape", "Constant"}
     assert [axis.dim_value for axis in model.graph.output[0].type.tensor_type.shape.dim] == [1, 84, 126]

@@ -51,10 +51,11 @@ def test_a_shipped_model_is_valid_where_its_shapes_are_known(name: str) -> None:
     """As engines that are built for one shape read it: ONNX Runtime on CUDA, TensorRT."""
     import onnx
 
-    from framefuse.engines.onnx_shapes import at_shape, load
+    from framefuse.engines.onnx_shapes import at_shape
+    from framefuse.models.onnx_file import load_onnx
 
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = at_shape(load(find_model(name)), (1, 3, 64, 96))
+    model = at_shape(load_onnx(find_model(name)), (1, 3, 64, 96))
     onnx.checker.check_model(model, full_check=True)
     onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 

@@ -165,12 +165,12 @@ def build(
     say = progress_printer(quiet)
     plan = out if engine else None
     if engine:
-        from framefuse.engines.onnx_shapes import load
         from framefuse.engines.tensorrt.build import bindings, precision_of
         from framefuse.models import find_model
+        from framefuse.models.onnx_file import load_onnx
 
         bindings()  # fail before the model is lowered if no plan can be built
-        written = precision_of(load(find_model(model)))
+        written = precision_of(load_onnx(find_model(model)))
         if precision in (written, "fp32") or (precision, written) == ("fp8", "int8"):  # no need to lower the file
             _build_plan(find_model(model), precision, shapes, workspace, plan, exist_ok, say, print_report)
             return 0

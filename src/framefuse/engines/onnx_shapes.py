@@ -106,9 +106,6 @@ def read_profile(path: Path) -> Profile | None:
     return profile_of(load_onnx(path, weights=False)) if stated else None
 
 
-load = load_onnx  # engines import it together with what follows
-
-
 def at_shape(model: Any, shape: Shape) -> Any:
     """The model with its input fixed at `shape` and all shapes inferred. Changes the model that is passed.
 

@@ -27,11 +27,11 @@ from framefuse.cuda import device
 from framefuse.cuda.device import StreamPool, new_stream, translate_cuda_error
 from framefuse.engines.backend import CUPY, Backend, Needs, Package
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions, check_int8
-from framefuse.engines.onnx_shapes import at_shape, load
+from framefuse.engines.onnx_shapes import at_shape
 from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool, capture, fork_join
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
-from framefuse.models.onnx_file import inputs_of, is_quantised
+from framefuse.models.onnx_file import inputs_of, is_quantised, load_onnx
 
 
 def _cuda(library: str) -> Needs:
@@ -158,7 +158,7 @@ class OnnxRuntimeCudaEngine(Engine):
         options.refuse_threads(name)
         device.cupy()
         self._path, self._workspace = model, options.workspace_mb << 20
-        self._model = load(model)
+        self._model = load_onnx(model)
         quantised = is_quantised(self._model)
         check_int8(options.precision, quantised)
         usual = "int8" if quantised else "fp16"

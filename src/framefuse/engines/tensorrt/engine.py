@@ -25,11 +25,11 @@ from framefuse.cuda import device
 from framefuse.engines import selftest
 from framefuse.engines.backend import CUPY, Backend, Needs, Package
 from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions
-from framefuse.engines.onnx_shapes import load
 from framefuse.engines.requests import DeviceExecution
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, build_plan, precision_of
 from framefuse.engines.tensorrt.plans import cached, read, this_gpu
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.models.onnx_file import load_onnx
 
 BACKEND = Backend(
     "tensorrt",
@@ -75,7 +75,7 @@ class TensorrtEngine(Engine):
             content, shapes, self.precision = read(model, self._found)
             self._load(content, shapes, model)
         else:
-            self.precision = precision_of(load(model)) if options.precision == "auto" else options.precision
+            self.precision = precision_of(load_onnx(model)) if options.precision == "auto" else options.precision
         self.reasons.append(f"precision {self.precision}: TensorRT follows the file")
 
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
@@ -183,7 +183,7 @@ def why_not(model: Path, precision: str, height: int, width: int) -> str | None:
     capability = str(device.cupy().cuda.Device().compute_capability)
     if found.rtx and not RTX_GPUS.fullmatch(capability):
         return f"{found} does not run on {_this_gpu()}"
-    written = precision_of(load(model))
+    written = precision_of(load_onnx(model))
     if precision in ("auto", written) or (precision, written) == ("fp8", "int8"):
         return None
     return f"TensorRT follows the file, which is written in {written}"

@@ -18,10 +18,11 @@ import numpy as np
 from framefuse.common.machine import available_cores
 from framefuse.engines.backend import CUPY, Backend, Needs, Package
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions
-from framefuse.engines.onnx_shapes import at_shape, folded, load
+from framefuse.engines.onnx_shapes import at_shape, folded
 from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
+from framefuse.models.onnx_file import load_onnx
 
 BACKEND = Backend(
     "torch",
@@ -73,7 +74,7 @@ class TorchEngine(Engine):
         self._onnx: Any = None
         self._what = str(model) if isinstance(model, Path) else type(model).__name__
         if isinstance(model, Path) and model.suffix == ".onnx":
-            self._onnx = load(model)
+            self._onnx = load_onnx(model)
         else:
             self._module = self._converted(_read(torch, model) if isinstance(model, Path) else model)
         threads = options.threads or available_cores()

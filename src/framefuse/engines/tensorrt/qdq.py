@@ -29,8 +29,7 @@ def symmetric(model: Any) -> Any:
     Raises:
         ModelError: a quantiser whose scale or zero point is no constant, or has several zero points.
     """
-    import onnx
-    from onnx import helper, numpy_helper
+    from onnx import helper
 
     moved = deepcopy(model)
     graph = _Graph(moved)
@@ -98,11 +97,7 @@ def symmetric(model: Any) -> Any:
                 reader.input[:] = [*list(reader.input)[:2], name]
     del moved.graph.node[:]
     moved.graph.node.extend(nodes)
-    del moved.graph.value_info[:]
-    moved.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in graph.added.items())
-    _drop_unused(moved)
-    onnx.checker.check_model(moved, full_check=True)
-    return moved
+    return graph.finished()
 
 
 def to_fp8(model: Any) -> Any:
@@ -113,12 +108,11 @@ def to_fp8(model: Any) -> Any:
     Raises:
         ModelError: the model is not quantised.
     """
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper, version_converter
 
     if not is_quantised(model):
         raise ModelError("FP8 needs ranges, and the model has none", remedy="build it with --precision int8 first")
-    converted = onnx.version_converter.convert_version(model, max(FP8_OPSET, opset_of(model)))
+    converted = version_converter.convert_version(model, max(FP8_OPSET, opset_of(model)))
     graph = _Graph(converted)
     tensors: list[Any] = []
     fp8 = TensorProto.FLOAT8E4M3FN
@@ -148,11 +142,7 @@ def to_fp8(model: Any) -> Any:
             tensors.append(zeros)
             node.input[:] = [name, graph.add(f"{name}_scale", scale.ravel().astype(np.float32)), zeros.name]
     converted.graph.initializer.extend([zero, *tensors])
-    converted.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in graph.added.items())
-    del converted.graph.value_info[:]
-    _drop_unused(converted)
-    onnx.checker.check_model(converted, full_check=True)
-    return converted
+    return graph.finished()
 
 
 class _Graph:
@@ -160,12 +150,13 @@ class _Graph:
         from onnx import numpy_helper
 
         self.constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-        self.added: dict[str, Any] = {}
+        self._model = model
+        self._added: dict[str, Any] = {}
         self._nodes = list(model.graph.node)
         self._makers = {name: node for node in self._nodes for name in node.output}
 
     def add(self, name: str, value: Any) -> str:
-        self.added[name] = np.asarray(value)
+        self._added[name] = np.asarray(value)
         return name
 
     def readers(self, name: str) -> list[Any]:
@@ -194,9 +185,15 @@ class _Graph:
             scale, zero = scale.reshape(shape), zero.reshape(shape) if zero.ndim else zero
         return (stored - zero) * scale
 
+    def finished(self) -> Any:
+        """The model with what was added, without constants that nothing reads and shapes that may have changed."""
+        from onnx import checker, numpy_helper
 
-def _drop_unused(model: Any) -> None:
-    used = {name for node in model.graph.node for name in node.input}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
+        graph = self._model.graph
+        graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in self._added.items())
+        used = {name for node in graph.node for name in node.input}
+        kept = [tensor for tensor in graph.initializer if tensor.name in used]
+        del graph.initializer[:], graph.value_info[:]
+        graph.initializer.extend(kept)
+        checker.check_model(self._model, full_check=True)
+        return self._model

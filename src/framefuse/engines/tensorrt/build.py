@@ -134,9 +134,6 @@ class Messages:
         lines = [line for kind in ("ERROR", "INTERNAL_ERROR") for line in self.said.get(kind, ())]
         return "; ".join(lines[:3]) or "it gave no reason"
 
-    def worse(self) -> dict[str, list[str]]:
-        return {kind: list(lines) for kind, lines in self.said.items() if kind in WORSE}
-
     def forget(self) -> None:
         self.said.clear()
 
@@ -248,8 +245,9 @@ def build_plan(
     if timed:
         timed.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(timed, bytes(config.get_timing_cache().serialize()))
+    worse = {kind: list(lines) for kind, lines in said.said.items() if kind in WORSE}
     times = parsed - started, ended - parsed
-    return Plan(bytes(content), written, shapes, *times, int(network.num_layers), said.worse())
+    return Plan(bytes(content), written, shapes, *times, int(network.num_layers), worse)
 
 
 def _parser_errors(parser: Any) -> str:

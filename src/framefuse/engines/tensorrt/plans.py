@@ -68,8 +68,7 @@ def cached(
     shapes = _wider(cache, wanted, request) or own
 
     def build(path: Path) -> None:
-        options: dict[str, Any] = {"precision": precision, "workspace_mb": workspace_mb, "found": found}
-        path.write_bytes(build_plan(model, shapes, timing_cache=_timing(cache, found), **options).content)
+        path.write_bytes(_plan(cache, found, model, shapes, precision, workspace_mb).content)
 
     try:
         return cache.get(wanted | {"shapes": str(shapes)}, build, suffix=SUFFIX), shapes
@@ -95,8 +94,7 @@ def build(
     """
     found, cache = found or bindings(), EngineCache("tensorrt")
     about = key(found, model, precision, shapes, workspace_mb)
-    options: dict[str, Any] = {"precision": precision, "workspace_mb": workspace_mb, "found": found}
-    plan = build_plan(model, shapes, timing_cache=_timing(cache, found), **options)
+    plan = _plan(cache, found, model, shapes, precision, workspace_mb)
     try:
         if output is not None:
             write(output, plan, about)
@@ -166,6 +164,7 @@ def _wider(cache: EngineCache, wanted: dict[str, str], request: tuple[int, int, 
     return None
 
 
-def _timing(cache: EngineCache, found: Bindings) -> Path:
-    """The file of TensorRT's timing cache."""
-    return cache.folder / (re.sub("[^0-9A-Za-z]", "_", "-".join(place(found).values())) + ".timing")
+def _plan(cache: EngineCache, found: Bindings, model: Path, shapes: Shapes, precision: str, workspace_mb: int) -> Plan:
+    """A plan built with the timing cache of this place."""
+    timing = cache.folder / (re.sub("[^0-9A-Za-z]", "_", "-".join(place(found).values())) + ".timing")
+    return build_plan(model, shapes, precision=precision, workspace_mb=workspace_mb, timing_cache=timing, found=found)

@@ -187,9 +187,11 @@ class OnnxRuntimeCudaEngine(Engine):
         ort = self._ort
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1  # threads would only spin
-        providers = {"CUDAExecutionProvider": self._cuda_options(stream, own_graph=own_graph)}
+        shared = {"device_id": str(device.current_gpu()), "user_compute_stream": str(stream.ptr)}
+        graph = "1" if own_graph else "0"
+        providers = {"CUDAExecutionProvider": shared | self._cuda_options(graph)}
         if self._provider not in providers:
-            providers = {self._provider: self._tensorrt_options(stream, own_graph=own_graph), **providers}
+            providers = {self._provider: shared | self._tensorrt_options(graph), **providers}
         try:
             # With fallback it would silently continue with another provider, even in the middle of a run.
             session = ort.InferenceSession(model, options, providers=[*providers.items()], enable_fallback=0)
@@ -206,31 +208,28 @@ class OnnxRuntimeCudaEngine(Engine):
         remedy = "install its libraries (CUDA and cuDNN: pip install 'framefuse[cuda13]', with a driver for CUDA 13)"
         return CapabilityError(message, remedy=remedy)
 
-    def _cuda_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
+    def _cuda_options(self, graph: str) -> dict[str, str]:
         options = {
-            "device_id": str(device.current_gpu()),
-            "user_compute_stream": str(stream.ptr),
             "cudnn_conv_algo_search": "EXHAUSTIVE",
             "cudnn_conv_use_max_workspace": "1",
-            "enable_cuda_graph": "1" if own_graph else "0",
+            "enable_cuda_graph": graph,
             # If TF32 is off, float16 convolutions do not use tensor cores either: 2.8 ms instead of 0.8.
             **dict.fromkeys(("prefer_nhwc", "fuse_conv_bias", "use_tf32"), "0" if self.precision == "fp32" else "1"),
         }
         return options | ({"gpu_mem_limit": str(self._workspace)} if self._workspace else {})
 
-    def _tensorrt_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
-        options = {"device_id": str(device.current_gpu()), "user_compute_stream": str(stream.ptr)}
+    def _tensorrt_options(self, graph: str) -> dict[str, str]:
         folder = user_cache() / self.name
         folder.mkdir(parents=True, exist_ok=True)
         if self.name == "onnxruntime-nvrtx":
-            return options | {"nv_runtime_cache_path": str(folder), "enable_cuda_graph": "1" if own_graph else "0"}
-        options |= dict.fromkeys(("trt_engine_cache_enable", "trt_timing_cache_enable"), "1")
-        options |= {"trt_max_workspace_size": str(self._workspace)} if self._workspace else {}
-        return options | {
+            return {"nv_runtime_cache_path": str(folder), "enable_cuda_graph": graph}
+        options = {
+            **dict.fromkeys(("trt_engine_cache_enable", "trt_timing_cache_enable"), "1"),
             "trt_fp16_enable": "1" if self.precision == "fp16" else "0",
             "trt_engine_cache_path": str(folder),
-            "trt_cuda_graph_enable": "1" if own_graph else "0",
+            "trt_cuda_graph_enable": graph,
         }
+        return options | ({"trt_max_workspace_size": str(self._workspace)} if self._workspace else {})
 
 
 class Execution(DeviceExecution):
@@ -262,7 +261,7 @@ class Execution(DeviceExecution):
             self.capturable = False
             why = str(error).strip().splitlines()[0][:200]
             self._session = self._binding = None
-            self._session, self.how = self._with_own_graph(open_session, model, why)
+            self.how = f"{self._with_own_graph(open_session, model)} ({why})"
 
     def __del__(self) -> None:
         self._binding = self._session = None  # they free memory on the stream, which must outlive them
@@ -272,8 +271,8 @@ class Execution(DeviceExecution):
     def start(self, stream: Any) -> None:
         fork_join(stream, self._stream, self._run)
 
-    def _with_own_graph(self, open_session: Any, model: bytes, why: str) -> tuple[Any, str]:
-        """A session that replays its own graph, or one that launches each kernel; and how it runs, for the report."""
+    def _with_own_graph(self, open_session: Any, model: bytes) -> str:
+        """Open a session that replays its own graph, or one that launches each kernel; how it runs, for the report."""
         for own_graph, how in ((True, "a graph of its own between two of ours"), (False, "started kernel by kernel")):
             try:
                 self._session = open_session(model, self._stream, own_graph=own_graph)
@@ -281,7 +280,7 @@ class Execution(DeviceExecution):
                 for _ in range(3):  # run, capture, replay
                     self._run()
                 self._stream.synchronize()
-                return self._session, f"{how} ({why})"
+                return how
             except FramefuseError as error:
                 if not own_graph or isinstance(error, GpuMemoryError):
                     raise

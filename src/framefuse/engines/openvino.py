@@ -67,7 +67,7 @@ class OpenVinoEngine(Engine):
         self._model = model
         network = self._read()
         quantised = any(node.get_type_name() == "FakeQuantize" for node in network.get_ops())
-        self.precision = self._choose_precision(options.precision, quantised, core)
+        self.precision = self._choose_precision(options.precision, quantised)
         self._hint = HINTS.get(self.precision) or ("bf16" if _has_bf16(core) else "f32")
         cores = available_cores()
         threads = options.threads or cores
@@ -143,39 +143,37 @@ class OpenVinoEngine(Engine):
             changes.output(number).tensor().set_element_type(ov.Type.bf16 if self._hint == "bf16" else ov.Type.f32)
         return self._core.compile_model(changes.build(), "CPU", self._config)
 
-    def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:
-        able = set(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+    def _choose_precision(self, asked: str, quantised: bool) -> str:
+        able = set(self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
         check_int8(asked, quantised)
+        chosen, why = asked, "as asked"
         if quantised:
-            rest = "bf16" if _has_bf16(core) else "fp32"
-            self.reasons.append(f"precision int8: the model is quantised; layers that are not run in {rest}")
-            return "int8"
-        if asked == "auto":
-            against = _against_bf16(core)
-            self.reasons.append(f"precision {'fp32' if against else 'bf16'}: {against or 'the fastest of this CPU'}")
-            return "fp32" if against else "bf16"
-        if asked in ("bf16", "fp16") and asked.upper() not in able:
+            rest = "bf16" if _has_bf16(self._core) else "fp32"
+            chosen, why = "int8", f"the model is quantised; layers that are not run in {rest}"
+        elif asked == "auto":
+            against = _against_bf16(self._core)
+            chosen, why = ("fp32", against) if against else ("bf16", "the fastest of this CPU")
+        elif asked in ("bf16", "fp16") and asked.upper() not in able:
             message = f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(able))})"
             raise CapabilityError(message, remedy="use --precision auto")
-        self.reasons.append(f"precision {asked}: as asked")
-        return asked
+        self.reasons.append(f"precision {chosen}: {why}")
+        return chosen
 
     def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         ov = _openvino()
         shape = (batch, 3, height, width)
         compiled = self._compiled_for(shape)
+        images = (batch, height, width, 3) if self._channels_last else shape
+        layout = None if self._head is None else HEAD
 
         def make_slot() -> Slot:
-            request = compiled.create_infer_request()
-            layout = None if self._head is None else HEAD
+            slot = Slot(np.zeros(images, self.input_dtype), handle=compiled.create_infer_request(), layout=layout)
             if self._channels_last:
-                values = np.zeros((batch, height, width, 3), self.input_dtype)
-                tensor = ov.Tensor(values, ov.Shape(values.shape), ov.Type.bf16)
-                slot = Slot(values, handle=request, memory_format="nhwc", layout=layout)
+                slot.memory_format = "nhwc"
+                tensor = ov.Tensor(slot.input, ov.Shape(images), ov.Type.bf16)
             else:
-                slot = Slot(np.zeros(shape, self.input_dtype), handle=request, layout=layout)
                 tensor = ov.Tensor(slot.input, shared_memory=True)
-            request.set_input_tensor(0, tensor)
+            slot.handle.set_input_tensor(0, tensor)
             return slot
 
         count = slots or self.streams + 1

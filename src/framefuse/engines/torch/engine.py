@@ -70,6 +70,7 @@ class TorchEngine(Engine):
         if self.precision not in self.capabilities.precisions[self.device]:
             raise CapabilityError(f"engine torch has no {self.precision}", remedy="use another engine")
         self._half = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        self._dtype = self._half if self.precision in HALVES else torch.float32
         self._module: Any = None
         self._onnx: Any = None
         self._what = str(model) if isinstance(model, Path) else type(model).__name__
@@ -94,7 +95,7 @@ class TorchEngine(Engine):
             ModelError: it has operators that are not known.
         """
         if self._onnx is None:
-            module, dtype = self._module, self._half if self.precision in HALVES else self._torch.float32
+            module, dtype = self._module, self._dtype
             return lambda image: flatten(module(image.to(dtype)), self._torch)
         from framefuse.engines.torch.importer import OnnxNetwork
 
@@ -132,8 +133,7 @@ class TorchEngine(Engine):
 
     def _converted(self, module: Any) -> Any:
         """The module on its device, in its precision, channels last."""
-        torch = self._torch
-        dtype = self._half if self.precision in HALVES else torch.float32
+        torch, dtype = self._torch, self._dtype
         if isinstance(module, torch.export.ExportedProgram):
             found = {value.dtype for value in module.state_dict.values() if value.is_floating_point()}
             if found - {dtype}:

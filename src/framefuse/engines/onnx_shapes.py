@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -66,15 +67,12 @@ class Profile:
         Raises:
             UsageError: the profile excludes this shape.
         """
-        for axis, low, size, high in zip(
-            ("batch", "channels", "height", "width"), self.min, shape, self.max, strict=True
-        ):
+        axes = "batch", "channels", "height", "width"
+        for axis, low, size, high in zip(axes, self.min, shape, self.max, strict=True):
             if not low <= size <= high:
                 allowed = f"{low} to {high}" if high > low else str(low)
-                raise UsageError(
-                    f"{axis} {size} of input {tuple(shape)} is outside the profile {self}",
-                    remedy=f"ask for {allowed}, or build the engine again with shapes that include it",
-                )
+                remedy = f"ask for {allowed}, or build the engine again with shapes that include it"
+                raise UsageError(f"{axis} {size} of input {tuple(shape)} is outside the profile {self}", remedy=remedy)
 
     def to_json(self) -> str:
         return json.dumps({"min": self.min, "opt": self.opt, "max": self.max})
@@ -120,10 +118,8 @@ def at_shape(model: Any, shape: Shape) -> Any:
     for dim, size in zip(axes, shape, strict=True):
         if dim.dim_value > 0 and dim.dim_value != size:
             fixed = tuple(axis.dim_value or "?" for axis in axes)
-            raise UsageError(
-                f"input {shape} was asked for, but the model takes {fixed} only",
-                remedy="export the model with dynamic axes, or ask for its own size",
-            )
+            message = f"input {shape} was asked for, but the model takes {fixed} only"
+            raise UsageError(message, remedy="export the model with dynamic axes, or ask for its own size")
         dim.ClearField("dim_param")
         dim.dim_value = size
     return _inferred(model)
@@ -168,19 +164,17 @@ def _fold(model: Any) -> bool:
     }
     kept = []
     for node in graph.node:
-        inputs = [name for name in node.input if name]
-        if node.op_type == "Shape" and inputs[0] in shapes:
+        kind, inputs = node.op_type, [name for name in node.input if name]
+        results: list[Any] | None = None
+        if kind == "Shape" and inputs[0] in shapes:
             start, end = attribute(node, "start", 0), attribute(node, "end", None)
             results = [np.array(shapes[inputs[0]][start:end], np.int64)]
-        elif node.op_type in QUANTISERS or not (inputs or node.op_type == "Constant") or set(inputs) - set(constants):
+        elif kind not in QUANTISERS and (inputs or kind == "Constant") and constants.keys() >= {*inputs}:
+            with suppress(Exception):  # onnx's evaluator lacks it; the engine may have it
+                results = evaluate([node], {name: constants[name] for name in inputs}, list(node.output), model)
+        if results is None:
             kept.append(node)
             continue
-        else:
-            try:
-                results = evaluate([node], {name: constants[name] for name in inputs}, list(node.output), model)
-            except Exception:  # onnx's evaluator lacks it; the engine may have it
-                kept.append(node)
-                continue
         for name, value in zip(node.output, results, strict=True):
             if name:
                 constants[name] = value

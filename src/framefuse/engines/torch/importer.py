@@ -9,7 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ Inputs = Sequence[Any]
 Attributes = dict[str, Any]
 Operator = Callable[..., Any]
 """(inputs, attributes) -> the output, or a tuple of outputs."""
+Part = Callable[[dict[str, Any]], Any]
+"""Values by name, of what has run -> an input of a node."""
 
 
 def conv(inputs: Inputs, a: Attributes, transposed: bool = False) -> Any:
@@ -305,7 +307,7 @@ class OnnxNetwork:
         readers = Counter(name for node in graph.node for name in node.input)
         readers.update(self._outputs)
         silus = _silus(graph, readers)
-        self._steps: list[tuple[Callable[[list[Any]], Any], list[Any], list[str]]] = []
+        self._steps: list[tuple[Callable[[list[Any]], Any], list[Part], list[str]]] = []
         for node in graph.node:
             name, inputs = node.op_type, list(node.input)
             if node.output[0] in silus.values():
@@ -324,32 +326,20 @@ class OnnxNetwork:
         """The model's outputs in order."""
         values: dict[str, Any] = {self._inputs[0]: image}
         for call, parts, outputs in self._steps:
-            made = call([part.of(values) if isinstance(part, _Part) else part for part in parts])
-            if len(outputs) == 1 and not isinstance(made, tuple | list):
-                values[outputs[0]] = made
-            else:
-                values.update(zip(outputs, made, strict=False))
+            made = call([part(values) for part in parts])
+            values.update(zip(outputs, made if isinstance(made, tuple | list) else [made], strict=False))
         return [values[name] if name in values else self._known[name] for name in self._outputs]
 
-    def _part(self, name: str, plain: bool) -> Any:
-        """An input of a node: its value if that is known, else where to find it."""
+    def _part(self, name: str, plain: bool) -> Part:
+        """An input of a node that is passed as plain numbers, or as it is; "": it is omitted."""
+        if not name:
+            return lambda values: None
         if name not in self._known:
-            return _Part(name, plain) if name else None
-        value = self._known[name]
-        if plain:
-            return _numbers(value)
-        value = value.to(self._device)
-        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
-
-
-class _Part(NamedTuple):
-    """An input of a node, and whether it is passed as plain numbers."""
-
-    name: str
-    plain: bool
-
-    def of(self, values: dict[str, Any]) -> Any:
-        return _numbers(values[self.name]) if self.plain else values[self.name]
+            return lambda values: _numbers(values[name]) if plain else values[name]
+        value: Any = _numbers(self._known[name]) if plain else self._known[name].to(self._device)
+        if not plain and value.dim() == 4:
+            value = value.contiguous(memory_format=torch.channels_last)
+        return lambda values: value
 
 
 def _numbers(value: torch.Tensor) -> Any:
@@ -377,11 +367,10 @@ def _silus(graph: Any, readers: Counter[str]) -> dict[str, str]:
     """Output of each Mul of a convolution's result x and Sigmoid(x) -> that of the Sigmoid that nothing else reads."""
     convs = {node.output[0] for node in graph.node if node.op_type == "Conv"}
     gates = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Sigmoid"}
-    found = {}
-    for node in graph.node:
-        if node.op_type != "Mul":
-            continue
-        for gate, x in (tuple(node.input), tuple(node.input)[::-1]):
-            if gates.get(gate) == x and x in convs and readers[gate] == 1 and readers[x] == 2:
-                found[node.output[0]] = gate
-    return found
+    return {
+        node.output[0]: gate
+        for node in graph.node
+        if node.op_type == "Mul"
+        for gate, x in (tuple(node.input), tuple(node.input)[::-1])
+        if gates.get(gate) == x and x in convs and readers[gate] == 1 and readers[x] == 2
+    }

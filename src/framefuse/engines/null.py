@@ -16,7 +16,6 @@ from framefuse.engines.engine import Capabilities, Engine, EngineOptions, Precis
 from framefuse.engines.requests import DeviceExecution, Slot, SlotPool
 from framefuse.models.onnx_file import load_onnx
 
-Answer = Callable[..., Sequence[NDArray[Any]]]
 BACKEND = Backend(
     "null",
     Capabilities(dict.fromkeys(("cpu", "cuda"), get_args(Precision)[1:]), capturable=True),
@@ -32,7 +31,7 @@ class NullEngine(Engine):
     precision = "none"
     input_dtype = np.dtype(np.float32)
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Callable[..., Sequence[NDArray[Any]]]) -> None:
         self._answer = answer
         self.reasons = ["engine null: no model runs, outputs are empty"]
 

@@ -104,12 +104,11 @@ class TensorrtEngine(Engine):
         if engine is None:
             said, diagnosis = self._said.errors(), self._validity(content)
             kind = CapabilityError if "UNSUPPORTED_CC" in diagnosis else EngineError
-            raise kind(
-                f"{self._found} refuses {path.name} on this GPU, {_this_gpu()}: {said}{diagnosis}",
-                remedy=f"TensorRT for RTX runs on compute capability {RTX_CAPABILITIES}; use --engine cudnn"
-                if self._found.rtx
-                else "build it again on this machine, or use --engine cudnn",
-            )
+            remedy = "build it again on this machine, or use --engine cudnn"
+            if self._found.rtx:
+                remedy = f"TensorRT for RTX runs on compute capability {RTX_CAPABILITIES}; use --engine cudnn"
+            message = f"{self._found} refuses {path.name} on this GPU, {_this_gpu()}: {said}{diagnosis}"
+            raise kind(message, remedy=remedy)
         self.artifact_bytes = len(content)
         self._loaded.append((shapes, engine))
         return engine

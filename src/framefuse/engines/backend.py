@@ -65,13 +65,6 @@ class Needs:
     extra: str = ""
     """Of framefuse, which installs them; "": they come with framefuse itself."""
 
-    @property
-    def install(self) -> str:
-        """The command."""
-        if not self.extra:
-            return "pip install " + (" ".join(package.name for package in self.packages) or "framefuse")
-        return f"pip install 'framefuse[{self.extra}]'"
-
 
 @dataclass(frozen=True, eq=False)
 class Backend:
@@ -120,7 +113,10 @@ class Backend:
 
     def install(self, device: str) -> str:
         """The command that installs the packages for a device."""
-        return self.needs.get(device, Needs()).install
+        needs = self.needs.get(device, Needs())
+        if needs.extra:
+            return f"pip install 'framefuse[{needs.extra}]'"
+        return "pip install " + (" ".join(package.name for package in needs.packages) or "framefuse")
 
     def refuses(self, model: Path, precision: str, height: int, width: int) -> str | None:
         """Why the engine cannot run a model, as far as that is known without opening it; None: nothing speaks against

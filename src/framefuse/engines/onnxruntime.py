@@ -237,6 +237,7 @@ class Execution(DeviceExecution):
     be captured, and why not, for the report."""
 
     memory_format = "nchw"
+    _binding: Any
 
     def __init__(self, open_session: Any, model: bytes, shape: Shape, dtype: np.dtype[Any]) -> None:
         cp = device.cupy()
@@ -247,13 +248,9 @@ class Execution(DeviceExecution):
         self._options = _onnxruntime().RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self.results: list[Any] = []
-        self._binding = self._bound()
-        self._run()  # determines the shapes of the outputs
-        self._stream.synchronize()
+        self._bind_and_run()  # determines the shapes of the outputs
         self.results = [cp.zeros(value.shape(), _dtype(value.data_type())) for value in self._binding.get_outputs()]
-        self._binding = self._bound()
-        self._run()
-        self._stream.synchronize()
+        self._bind_and_run()
         self.capturable, self.how = True, "captured"
         try:
             capture(self._stream, self._run)
@@ -276,25 +273,24 @@ class Execution(DeviceExecution):
         for own_graph, how in ((True, "a graph of its own between two of ours"), (False, "started kernel by kernel")):
             try:
                 self._session = open_session(model, self._stream, own_graph=own_graph)
-                self._binding = self._bound()
-                for _ in range(3):  # run, capture, replay
-                    self._run()
-                self._stream.synchronize()
+                self._bind_and_run(3)  # run, capture, replay
                 return how
             except FramefuseError as error:
                 if not own_graph or isinstance(error, GpuMemoryError):
                     raise
         raise AssertionError
 
-    def _bound(self) -> Any:
-        """Input and `results`; before there are any, outputs that ONNX Runtime allocates."""
-        gpu, binding = device.current_gpu(), self._session.io_binding()
-        name = self._session.get_inputs()[0].name
-        binding.bind_input(name, "cuda", gpu, self.input.dtype.type, self.input.shape, self.input.data.ptr)
+    def _bind_and_run(self, runs: int = 1) -> None:
+        """Bind the input and `results` (or outputs that ONNX Runtime allocates, before there are any), and run."""
+        gpu, name = device.current_gpu(), self._session.get_inputs()[0].name
+        self._binding = self._session.io_binding()
+        self._binding.bind_input(name, "cuda", gpu, self.input.dtype.type, self.input.shape, self.input.data.ptr)
         for output, result in zip_longest(self._session.get_outputs(), self.results):
             memory = () if result is None else (result.dtype.type, result.shape, result.data.ptr)
-            binding.bind_output(output.name, "cuda", gpu, *memory)
-        return binding
+            self._binding.bind_output(output.name, "cuda", gpu, *memory)
+        for _ in range(runs):
+            self._run()
+        self._stream.synchronize()
 
     def _run(self) -> None:
         try:

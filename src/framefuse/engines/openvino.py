@@ -51,10 +51,7 @@ class OpenVinoEngine(Engine):
 
     The first input shape is compiled with fixed sizes, which makes element-wise layers up to 7 times faster than free
     axes do (6 % of a YOLOv8n). All other shapes share one compilation with free axes, so that a folder of images of
-    many sizes is not compiled for each.
-
-    In bf16 the input has the format that the first layer reads, and a YOLOv8 leaves the decoding of boxes to
-    post-processing: 8 % of a YOLOv8n.
+    many sizes is not compiled for each. In bf16 the input has the format that the first layer reads.
     """
 
     name = BACKEND.name

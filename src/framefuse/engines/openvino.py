@@ -60,12 +60,13 @@ class OpenVinoEngine(Engine):
     def __init__(self, model: Path, options: EngineOptions) -> None:
         options.refuse_workspace(self.name)
         self.reasons = []
-        self._core = core = _core()
+        self._core = _core()
+        self._able = set(self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
         self._model = model
         network = self._read()
         quantised = any(node.get_type_name() == "FakeQuantize" for node in network.get_ops())
         self.precision = self._choose_precision(options.precision, quantised)
-        self._hint = HINTS.get(self.precision) or ("bf16" if _has_bf16(core) else "f32")
+        self._hint = HINTS.get(self.precision) or ("bf16" if "BF16" in self._able else "f32")
         cores = available_cores()
         threads = options.threads or cores
         self.streams = options.streams or (threads if threads <= 4 else threads // 2)
@@ -128,7 +129,9 @@ class OpenVinoEngine(Engine):
         """The network with the inputs and outputs of a slot, compiled."""
         ov = _openvino()
         if self._head is not None:
-            network = cut_head(ov, network, self._head)
+            nodes = {node.get_friendly_name(): node for node in network.get_ordered_ops()}
+            logits = [ov.opset13.result(nodes[name].output(0)) for name in self._head]
+            network = ov.Model(logits, network.get_parameters(), HEAD)
         changes = ov.preprocess.PrePostProcessor(network)
         if self._channels_last:
             changes.input(0).model().set_layout(ov.Layout("NCHW"))
@@ -141,20 +144,28 @@ class OpenVinoEngine(Engine):
         return self._core.compile_model(changes.build(), "CPU", self._config)
 
     def _choose_precision(self, asked: str, quantised: bool) -> str:
-        able = set(self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
         check_int8(asked, quantised)
         chosen, why = asked, "as asked"
         if quantised:
-            rest = "bf16" if _has_bf16(self._core) else "fp32"
+            rest = "bf16" if "BF16" in self._able else "fp32"
             chosen, why = "int8", f"the model is quantised; layers that are not run in {rest}"
         elif asked == "auto":
-            against = _against_bf16(self._core)
+            against = self._against_bf16()
             chosen, why = ("fp32", against) if against else ("bf16", "the fastest of this CPU")
-        elif asked in ("bf16", "fp16") and asked.upper() not in able:
-            message = f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(able))})"
+        elif asked in ("bf16", "fp16") and asked.upper() not in self._able:
+            message = f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(self._able))})"
             raise CapabilityError(message, remedy="use --precision auto")
         self.reasons.append(f"precision {chosen}: {why}")
         return chosen
+
+    def _against_bf16(self) -> str | None:
+        """Why a network is not faster in bf16 than in fp32 on this CPU; None: it is faster."""
+        if "BF16" not in self._able:
+            return "this CPU has no native bf16"
+        # 1.5 (scout-n) and 1.7 times (scout-s) slower on a Xeon whose AMX is hidden; an EPYC is up to twice as fast.
+        if "Intel" in self._core.get_property("CPU", "FULL_DEVICE_NAME") and "amx_bf16" not in cpu_flags():
+            return "without AMX an Intel CPU is slower in bf16"
+        return None
 
     def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         ov = _openvino()
@@ -232,21 +243,6 @@ def _started() -> Any:
     return core
 
 
-def _has_bf16(core: Any) -> bool:
-    """Whether this CPU multiplies bf16 natively."""
-    return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-
-
-def _against_bf16(core: Any) -> str | None:
-    """Why a network is not faster in bf16 than in fp32 on this CPU; None: it is faster."""
-    if not _has_bf16(core):
-        return "this CPU has no native bf16"
-    # 1.5 (scout-n) and 1.7 times (scout-s) slower on a Xeon whose AMX is hidden, where an EPYC is up to twice as fast.
-    if "Intel" in core.get_property("CPU", "FULL_DEVICE_NAME") and "amx_bf16" not in cpu_flags():
-        return "without AMX an Intel CPU is slower in bf16"
-    return None
-
-
 def _array(tensor: Any) -> NDArray[Any]:
     """The tensor's memory. OpenVINO returns empty tensors without their shape."""
     array: NDArray[Any] = tensor.data
@@ -285,12 +281,6 @@ def find_head(ov: Any, core: Any, network: Any) -> list[str] | None:
     is not their decoding."""
     names = _logits(network)
     return names if names and _decodes(ov, core, network, names) else None
-
-
-def cut_head(ov: Any, network: Any, names: list[str]) -> Any:
-    """The network with these nodes as its outputs."""
-    nodes = {node.get_friendly_name(): node for node in network.get_ordered_ops()}
-    return ov.Model([ov.opset13.result(nodes[name].output(0)) for name in names], network.get_parameters(), HEAD)
 
 
 def _logits(network: Any) -> list[str] | None:

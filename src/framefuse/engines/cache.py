@@ -2,10 +2,9 @@
 
     cached = EngineCache("tensorrt").get(key, build, suffix=".engine")
 
-A key states everything that decides whether an artifact may be used: the model's hash, the engine and its version, the
-device, precision, shapes and flags. The key's hash is the file's name. A JSON file of the same name beside the artifact
-states the key, the artifact's own hash and the time it took to build. A damaged artifact is built again, and `note`
-says why. If two processes need the same one, the second waits for the first.
+A key states everything that decides whether an artifact may be used (`KEYS`). Its hash is the file's name. A JSON file
+of the same name states the key, the artifact's own hash and the time it took to build. A damaged artifact is built
+again, and `note` says why. If two processes need the same one, the second waits for the first.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FORMAT = 1
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 """What reading JSON of unknown origin may raise."""
 KEYS = ("model", "engine", "version", "device", "precision", "shapes", "flags")
-"""What a key must state; it may state more (a driver)."""
+"""What a key must state (the model by its hash); it may state more (a driver)."""
 
 
 @dataclass(frozen=True)

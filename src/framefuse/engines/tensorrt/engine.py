@@ -1,10 +1,5 @@
 """Engine tensorrt: TensorRT >= 10, or TensorRT for RTX, where one of them is installed.
 
-build.py   ONNX -> plan, which needs no GPU with TensorRT for RTX
-qdq.py     quantised graphs as TensorRT reads them
-plans.py   which plan may be used here
-this file  a plan on the GPU
-
     open_engine("tensorrt", Path("yolov8n.onnx"), EngineOptions())    a plan from the cache, or built now
     open_engine("tensorrt", Path("yolov8n.plan"), EngineOptions())    a plan that `framefuse build` wrote
 

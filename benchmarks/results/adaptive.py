@@ -132,6 +132,25 @@ def overload(records: Records) -> list[str]:
     ]
 
 
+def streaming(records: Records) -> list[str]:
+    """What is known of the present frame: medians over the seeds."""
+    record = records("streaming")
+    names = list(dict.fromkeys(clip["clip"] for clip in record["clips"]))
+    found = defaultdict[tuple[str, str], list[dict[str, float]]](list)
+    for clip in record["clips"]:
+        for row in clip["rows"]:
+            found[row["policy"], clip["clip"]].append(row)
+    head = " | ".join(f"{name}: as it is, moved" for name in names)
+    lines = [f"| policy | frames with a result | age of a result, ms | {head} |", "|---|---|---|" + "---|" * len(names)]
+    for policy in dict.fromkeys(policy for policy, _ in found):
+        mine = [row for name in names for row in found[policy, name]]
+        share, age = (median(row[key] for row in mine) for key in ("results", "age_ms"))
+        each = [[median(row[kind] for row in found[policy, name]) for kind in ("as it is", "moved")] for name in names]
+        cells = " | ".join(f"{plain:.1f}, {moved:.1f}" for plain, moved in each)
+        lines.append(f"| {policy} | {share:.0%} | {age:.0f} | {cells} |")
+    return lines
+
+
 def switching(records: Records) -> list[str]:
     """What the first look after a switch costs."""
     lines = ["| rung | a look, ms | the first look after another rung, ms |", "|---|---|---|"]
@@ -261,6 +280,7 @@ TABLES: dict[str, Table] = {
     "adaptive rungs": rungs,
     "adaptive tracks": tracks,
     "predictors": predictors,
+    "streaming": streaming,
     "overload": overload,
     "switching": switching,
     "adaptive gpu": watts,

@@ -28,7 +28,7 @@ DAY = "synthetic://street?seed=5&frames=150&size=640x360&schedule=day&split=test
 STREET = "synthetic://street?seed=5&frames=48&size=640x360&split=test"
 
 
-def run(source: Any, model: str = "scout-n", **options: Any) -> list[Result]:
+def run(source: Any, model: str | Path = "scout-n", **options: Any) -> list[Result]:
     return list(Pipeline(source, model, **options))
 
 
@@ -307,6 +307,19 @@ def test_a_rung_that_sees_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.
     assert set(sizes[last:]) == {640}
     (line,) = (choice for choice in pipeline.report.choices if choice.startswith("rungs"))
     assert "an audit found what it does not see" in line
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_rung_that_was_left_out_takes_no_engine_from_the_next(tmp_path: Path) -> None:
+    """The second rung is slower than the first, and the third has the model of the second."""
+    order = ("scout-s", 64), ("scout-s", 640), ("scout-n", 640)
+    rungs = [Rung(*one, "openvino", "auto", *[1.0] * 4, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0) for one in order]
+    ladder = tmp_path / "ladder.json"
+    ladder.write_text(Ladder(tuple(rungs), "agreement", "", 1, cpu_model(), "").to_json())
+    results = run(STREET, ladder, adaptive=True, max_latency=0.001)
+    assert len(results) == 48
+    looks = {result.rung for result in results if result.inferred}
+    assert {rung.split()[0] + rung.split()[-1] for rung in looks} == {"scout-n640", "scout-s64"}
 
 
 def test_rungs_have_the_same_classes(tmp_path: Path) -> None:

@@ -55,11 +55,13 @@ def adaptive(
     settings = load_settings(config, None, given, environment=os.environ).settings
     options = {field: getattr(settings, field) for field in settings.model_fields_set & {*FIELDS}}
     check_out(out, model, source)
-    wanted: dict[str, Any] = {name: open_data([f"{STREET}&{schedule}"]) for name, schedule in SCHEDULES.items()}
+    wanted: dict[str, Any]
     if source:
         wanted = {Path(source).name: source}
     elif data:
         wanted = {Path(data[0]).name: open_data(data)}
+    else:
+        wanted = {name: open_data([f"{STREET}&{schedule}"]) for name, schedule in SCHEDULES.items()}
     found, notes, pictures = [], list[str](), list[bytes]()
     for name, one in wanted.items():
         with counter(name, 2 * _frames(one), quiet) as count:
@@ -69,9 +71,10 @@ def adaptive(
     except CapabilityError as error:
         notes.append(f"no plots: {error.message}")
     write_out(out, render(found, model, pictures))
-    write_out(out.with_suffix(".json"), to_json(found, model))
+    numbers = to_json(found, model)
+    write_out(out.with_suffix(".json"), numbers)
     if print_json:
-        typer.echo(to_json(found, model), nl=False)
+        typer.echo(numbers, nl=False)
     else:
         head, *body = table(found)
         print_table(head, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -42,28 +43,34 @@ def with_rungs(top: Program, plan: RunPlan, lower: Sequence[Below], info: Source
     """
     programs, costs = [top], [top.row_seconds()]
     engines = {(top.card.path, plan.engine, plan.settings.precision): top.engine}
-    for model, measured in lower:
-        card = read_card(find_model(model))
-        if card.names != top.card.names:
-            raise ConfigError(
-                f"{card.path.name} has other classes than {top.card.path.name}, so it is no rung of the same ladder",
-                remedy="profile models with the same classes",
-            )
-        settings = plan.settings.model_copy(update=dict(measured))
-        sub = plan_run(card, settings, None, None).for_input(info)
-        sub = replace(sub, batch=plan.batch, upload_mode=plan.upload_mode)
-        key = card.path, sub.engine, settings.precision
-        shared = engines.get(key)
-        try:
-            engine = engines[key] = shared or open_engine(sub.engine, card.path, sub.engine_options())
-            program = sub.make_program(engine, closes_engine=shared is None, **options)
-            cost = program.row_seconds()
-        except GpuMemoryError as error:
-            top.reasons.append(f"rung {card.path.stem} {measured['imgsz']} was left out: {error.message}")
-            continue
-        if cost > (1 - GAIN) * costs[-1]:
-            program.close()
-            continue
-        programs.append(program)
-        costs.append(cost)
+    with ExitStack() as opened:
+        for model, measured in lower:
+            card = read_card(find_model(model))
+            if card.names != top.card.names:
+                raise ConfigError(
+                    f"{card.path.name} has other classes than {top.card.path.name}, so it is no rung of the same "
+                    "ladder",
+                    remedy="profile models with the same classes",
+                )
+            settings = plan.settings.model_copy(update=dict(measured))
+            sub = plan_run(card, settings, None, None).for_input(info)
+            sub = replace(sub, batch=plan.batch, upload_mode=plan.upload_mode)
+            key = card.path, sub.engine, settings.precision
+            shared = engines.get(key)
+            with ExitStack() as tried:
+                try:
+                    engine = shared or open_engine(sub.engine, card.path, sub.engine_options())
+                    program = sub.make_program(engine, closes_engine=shared is None, **options)
+                    tried.callback(program.close)
+                    cost = program.row_seconds()
+                except GpuMemoryError as error:
+                    top.reasons.append(f"rung {card.path.stem} {measured['imgsz']} was left out: {error.message}")
+                    continue
+                if cost > (1 - GAIN) * costs[-1]:
+                    continue
+                opened.push(tried.pop_all())
+            engines[key] = engine
+            programs.append(program)
+            costs.append(cost)
+        opened.pop_all()
     return Rungs(programs, costs) if len(programs) > 1 else top

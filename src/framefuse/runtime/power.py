@@ -175,13 +175,18 @@ def _best(*counters: Counter) -> Counter:
     return next((counter for counter in counters if not counter.missing), counters[0])
 
 
+def nvml_handle(gpu: int) -> tuple[Any, Any]:
+    """NVML, and its handle of a GPU, numbered as by CUDA. Raises what NVML or CUDA raise."""
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    # NVML counts all GPUs, CUDA those that CUDA_VISIBLE_DEVICES shows.
+    return nvml, nvml.nvmlDeviceGetHandleByPciBusId(gpus.cupy().cuda.runtime.deviceGetPCIBusId(gpu))
+
+
 def gpu_counter(gpu: int) -> Counter:
     """NVML's energy counter of a GPU, numbered as by CUDA; its power reading where the GPU has no such counter."""
     try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        # NVML counts all GPUs, CUDA those that CUDA_VISIBLE_DEVICES shows.
-        handle = nvml.nvmlDeviceGetHandleByPciBusId(gpus.cupy().cuda.runtime.deviceGetPCIBusId(gpu))
+        nvml, handle = nvml_handle(gpu)
         name = nvml.nvmlDeviceGetName(handle)
     except Exception as error:  # of NVML or CUDA
         return Counter(f"cuda:{gpu}", "NVML", missing=f"NVML cannot be read by nvidia-ml-py: {reason(error)}")

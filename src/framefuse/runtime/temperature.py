@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from framefuse.cuda import device as gpus
+from framefuse.runtime.power import nvml_handle
 
 THERMAL_SLOWDOWN = 0x20 | 0x40
 """NVML's reasons for lower clocks: a thermal slowdown by the driver or by the hardware."""
@@ -46,10 +44,8 @@ def _zone(zone: Path) -> tuple[Path, int] | None:
 
 def _gpu(gpu: int) -> Callable[[], bool]:
     try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByPciBusId(gpus.cupy().cuda.runtime.deviceGetPCIBusId(gpu))
+        nvml, handle = nvml_handle(gpu)
         nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    except Exception:  # of NVML or CUDA
+    except Exception:  # of NVML or CUDA: such a GPU never says that it is hot
         return lambda: False
     return lambda: bool(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & THERMAL_SLOWDOWN)

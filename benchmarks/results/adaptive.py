@@ -29,17 +29,27 @@ WIDTH, HEIGHT, MARGIN = 400, 260, 44
 """Pixels of a panel of the plot, and of the space for its axes."""
 
 
-def _medians(record: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Policy -> clip -> ms a frame and mAP: medians over the seeds."""
-    found = defaultdict[str, dict[str, list[tuple[float, float]]]](dict)
+Grouped = dict[str, dict[str, list[dict[str, Any]]]]
+"""Policy -> clip -> its rows, one a seed."""
+
+
+def _grouped(record: dict[str, Any]) -> Grouped:
+    found: Grouped = {}
     for clip in record["clips"]:
         for row in clip["rows"]:
-            found[row["policy"]].setdefault(clip["clip"], []).append((row["ms"], row["map"]))
+            found.setdefault(row["policy"], {}).setdefault(clip["clip"], []).append(row)
+    return found
+
+
+def _median(rows: list[dict[str, Any]], key: str) -> float:
+    return median(row[key] for row in rows)
+
+
+def _medians(record: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Policy -> clip -> ms a frame and mAP: medians over the seeds."""
     return {
-        policy: {
-            name: (median(ms for ms, _ in points), median(ap for _, ap in points)) for name, points in rows.items()
-        }
-        for policy, rows in found.items()
+        policy: {name: (_median(rows, "ms"), _median(rows, "map")) for name, rows in clips.items()}
+        for policy, clips in _grouped(record).items()
     }
 
 
@@ -134,20 +144,15 @@ def overload(records: Records) -> list[str]:
 
 def streaming(records: Records) -> list[str]:
     """What is known of the present frame: medians over the seeds."""
-    record = records("streaming")
-    names = list(dict.fromkeys(clip["clip"] for clip in record["clips"]))
-    found = defaultdict[tuple[str, str], list[dict[str, float]]](list)
-    for clip in record["clips"]:
-        for row in clip["rows"]:
-            found[row["policy"], clip["clip"]].append(row)
+    found = _grouped(records("streaming"))
+    names = list(found["adaptive"])
     head = " | ".join(f"{name}: as it is, moved" for name in names)
     lines = [f"| policy | frames with a result | age of a result, ms | {head} |", "|---|---|---|" + "---|" * len(names)]
-    for policy in dict.fromkeys(policy for policy, _ in found):
-        mine = [row for name in names for row in found[policy, name]]
-        share, age = (median(row[key] for row in mine) for key in ("results", "age_ms"))
-        each = [[median(row[kind] for row in found[policy, name]) for kind in ("as it is", "moved")] for name in names]
-        cells = " | ".join(f"{plain:.1f}, {moved:.1f}" for plain, moved in each)
-        lines.append(f"| {policy} | {share:.0%} | {age:.0f} | {cells} |")
+    for policy, clips in found.items():
+        every = [row for rows in clips.values() for row in rows]
+        each = [f"{_median(clips[name], 'as it is'):.1f}, {_median(clips[name], 'moved'):.1f}" for name in names]
+        share, age = _median(every, "results"), _median(every, "age_ms")
+        lines.append(f"| {policy} | {share:.0%} | {age:.0f} | {' | '.join(each)} |")
     return lines
 
 
@@ -235,21 +240,18 @@ def speed(records: Records) -> list[str]:
 
 def tracks(records: Records) -> list[str]:
     """HOTA of a tracker on the results, and mAP by size: medians over the seeds."""
-    record = records("adaptive")
-    names = list(dict.fromkeys(clip["clip"] for clip in record["clips"]))
-    kinds = "hota", "small", "medium", "large"
-    found = defaultdict[tuple[str, str], list[dict[str, float]]](list)
-    for clip in record["clips"]:
-        for row in clip["rows"]:
-            if "hota" in row:
-                found[row["policy"], clip["clip"]].append(row)
+    found = _grouped(records("adaptive"))
+    names = list(found[DEFAULT])
     lines = [f"| policy | {' | '.join(f'{name}: HOTA; small, medium, large' for name in names)} |"]
     lines += ["|---|" + "---|" * len(names)]
-    for policy in dict.fromkeys(policy for policy, _ in found):
-        each = [[median(row[kind] for row in found[policy, name]) for kind in kinds] for name in names]
-        cells = [f"{hota:.1f}; {', '.join(f'{ap:.0f}' for ap in sizes)}" for hota, *sizes in each]
-        bold = "**" if policy == DEFAULT else ""
-        lines.append(f"| {bold}{policy}{bold} | {' | '.join(cells)} |")
+    for policy, clips in found.items():
+        if "hota" in clips[names[0]][0]:
+            sizes = {
+                name: [f"{_median(clips[name], key):.0f}" for key in ("small", "medium", "large")] for name in names
+            }
+            cells = [f"{_median(clips[name], 'hota'):.1f}; {', '.join(sizes[name])}" for name in names]
+            bold = "**" if policy == DEFAULT else ""
+            lines.append(f"| {bold}{policy}{bold} | {' | '.join(cells)} |")
     return lines
 
 

@@ -28,11 +28,12 @@ ROOMS: dict[str, set[str]] = {
     "engines": {"common", "cuda", "errors", "kernels", "models"},
     "tracking": {"common", "errors", "frame", "kernels", "prediction"},
     "adaptive": {"errors", "kernels", "prediction"},
+    "batching": {"errors"},
     "postprocess": {"common", "errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
     "runtime": {
-        *("adaptive", "common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),
+        *("adaptive", "batching", "common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),
         *("postprocess", "prediction", "preprocess", "sinks", "sources", "tracking"),
     },
     "report": {"common", "errors", "runtime", "sources", "tracking"},

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from framefuse.prediction import Event as Event
     from framefuse.prediction import Result as Result
     from framefuse.report.report import Report as Report
+    from framefuse.runtime.batcher import Batcher as Batcher
+    from framefuse.runtime.batcher import Response as Response
     from framefuse.runtime.model import Model as Model
     from framefuse.sinks import CallbackSink as CallbackSink
     from framefuse.sinks.images import draw as draw
@@ -40,6 +42,7 @@ _NAMES = {
     "pipeline": "Pipeline",
     "prediction": "Detections Event Result",
     "report.report": "Report",
+    "runtime.batcher": "Batcher Response",
     "runtime.model": "Model",
     "sinks": "CallbackSink",
     "sinks.images": "draw",

@@ -5,6 +5,9 @@ FramefuseError                 1  base of all; `.remedy` says what to do, `.stag
 |   `-- ConfigError            2  a configuration file is wrong
 |-- CapabilityError            3  this machine or installation lacks what was requested
 |-- QualityError               4  an accuracy or service-level gate failed
+|-- RequestError               1  a request was refused, or its answer would come too late
+|   |-- QueueFullError         1  too many requests wait already
+|   `-- DeadlineError          1  its deadline cannot be met
 |-- SourceError                1  a source cannot be opened or read
 |   |-- DecodeError            1  its data is damaged or of an unknown format
 |   |-- StreamError            1  a live stream could not be reached, or was lost and given up
@@ -66,6 +69,18 @@ class QualityError(FramefuseError):
     """A measured accuracy or service level is below the required one."""
 
     exit_code = 4
+
+
+class RequestError(FramefuseError):
+    """A request to a `Batcher` was refused, or dropped before it ran."""
+
+
+class QueueFullError(RequestError):
+    """Too many requests, or too many of one source, are waiting already."""
+
+
+class DeadlineError(RequestError):
+    """The deadline of a request cannot be met; the message names the predicted time."""
 
 
 class SourceError(FramefuseError):

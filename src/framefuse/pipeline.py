@@ -34,7 +34,7 @@ from framefuse.report.bar import Bar
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.adaptive import adapter_for
-from framefuse.runtime.batching import Batcher
+from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
 from framefuse.runtime.choices import choose_rung
 from framefuse.runtime.job import options_of, plan_job
@@ -159,7 +159,7 @@ class Pipeline:
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
             self._adapter = adapter_for(plan.settings, plan.card, info, views=self._viewer is not None, gpu=plan.gpu)
-            self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
+            self._batcher: FrameBatcher[Frame] = FrameBatcher(plan.batch, settings.batch_timeout)
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)
             own = self._events.sink if self._events else None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from framefuse.runtime.batching import Batcher
+from framefuse.runtime.batching import FrameBatcher
 
 
 def test_a_full_batch_leaves_at_once() -> None:
-    batcher: Batcher[int] = Batcher(2, timeout=1.0)
+    batcher: FrameBatcher[int] = FrameBatcher(2, timeout=1.0)
     assert batcher.add(1, shape="a", reader="s", now=0.0) == []
     assert batcher.add(2, shape="a", reader="s", now=0.1) == [[1, 2]]
     assert batcher.deadline is None
 
 
 def test_a_partial_batch_leaves_when_its_oldest_item_has_waited() -> None:
-    batcher: Batcher[int] = Batcher(4, timeout=1.0)
+    batcher: FrameBatcher[int] = FrameBatcher(4, timeout=1.0)
     batcher.add(1, shape="a", reader="s", now=0.0)
     batcher.add(2, shape="a", reader="s", now=0.9)
     assert batcher.deadline == 1.0
@@ -24,7 +24,7 @@ def test_a_partial_batch_leaves_when_its_oldest_item_has_waited() -> None:
 
 
 def test_shapes_of_different_sources_collect_side_by_side() -> None:
-    batcher: Batcher[int] = Batcher(2, timeout=1.0)
+    batcher: FrameBatcher[int] = FrameBatcher(2, timeout=1.0)
     assert batcher.add(1, shape="a", reader="s", now=0.0) == []
     assert batcher.add(2, shape="b", reader="t", now=0.0) == []
     assert batcher.add(3, shape="b", reader="t", now=0.0) == [[2, 3]]
@@ -32,7 +32,7 @@ def test_shapes_of_different_sources_collect_side_by_side() -> None:
 
 
 def test_a_source_that_changes_shape_stays_in_order() -> None:
-    batcher: Batcher[int] = Batcher(3, timeout=1.0)
+    batcher: FrameBatcher[int] = FrameBatcher(3, timeout=1.0)
     batcher.add(1, shape="a", reader="s", now=0.0)
     batcher.add(2, shape="a", reader="s", now=0.0)
     assert batcher.add(3, shape="b", reader="s", now=0.0) == [[1, 2]]
@@ -41,7 +41,7 @@ def test_a_source_that_changes_shape_stays_in_order() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_nothing_is_lost_or_reordered_within_a_source(size: int) -> None:
-    batcher: Batcher[tuple[str, int]] = Batcher(size, timeout=1e9)
+    batcher: FrameBatcher[tuple[str, int]] = FrameBatcher(size, timeout=1e9)
     out: list[tuple[str, int]] = []
     for number in range(60):
         source = "st"[number % 2]

@@ -23,7 +23,7 @@ from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
 from framefuse.prediction import Result
 from framefuse.preprocess import Preprocess
-from framefuse.runtime.batching import Batcher
+from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import Threaded
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
@@ -124,7 +124,7 @@ def test_a_segmenter_with_views_on_the_gpu(gpu: Gpu, segmenter: Card) -> None:
     for program in (host, on_cuda(segmenter, answer=alike)):
         viewer = viewer_for(settings, segmenter, spec)
         read = Threaded([iter(frames)], name="decode", capacity=1)
-        found.append([item.result for item in infer(read, program, Batcher(2, 1.0), viewer)])
+        found.append([item.result for item in infer(read, program, FrameBatcher(2, 1.0), viewer)])
         program.close()
     for one, other, frame in zip(*found, frames, strict=True):
         assert one.masks is not None and other.masks is not None and len(other.views) == 3

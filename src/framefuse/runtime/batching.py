@@ -17,7 +17,7 @@ class _Bucket(Generic[Item]):
     deadline: float = 0.0
 
 
-class Batcher(Generic[Item]):
+class FrameBatcher(Generic[Item]):
     """Collects items of equal shape into batches.
 
     A batch is ready when it has `size` items, or when its oldest item has waited `timeout` seconds. Items of one reader

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, overload
@@ -17,15 +16,15 @@ from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import device as gpus
 from framefuse.engines import open_engine
-from framefuse.errors import EngineError, FramefuseError, UsageError
+from framefuse.errors import EngineError, UsageError
 from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
-from framefuse.runtime.batching import Batcher
+from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.choices import choose_rung
 from framefuse.runtime.plan import plan_run
-from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
+from framefuse.runtime.program import FrameResult, Program
 from framefuse.runtime.stages import sized
 from framefuse.runtime.views import viewer_for
 from framefuse.sources import Source, SourceInfo, SourceOptions, find, is_image_path, open_paths, open_source
@@ -85,6 +84,16 @@ class Model:
         """Class names by class number."""
         return dict(self.card.names)
 
+    @property
+    def settings(self) -> Settings:
+        """As requested, with the device decided."""
+        return self._plan.settings
+
+    @property
+    def has_views(self) -> bool:
+        """Whether it sees several views of an image: tiles, regions or the eyes of a stereo image."""
+        return self._viewer is not None
+
     @overload
     def __call__(self, images: Sequence[Any]) -> list[Result]: ...
     @overload
@@ -106,7 +115,7 @@ class Model:
             EngineError: the engine fails, or needs longer than `request_timeout`.
         """
         several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
-        frames = [self._frame(image, index) for index, image in enumerate(images if several else [images])]
+        frames = [self.frame(image, index) for index, image in enumerate(images if several else [images])]
         with self._turn, gpus.current(self._plan.gpu, "run the model"):
             if self._closed:
                 raise UsageError(f"the model {self.card.path.name} is closed", remedy="open it again")
@@ -128,7 +137,7 @@ class Model:
 
     def _run_rows(self, rows: Iterable[tuple[Sequence[Frame], int]]) -> Iterator[FrameResult]:
         """The results of groups of rows that run together, each with the places that it takes in a batch."""
-        program, batcher = self._program, Batcher[Frame](self._plan.batch, 0)
+        program, batcher = self._program, FrameBatcher[Frame](self._plan.batch, 0)
         timeout = self._plan.settings.request_timeout
         for group, places in rows:
             shape = program.batch_key(group[0]), group[0].format
@@ -147,18 +156,17 @@ class Model:
 
     def _discard(self) -> None:
         """Drop what is still in flight after an error; a model whose engine does not answer is closed."""
-        program = self._program
         if self._viewer is not None:
             self._viewer.forget()
-        while program.in_flight:
-            left = program.in_flight
-            with suppress(FramefuseError):
-                deque(program.finish(CLOSE_SECONDS), maxlen=0)
-            if program.in_flight == left:
-                self._closed = True
-                return
+        self._closed |= not self._program.discard()
 
-    def _frame(self, image: Any, index: int) -> Frame:
+    def program(self, batch: int) -> Program:
+        """A new program of so many rows on this engine, which `close` of the program does not close."""
+        with gpus.current(self._plan.gpu, "open a program"):
+            return replace(self._plan, batch=batch).make_program(self.engine, closes_engine=False)
+
+    def frame(self, image: Any, index: int = 0) -> Frame:
+        """An image as a call takes it, as a frame. UsageError or SourceError if it is none, or cannot be read."""
         if isinstance(image, Frame):
             return image
         if isinstance(image, np.ndarray):

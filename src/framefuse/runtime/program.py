@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
+from framefuse.errors import FramefuseError
 from framefuse.frame import Frame, View
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, ClassMasks, postprocess
@@ -232,6 +233,15 @@ class Program(ABC):
         """Finish everything in flight."""
         while self.in_flight:
             yield from self.finish()
+
+    def discard(self) -> bool:
+        """Finish everything in flight without its results, after an error; False if the engine does not answer."""
+        while left := self.in_flight:
+            with suppress(FramefuseError):
+                deque(self.finish(CLOSE_SECONDS), maxlen=0)
+            if self.in_flight == left:
+                return False
+        return True
 
     @property
     def largest_input(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from framefuse.errors import EngineError, FramefuseError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.runtime.adaptive import Adapter, Group
-from framefuse.runtime.batching import Batcher
+from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import EMPTY, Threaded
 from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult, Program
@@ -56,7 +56,7 @@ def decode(source: Iterable[Frame]) -> Iterator[Frame]:
 
 
 def infer(
-    frames: Threaded[Frame], program: Program, batcher: Batcher[Frame], rows: Viewer | Adapter | None = None
+    frames: Threaded[Frame], program: Program, batcher: FrameBatcher[Frame], rows: Viewer | Adapter | None = None
 ) -> Iterator[FrameResult]:
     """Run frames, or the rows that are made of them, through the program in batches. In-flight batches are finished
     even if the source fails."""
@@ -108,7 +108,7 @@ def sized(results: Iterator[FrameResult], area: float) -> Iterator[FrameResult]:
 def _infer(
     frames: Threaded[Frame],
     program: Program,
-    batcher: Batcher[Frame],
+    batcher: FrameBatcher[Frame],
     rows_of: Callable[[Frame, Hashable], Sequence[Group]],
     adapter: Adapter | None = None,
 ) -> Iterator[FrameResult | None]:

@@ -1,0 +1,1 @@
+"""Which requests run together, and when: policy without threads, clocks or models."""

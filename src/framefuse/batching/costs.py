@@ -1,0 +1,85 @@
+"""Costs: how long a batch of each size takes, learnt from the batches that have run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+WINDOW = 512
+"""Batches by which the spread of the times is known."""
+REFRESH = 32
+"""Batches between two looks at the spread."""
+SURE = 0.995
+"""Share of the batches that end within `Costs.bound`."""
+UNKNOWN = 1.25
+"""Share of the expected time that counts as the bound as long as no spread is known."""
+LEARNING = 0.1
+"""Weight of the newest batch in the expected time."""
+ENOUGH_GAIN = 0.05
+"""Share by which a larger batch must be faster per request to be preferred."""
+
+
+class Costs:
+    """Seconds of a batch by its size.
+
+    Args:
+        sizes: batch sizes that can run; a batch of another number of requests runs as the next larger one.
+        seconds: what is known already, by size.
+
+    Attributes:
+        sizes: in ascending order.
+        best: the smallest size whose throughput is within ENOUGH_GAIN of the highest.
+    """
+
+    def __init__(self, sizes: Iterable[int], seconds: Mapping[int, float] | None = None) -> None:
+        self.sizes = sorted(set(sizes))
+        self._known = dict(seconds or {})
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
+        """Measured time of the latest batches, as a share of what was expected."""
+        self._margin, self._learnt = UNKNOWN, 0
+        self.best = self.choose(self.sizes[-1])
+
+    def fit(self, count: int) -> int:
+        """The size as which so many requests run."""
+        return self.sizes[min(bisect_left(self.sizes, count), len(self.sizes) - 1)]
+
+    def seconds(self, size: int) -> float:
+        """The expected time of a batch; for a size that has not run yet, that of the next smaller one that has, so that
+        it gets its try. 0 as long as nothing has run."""
+        known = max((other for other in self._known if other <= size), default=0)
+        return self._known.get(known or min(self._known, default=0), 0.0)
+
+    def bound(self, size: int) -> float:
+        """Nearly all batches of this size take no longer."""
+        return self._margin * self.seconds(size)
+
+    def choose(self, waiting: int) -> int:
+        """The best size for so many requests: the smallest whose throughput is about the highest."""
+        sizes = [size for size in self.sizes if size <= self.fit(waiting)]
+        rates = [min(size, waiting) / max(1e-9, self.seconds(size)) for size in sizes]
+        return next(size for size, rate in zip(sizes, rates, strict=True) if rate >= max(rates) / (1 + ENOUGH_GAIN))
+
+    @property
+    def per_request(self) -> float:
+        """Seconds of a request in a batch of the best size."""
+        return self.seconds(self.best) / self.best
+
+    def learn(self, size: int, seconds: float) -> None:
+        """A batch of this size has taken so long."""
+        expected = self._known.get(size)
+        if expected is None:
+            self._known[size] = seconds
+        else:
+            self._ratios.append(seconds / max(1e-9, expected))
+            self._known[size] = expected + LEARNING * (min(seconds, 2 * expected) - expected)  # an outlier is no trend
+        self._learnt += 1
+        if expected is None or self._learnt % REFRESH == 0:
+            if len(self._ratios) >= REFRESH:
+                ratios = sorted(self._ratios)
+                self._margin = max(1.0, ratios[int(SURE * (len(ratios) - 1))])
+            self.best = self.choose(self.sizes[-1])
+
+    def table(self) -> dict[int, float]:
+        """Size -> expected seconds, of the sizes that have run."""
+        return dict(sorted(self._known.items()))

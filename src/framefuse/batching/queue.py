@@ -1,0 +1,307 @@
+"""RequestQueue: which requests run next, together, and which are refused. Pure: the clock is passed in.
+
+Order. A virtual clock counts the seconds of work that have been started. The key of a request is its reading on arrival
+plus OVERTAKE for each step of its priority: an urgent request overtakes what came at most that much work before it, so
+nothing waits forever. Each request of a source counts as if it arrived when the one before is done, so that sources
+take turns: for them the clock stands at the turn that was taken last (start-time fair queueing, Goyal et al. 1996).
+
+Batches. A batch starts as soon as the model is free, unless the next request is expected so soon that all are served
+earlier together: with n requests that wait, w seconds until the next one and T(n) seconds a batch, that one gains
+T(n) + T(1) - T(n+1) - w, while each of the n loses w + T(n+1) - T(n).
+
+Admission. A request with a deadline is refused at once if its predicted end lies later, or if it would overtake one
+whose deadline then could not be met. The prediction is the work before it at the measured times of batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from framefuse.batching.costs import Costs
+from framefuse.errors import DeadlineError, QueueFullError, UsageError
+
+PRIORITIES = 4
+"""0 is the most urgent."""
+OVERTAKE = 1.0
+"""Seconds of work for each step of priority."""
+RECENT = 0.1
+"""Weight of the newest interval between two requests in the expected one."""
+PATIENCE = 3
+"""Expected intervals without a request after which a batch no longer waits for one."""
+MAX_BUCKETS = 256
+"""Whose rate of arrival is remembered."""
+AHEAD = 0.25
+"""Share of a batch before the end of the running one from which the next, not yet full one may be submitted."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One item that waits for its turn. Times are those of the caller's clock, in seconds."""
+
+    number: int
+    arrival: float
+    bucket: Hashable = None
+    """What the requests of one batch have in common, such as the size of the model input."""
+    priority: int = 1
+    source: Hashable = None
+    """Sources share the throughput fairly; None: requests that no fairness applies to."""
+    deadline: float | None = None
+    turn: float = field(default=0.0, init=False)
+    """When it arrived, or when it is the turn of its source, by the virtual clock."""
+    key: float = field(default=0.0, init=False)
+    """Requests run in the order of their keys."""
+    end: float = field(default=0.0, init=False)
+    """The predicted end of its batch."""
+
+
+@dataclass(eq=False, slots=True)
+class RequestBatch:
+    """Requests that run together."""
+
+    requests: list[Request]
+    size: int
+    """As which they run: at least their number."""
+    started: float
+    """When it was submitted, or the batch before it ended."""
+    end: float
+    """The predicted one."""
+
+
+class RequestQueue:
+    """Requests that wait, and the batches that run.
+
+    Args:
+        costs: seconds of a batch by its size.
+        max_queue_delay: seconds that a request may wait for others to join its batch.
+        min_batch_size: a smaller batch waits for `max_queue_delay`.
+        max_queue: requests that may wait; more are refused.
+        servers: batches that the model runs at the same time.
+        ahead: batches submitted to the model before it is free.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        *,
+        max_queue_delay: float = 0.005,
+        min_batch_size: int = 1,
+        max_queue: int = 256,
+        servers: int = 1,
+        ahead: int = 0,
+    ) -> None:
+        self.costs, self.max_queue_delay, self.min_batch_size = costs, max_queue_delay, min_batch_size
+        self.max_queue, self._servers, self._ahead = max_queue, servers, ahead
+        self._buckets: dict[Hashable, list[Request]] = {}
+        """Requests by bucket, sorted by key."""
+        self._queued: Counter[Hashable] = Counter()
+        """Requests by source."""
+        self._clock = 0.0
+        """The virtual one, in seconds."""
+        self._turns: dict[Hashable, float] = {}
+        """Source -> the earliest turn of its next request."""
+        self._running: list[RequestBatch] = []
+        self._intervals: dict[Hashable, tuple[float, float]] = {}
+        """Bucket -> the latest arrival, and the expected seconds until the next one."""
+        self._ended = 0.0
+        """When the latest batch ended."""
+        self.limit = costs.sizes[-1]
+        """Requests of a batch at most; lowered by the owner while memory is short."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets.values()))
+
+    @property
+    def running(self) -> int:
+        """Batches that were taken and have not ended."""
+        return len(self._running)
+
+    def by_priority(self) -> dict[int, int]:
+        """Requests that wait, by priority."""
+        return dict(Counter(request.priority for bucket in self._buckets.values() for request in bucket))
+
+    def admit(self, request: Request, now: float) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            QueueFullError: `max_queue` requests wait, or those of its source hold their share of the queue.
+            DeadlineError: the deadline cannot be met, or has passed.
+            UsageError: the priority is not one of 0, 1, 2, 3.
+        """
+        if request.priority not in range(PRIORITIES):
+            raise UsageError(f"priority is {request.priority!r}", remedy="use 0, the most urgent, to 3")
+        source, waiting = request.source, len(self)
+        if waiting >= self.max_queue:
+            message = f"{waiting} requests are waiting, which is max_queue"
+            raise QueueFullError(message, remedy="send fewer requests, or later; a longer queue only delays them")
+        if source is not None and self._queued[source] >= self.max_queue - waiting:
+            message = f"source {source!r} has {self._queued[source]} of the {waiting} requests that are waiting"
+            raise QueueFullError(message, remedy="let it send fewer requests: the rest of the queue is for others")
+        request.turn = max(self._clock, self._turns.get(source, 0.0)) if source is not None else self._clock
+        request.key = request.turn + request.priority * OVERTAKE
+        self._check_deadlines(request, now)
+        if source is not None:
+            if len(self._turns) > 2 * self.max_queue:  # forget the sources whose turn has come anyway
+                self._turns = {other: turn for other, turn in self._turns.items() if turn > self._clock}
+            self._turns[source] = request.turn + self._per_request
+            self._queued[source] += 1
+        insort(self._buckets.setdefault(request.bucket, []), request, key=_key)
+        if len(self._intervals) > MAX_BUCKETS:
+            self._intervals.clear()
+        last, interval = self._intervals.get(request.bucket, (request.arrival, self.max_queue_delay))
+        self._intervals[request.bucket] = request.arrival, interval + RECENT * (request.arrival - last - interval)
+
+    @property
+    def _per_request(self) -> float:
+        return self.costs.per_request / self._servers
+
+    def _check_deadlines(self, request: Request, now: float) -> None:
+        request.end = self._predict(request, now)
+        if request.deadline is not None and request.end > request.deadline:
+            left, needed = request.deadline - now, request.end - now
+            message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
+            if left <= 0:
+                message = f"the deadline passed {-1000 * left:.1f} ms ago"
+            raise DeadlineError(message, remedy="allow more time, use a more urgent priority, or send fewer requests")
+        cost = self._per_request
+        overtaken = [
+            other
+            for bucket in self._buckets.values()
+            for other in bucket[bisect_right(bucket, request.key, key=_key) :]
+        ]
+        if any(other.deadline is not None and other.end + cost > other.deadline for other in overtaken):
+            message = f"a request of priority {request.priority} would make one late that was admitted before"
+            raise DeadlineError(message, remedy="send fewer urgent requests, or use a less urgent priority")
+        for other in overtaken:
+            other.end += cost
+
+    def _predict(self, request: Request, now: float) -> float:
+        """When the batch of a request ends, at the slowest usual times."""
+        costs, best = self.costs, min(self.costs.best, self.limit)
+        work, mine = 0.0, 1
+        for name, bucket in self._buckets.items():
+            before = bisect_right(bucket, request.key, key=_key)
+            if name == request.bucket:
+                full, rest = divmod(before, best)
+                mine += rest
+            else:
+                full = -(-before // best)
+            work += full * costs.bound(best)
+        start = self._free(now) + work / self._servers
+        _, interval = self._intervals.get(request.bucket, (now, self.max_queue_delay))
+        mine += int(min(best, (start - now) / max(1e-9, interval)))  # others join until it starts
+        return start + costs.bound(costs.fit(min(best, mine)))
+
+    def _free(self, now: float) -> float:
+        """When the model has ended enough of what it has, so that a batch submitted now starts."""
+        ends = sorted(batch.end for batch in self._running)
+        return max(now, ends[-self._servers]) if len(ends) >= self._servers else now
+
+    def take(self, now: float) -> RequestBatch | None:
+        """The batch to run now; None if nothing waits, the model is busy, or waiting for more requests is better."""
+        if len(self._running) >= self._servers + self._ahead:
+            return None
+        for name in sorted(self._buckets, key=lambda name: self._buckets[name][0].key):
+            bucket = self._buckets[name]
+            size = self._size(bucket, now)
+            count = min(size, len(bucket), self.limit)
+            if self._starts(bucket, count, size, now) <= now:
+                requests = bucket[:count]
+                self._forget(name, requests)
+                for request in requests:
+                    self._clock = max(self._clock, request.turn)
+                    self._clock += self._per_request if request.source is None else 0.0
+                started = self._free(now)
+                batch = RequestBatch(requests, size, started, started + self.costs.bound(size))
+                self._running.append(batch)
+                return batch
+        return None
+
+    def next_time(self, now: float) -> float | None:
+        """When `take` may have something although nothing else happens; None: never."""
+        if len(self._running) >= self._servers + self._ahead:
+            return None
+        times = list[float]()
+        for bucket in self._buckets.values():
+            size = self._size(bucket, now)
+            times.append(self._starts(bucket, min(size, len(bucket), self.limit), size, now))
+        return min(times, default=None)
+
+    def _size(self, bucket: list[Request], now: float) -> int:
+        """As which size the first requests of a bucket run; a smaller one if their deadlines ask for it, and no more
+        wait than fit into one batch: otherwise small batches would make those behind late."""
+        waiting = min(len(bucket), self.limit)
+        size = self.costs.choose(waiting)
+        if waiting >= min(self.costs.best, self.limit):
+            return size
+        deadlines = [request.deadline for request in bucket[:size] if request.deadline is not None]
+        start = self._free(now)
+        if deadlines and start + self.costs.bound(size) > min(deadlines):
+            in_time = [s for s in self.costs.sizes if s < size and start + self.costs.bound(s) <= min(deadlines)]
+            size = max(in_time, default=size)
+        return size
+
+    def _starts(self, bucket: list[Request], count: int, size: int, now: float) -> float:
+        """When a batch of the first requests of a bucket starts if no other arrives."""
+        costs = self.costs
+        full = count >= min(costs.best, self.limit)
+        busy = len(self._running) >= self._servers
+        free = now if not busy or full else self._free(now) - AHEAD * costs.seconds(size)
+        if full or len(bucket) >= self.limit:
+            return free
+        latest = min(request.arrival for request in bucket[:count]) + self.max_queue_delay
+        arrived, interval = self._intervals.get(bucket[0].bucket, (now, self.max_queue_delay))
+        more = costs.seconds(costs.fit(count + 1))
+        this, single = costs.seconds(size), costs.seconds(costs.sizes[0])
+        gains = this + single - more - interval
+        loses = count * (interval + max(0.0, more - this))
+        if count >= self.min_batch_size:
+            latest = min(latest, arrived + PATIENCE * interval) if gains > loses else now
+        deadlines = [request.deadline for request in bucket[:count] if request.deadline is not None]
+        return max(free, min([latest, *(deadline - costs.bound(costs.fit(count + 1)) for deadline in deadlines)]))
+
+    def late(self, now: float) -> list[Request]:
+        """Requests that wait although their deadline cannot be met any more; they are no longer waiting."""
+        least = now + self.costs.seconds(self.costs.sizes[0])
+        found = list[Request]()
+        for name, bucket in list(self._buckets.items()):
+            late = [request for request in bucket if request.deadline is not None and least > request.deadline]
+            if late:
+                found += late
+                self._forget(name, late)
+        return found
+
+    def remove(self, request: Request) -> bool:
+        """Take back a request that waits; False if it does not wait any more."""
+        if request not in self._buckets.get(request.bucket, ()):
+            return False
+        self._forget(request.bucket, [request])
+        return True
+
+    def _forget(self, name: Hashable, requests: list[Request]) -> None:
+        bucket = self._buckets[name]
+        if bucket[: len(requests)] == requests:
+            del bucket[: len(requests)]
+        else:
+            gone = set(map(id, requests))
+            bucket[:] = [request for request in bucket if id(request) not in gone]
+        if not bucket:
+            del self._buckets[name]
+        self._queued -= Counter(request.source for request in requests if request.source is not None)
+
+    def ended(self, batch: RequestBatch, now: float, *, failed: bool = False) -> None:
+        """A batch has ended; unless it has failed, its time counts."""
+        self._running.remove(batch)
+        if not failed:
+            started = max(batch.started, self._ended) if self._servers == 1 else batch.started
+            self.costs.learn(batch.size, now - started)
+        self._ended = now
+        for other in self._running[:1]:
+            if self._servers == 1:
+                other.started, other.end = now, now + self.costs.bound(other.size)
+
+
+def _key(request: Request) -> float:
+    return request.key

@@ -1,0 +1,396 @@
+"""Batcher: single requests from any thread, run together in batches where that is measured to pay."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+
+from framefuse.batching.costs import Costs
+from framefuse.batching.queue import Request, RequestBatch, RequestQueue
+from framefuse.common.redact import brief
+from framefuse.config import Settings
+from framefuse.errors import (
+    DeadlineError,
+    FramefuseError,
+    GpuLostError,
+    GpuMemoryError,
+    HostMemoryError,
+    RequestError,
+    UsageError,
+)
+from framefuse.runtime.model import Model
+from framefuse.runtime.plan import MAX_BATCH
+from framefuse.runtime.runners import FunctionRunner, ModelRunner, NoAnswerError, Runner
+
+DEFAULT_FUNCTION_BATCH = 16
+"""Most items in a call of a function, if nothing else is asked for."""
+EARLY = 0.9
+"""Share of the expected time of a batch after which its end is awaited, not another request."""
+RECOVER_SECONDS = 30.0
+"""After a batch did not fit into memory, batches of twice the size are tried again."""
+LATEST = 1024
+"""Responses by which `BatcherStats` knows the latencies."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Response(Generic[Answer]):
+    """The answer to one request."""
+
+    result: Answer
+    """A `Result`, or what the function returned for the item."""
+    id: int
+    """Number of the request, from 0; also `result.frame.index`."""
+    queue_seconds: float
+    """From `submit` until its batch was started."""
+    latency_seconds: float
+    """From `submit` to the answer."""
+    batch_size: int
+    """Requests that ran together."""
+
+
+class _Waiting(NamedTuple):
+    """A request that waits or runs."""
+
+    request: Request
+    item: Any
+    """As the runner takes it."""
+    future: Future[Response[Any]]
+
+
+class _Started(NamedTuple):
+    """A batch that runs."""
+
+    batch: RequestBatch
+    items: list[tuple[int, Any]]
+    """Without those that were cancelled."""
+    seconds: float
+    """time.monotonic() at its start."""
+
+
+@dataclass(frozen=True)
+class BatcherStats:
+    """What a `Batcher` has done so far."""
+
+    submitted: int
+    """Requests, with those that were refused."""
+    completed: int
+    failed: int
+    """Whose model or function raised an error."""
+    refused: dict[str, int]
+    """Why -> how many were refused at once: "QueueFullError", "DeadlineError"."""
+    late: int
+    """Admitted requests whose deadline was missed, with those that were dropped before they ran."""
+    cancelled: int
+    waiting: dict[int, int]
+    """Priority -> requests."""
+    running: int
+    """Batches."""
+    batch_sizes: dict[int, int]
+    """Requests in a batch -> batches."""
+    latency_ms: dict[str, float]
+    """"p50", "p95" and "p99" of the latest responses; empty before the first."""
+    batch_ms: dict[int, float]
+    """Size -> expected time of a batch."""
+    max_batch_size: int
+    """At present: it is lowered for a while where a batch did not fit into memory."""
+
+
+class Batcher:
+    """Run single requests in batches.
+
+        with framefuse.Batcher("yolov8n.onnx") as batcher:
+            future = batcher.submit(image, deadline=0.05)
+            print(future.result().result.detections)
+
+    Call `submit` from any thread; in asyncio, `await asyncio.wrap_future(batcher.submit(image))`. A batch starts as soon
+    as the model is free, and waits for another request only if that is expected to serve all of them earlier. How
+    long batches take is measured when it opens, and while it runs. Nothing waits forever, and a request that cannot be
+    answered by its deadline is refused at once.
+
+    Args:
+        model: path of an ONNX file, the name of a shipped model, or a `Model`, which stays open; or any function that
+            takes a list and returns as many results.
+        max_batch_size: 0: for a model, as many as are measured to pay; for a function, 16.
+        min_batch_size: a smaller batch waits up to `max_queue_delay` for more requests.
+        max_queue_delay: seconds that a request may wait for others to join its batch.
+        max_queue: requests that may wait; more are refused.
+        settings: all options of the model as one object; `options` then override single fields of it.
+        options: fields of `Settings`, and `preset`, as for `Model`.
+
+    Raises:
+        UsageError: an argument is wrong.
+        ModelError, EngineError, CapabilityError: as `Model`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Model | Callable[[list[Any]], Sequence[Any]],
+        *,
+        max_batch_size: int = 0,
+        min_batch_size: int = 1,
+        max_queue_delay: float = 0.005,
+        max_queue: int = 256,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        most = max_batch_size or MAX_BATCH
+        if not 1 <= most <= MAX_BATCH:
+            raise UsageError(f"max_batch_size is {max_batch_size!r}", remedy=f"use 1 to {MAX_BATCH}, or 0: automatic")
+        if not 1 <= min_batch_size <= most:
+            raise UsageError(f"min_batch_size is {min_batch_size!r}", remedy=f"use 1 to max_batch_size, which is {most}")
+        if not 0 <= max_queue_delay < float("inf"):
+            raise UsageError(f"max_queue_delay is {max_queue_delay!r}", remedy="use seconds from 0, such as 0.005")
+        if max_queue < 1:
+            raise UsageError(f"max_queue is {max_queue!r}", remedy="use at least 1")
+        if isinstance(model, str | Path | Model):
+            opened = model if isinstance(model, Model) else Model(model, settings=settings, **options)
+            self._runner: Runner = ModelRunner(opened, max_batch_size, closes=opened is not model)
+        elif callable(model) and settings is None and not options:
+            self._runner = FunctionRunner(model, max_batch_size or DEFAULT_FUNCTION_BATCH)
+        else:
+            remedy = "pass a path, a name, a Model, or a function without options of a model"
+            raise UsageError(f"{brief(model)} is not a model", remedy=remedy)
+        runner = self._runner
+        self._queue = RequestQueue(
+            Costs(runner.sizes, runner.seconds),
+            max_queue_delay=max_queue_delay,
+            min_batch_size=min(min_batch_size, runner.sizes[-1]),
+            max_queue=max_queue,
+            servers=runner.servers,
+            ahead=runner.ahead,
+        )
+        self._numbers = itertools.count()
+        self._waiting: dict[int, _Waiting] = {}
+        """Requests that wait or run, by number."""
+        self._running: deque[_Started] = deque()
+        self._sizes, self._refused, self._counts = Counter[int](), Counter[str](), Counter[str]()
+        self._latencies: deque[float] = deque(maxlen=LATEST)
+        self._recovers = 0.0
+        self._changed = threading.Condition()
+        self._closing = self._ended = False
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._serve, name="ff-batcher", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, item: Any, *, priority: int = 1, deadline: float | None = None, source: Hashable = None
+    ) -> Future[Response[Any]]:
+        """Run one item with others.
+
+        Args:
+            item: an image as `Model` takes it; for a function, anything.
+            priority: 0, the most urgent, to 3. Each step overtakes what came up to a second earlier.
+            deadline: seconds from now within which the answer must come; None: any time.
+            source: who sends it. Sources take turns, and each may hold at most half of what is free of the queue.
+
+        Returns:
+            The future of a `Response`. `cancel()` takes the request back as long as its batch has not started.
+
+        Raises:
+            QueueFullError: too many requests are waiting.
+            DeadlineError: the predicted answer would be late. The future raises it if that turns out later.
+            UsageError, SourceError: the item is no image, or cannot be read; an argument is wrong; it is closed.
+        """
+        if os.getpid() != self._process:
+            remedy = "make it in the process that uses it, after the fork"
+            raise UsageError("this Batcher was made in another process, whose threads are not here", remedy=remedy)
+        if deadline is not None and not isinstance(deadline, int | float):
+            raise UsageError(f"deadline is {brief(deadline)}", remedy="pass seconds from now, such as 0.05")
+        arrival = monotonic()
+        bucket, prepared = self._runner.prepared(item)
+        future: Future[Response[Any]] = Future()
+        with self._changed:
+            if self._closing:
+                raise UsageError("this Batcher is closed", remedy="open another one")
+            self._counts["submitted"] += 1
+            until = None if deadline is None else arrival + deadline
+            request = Request(next(self._numbers), arrival, bucket, priority, source, until)
+            try:
+                self._queue.admit(request, monotonic())
+            except RequestError as error:
+                self._refused[type(error).__name__] += 1
+                raise
+            self._waiting[request.number] = _Waiting(request, prepared, future)
+            self._changed.notify_all()
+        future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
+        return future
+
+    def stats(self) -> BatcherStats:
+        """What it has done so far. Callable at any time, from any thread."""
+        with self._changed:
+            latencies, queue, counts = sorted(self._latencies), self._queue, self._counts
+            shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99} if latencies else {}
+            return BatcherStats(
+                counts["submitted"],
+                counts["completed"],
+                counts["failed"],
+                dict(self._refused),
+                counts["late"],
+                counts["cancelled"],
+                queue.by_priority(),
+                queue.running,
+                dict(self._sizes),
+                {name: 1000 * latencies[int(share * (len(latencies) - 1))] for name, share in shares.items()},
+                {size: 1000 * seconds for size, seconds in queue.costs.table().items()},
+                queue.limit,
+            )
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until nothing waits or runs; False if that takes longer than `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting or self._ended, timeout)
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Answer what waits, then free the model. Callable from any thread, repeatedly.
+
+        Args:
+            cancel: cancel what waits instead.
+        """
+        with self._changed:
+            self._closing = True
+            left = [waiting.future for waiting in self._waiting.values()] if cancel else []
+            self._changed.notify_all()
+        for future in left:
+            future.cancel()
+        if threading.current_thread() is not self._thread:  # a callback of a future runs in it
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.close(cancel=kind is not None)
+
+    def _cancelled(self, request: Request) -> None:
+        with self._changed:
+            if self._waiting.pop(request.number, None):
+                self._queue.remove(request)
+                self._counts["cancelled"] += 1
+                self._changed.notify_all()
+
+    def _serve(self) -> None:
+        """The thread that owns the model."""
+        error: BaseException | None = None
+        try:
+            while (ready := self._next()) is not None:
+                self._finish() if ready is True else self._start(ready)
+        except BaseException as failed:
+            error = failed
+        finally:
+            with self._changed:
+                self._closing = self._ended = True
+            known = error if isinstance(error, FramefuseError) else RequestError(f"the Batcher has stopped: {error!r}")
+            for number in list(self._waiting):
+                self._fail(number, known)
+            self._runner.close()
+
+    def _next(self) -> RequestBatch | Literal[True] | None:
+        """A batch to start; True: the oldest that runs is about to end; None: everything has ended."""
+        queue, runner = self._queue, self._runner
+        with self._changed:
+            while True:
+                now = monotonic()
+                for request in queue.late(now):
+                    self._counts["late"] += 1
+                    message = f"request {request.number} was dropped: it cannot meet its deadline any more"
+                    self._fail(request.number, DeadlineError(message, remedy="send fewer requests"))
+                if queue.limit < runner.sizes[-1] and now >= self._recovers:
+                    queue.limit, self._recovers = min(2 * queue.limit, runner.sizes[-1]), now + RECOVER_SECONDS
+                if batch := queue.take(now):
+                    return batch
+                times = [queue.next_time(now)]
+                if self._running:
+                    oldest = self._running[0].batch
+                    ends = oldest.started + EARLY * queue.costs.seconds(oldest.size)
+                    if now >= ends or queue.running >= runner.servers + runner.ahead:
+                        return True
+                    times.append(ends)
+                elif self._closing and not len(queue):
+                    return None
+                wake = min((time for time in times if time is not None), default=None)
+                self._changed.wait(None if wake is None else max(0.0, wake - now))
+
+    def _start(self, batch: RequestBatch) -> None:
+        waiting = [self._waiting.get(request.number) for request in batch.requests]
+        items = [(one.request.number, one.item) for one in waiting if one and one.future.set_running_or_notify_cancel()]
+        if not items:
+            self._end(batch, failed=True)
+            return
+        self._running.append(_Started(batch, items, monotonic()))
+        self._sizes[len(items)] += 1
+        self._attempt(lambda: self._runner.start(items, batch.size))
+
+    def _finish(self) -> None:
+        self._attempt(self._runner.finish)
+
+    def _attempt(self, call: Callable[[], Iterator[tuple[int, Any]]]) -> None:
+        try:
+            answers = dict(call())
+        except (GpuLostError, NoAnswerError):
+            raise
+        except Exception as error:
+            self._retry(error)
+            return
+        for started in [one for one in self._running if one.items[0][0] in answers]:
+            self._running.remove(started)
+            self._end(started.batch)
+            for number, _ in started.items:
+                self._resolve(number, answers[number], started)
+
+    def _retry(self, error: Exception) -> None:
+        """After an error, run the requests of all started batches one by one, so that only what is wrong fails."""
+        failed, self._running = self._running, deque()
+        self._runner.discard()
+        for started in failed:
+            self._end(started.batch, failed=True)
+        if isinstance(error, GpuMemoryError | HostMemoryError):
+            self._queue.limit = max(1, max(len(started.items) for started in failed) // 2)
+            self._recovers = monotonic() + RECOVER_SECONDS
+        alone = [_Started(one.batch, [item], monotonic()) for one in failed for item in one.items]
+        for started in alone:
+            number, _ = started.items[0]
+            try:
+                if len(alone) == 1:
+                    raise error
+                answers = dict([*self._runner.start(started.items, 1), *self._runner.finish()])
+            except (GpuLostError, NoAnswerError):
+                raise
+            except Exception as own:
+                self._counts["failed"] += 1
+                self._runner.discard()
+                self._fail(number, own)
+            else:
+                self._resolve(number, answers[number], started)
+
+    def _resolve(self, number: int, result: Any, started: _Started) -> None:
+        now = monotonic()
+        with self._changed:
+            request, _, future = self._waiting.pop(number)
+            latency = now - request.arrival
+            self._latencies.append(latency)
+            self._counts["completed"] += 1
+            self._counts["late"] += request.deadline is not None and now > request.deadline
+            self._changed.notify_all()
+        queued = started.seconds - request.arrival
+        future.set_result(Response(result, number, queued, latency, len(started.items)))
+
+    def _end(self, batch: RequestBatch, *, failed: bool = False) -> None:
+        with self._changed:
+            self._queue.ended(batch, monotonic(), failed=failed)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        with self._changed:
+            waiting = self._waiting.pop(number, None)
+            self._changed.notify_all()
+        if waiting and not waiting.future.done():
+            waiting.future.set_exception(error)

@@ -1,0 +1,190 @@
+"""Runners: what a `Batcher` gives its batches to, a model or any function that takes a list."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from framefuse.errors import EngineError, GpuMemoryError, HostMemoryError, UsageError
+from framefuse.frame import Frame
+from framefuse.runtime.model import Model
+from framefuse.runtime.plan import LIKELY, MAX_BATCH
+from framefuse.runtime.program import Program
+
+WORTH = 0.05
+"""Share by which a batch of twice the size must be faster a row for the size to be kept."""
+
+Answer = tuple[int, Any]
+"""Number of a request, and its result."""
+
+
+class NoAnswerError(EngineError):
+    """An engine does not answer: nothing else that it runs would end either."""
+
+
+class Runner(ABC):
+    """Runs batches in the order in which they are started. All calls come from one thread, except `prepared`.
+
+    Attributes:
+        sizes: batch sizes that it can run.
+        seconds: size -> seconds of a batch, where that was measured.
+        servers: batches that run at the same time.
+        ahead: batches that wait inside it for their turn, so that it is never idle.
+    """
+
+    sizes: Sequence[int]
+    seconds: Mapping[int, float]
+    servers = 1
+    ahead = 0
+
+    @abstractmethod
+    def prepared(self, item: Any) -> tuple[Hashable, Any]:
+        """What the items of one batch have in common, and the item as `start` takes it. Called from any thread.
+
+        Raises:
+            UsageError, SourceError: it is not an item of this kind, or cannot be read.
+        """
+
+    @abstractmethod
+    def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
+        """Start a batch of numbered items as one of `size`; yields answers of batches that had to end first."""
+
+    @abstractmethod
+    def finish(self) -> Iterator[Answer]:
+        """Wait for the oldest batch that was started, and yield its answers."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget all batches that were started, after an error."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. Callable repeatedly."""
+
+
+class FunctionRunner(Runner):
+    """Any function that takes a list of items and returns as many results."""
+
+    def __init__(self, function: Callable[[list[Any]], Sequence[Any]], max_batch_size: int) -> None:
+        self._function = function
+        self.sizes = list(_doubled(max_batch_size))
+        self.seconds = {}
+        self._started: deque[Sequence[tuple[int, Any]]] = deque()
+
+    def prepared(self, item: Any) -> tuple[Hashable, Any]:
+        return None, item
+
+    def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
+        self._started.append(items)
+        return iter(())
+
+    def finish(self) -> Iterator[Answer]:
+        items = self._started.popleft()
+        results = self._function([item for _, item in items])
+        if not hasattr(results, "__len__") or len(results) != len(items):
+            returned = f"{len(results)} results" if hasattr(results, "__len__") else type(results).__name__
+            raise UsageError(f"the function returned {returned} for {len(items)} items", remedy="return one for each")
+        return zip([number for number, _ in items], results, strict=True)
+
+    def discard(self) -> None:
+        self._started.clear()
+
+    def close(self) -> None:
+        """Nothing to free: the function is the caller's."""
+
+
+class ModelRunner(Runner):
+    """A `Model`, with a program for each batch size that pays.
+
+    Args:
+        max_batch_size: 0: as many as pay, at most MAX_BATCH.
+        closes: `close` closes the model, too.
+    """
+
+    def __init__(self, model: Model, max_batch_size: int, *, closes: bool) -> None:
+        if model.has_views:
+            remedy = "leave out tiles, roi and stereo, or pass the Model itself as a function: Batcher(model.__call__)"
+            raise UsageError("a Batcher of a model that sees views of a frame is not possible", remedy=remedy)
+        self._model, self._closes = model, closes
+        self._started: deque[Program] = deque()
+        """The program of each batch that has not ended, oldest first."""
+        self._programs: dict[int, Program] = {}
+        self.seconds = {}
+        self.ahead = 1 if model.settings.on_gpu else 0
+        self.servers = 1 if model.settings.on_gpu else model.engine.streams
+        try:
+            self._open(max_batch_size)
+        except BaseException:
+            self.close()
+            raise
+        self.sizes = sorted(self._programs)
+        self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
+
+    def _open(self, asked: int) -> None:
+        """Open programs of 1, 2, 4, ... rows until more gain nothing, or do not fit."""
+        example = Frame.from_array(np.zeros((LIKELY[1], LIKELY[0], 3), np.uint8))
+        rows: dict[int, float] = {}
+        most = asked or MAX_BATCH
+        for size in _doubled(most if self._model.card.dynamic_batch else 1):
+            try:
+                program = self._programs[size] = self._model.program(size)
+                program.prepare(*LIKELY)
+                program.warm_up(example)
+                rows[size] = program.row_seconds()
+            except (GpuMemoryError, HostMemoryError):
+                if size == 1:
+                    raise
+                self._programs.pop(size).close()
+                break
+            self.seconds = {**self.seconds, size: rows[size] * size * self.servers}
+            if size > 1 and rows[size] > (1 - WORTH) * min(rows[other] for other in rows if other < size):
+                self._programs.pop(size).close()
+                break
+
+    def prepared(self, item: Any) -> tuple[Hashable, Any]:
+        frame = self._model.frame(item)
+        return (self._programs[1].batch_key(frame), frame.format), frame
+
+    def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
+        program = self._programs[size]
+        frames = [frame.replace_unchecked(index=number) for number, frame in items]
+        for found in program.submit(frames):
+            yield found.result.frame.index, found.result
+        self._started.append(program)
+
+    def finish(self) -> Iterator[Answer]:
+        program = self._started[0]
+        timeout = self._model.settings.request_timeout
+        found = list(program.finish(timeout or None))
+        if not found:
+            raise NoAnswerError(
+                f"engine {self._model.engine.name} has not answered for {timeout:g} s",
+                remedy="raise request_timeout, or use another engine",
+            )
+        self._started.popleft()
+        return iter([(item.result.frame.index, item.result) for item in found])
+
+    def discard(self) -> None:
+        self._started.clear()
+        for program in self._programs.values():
+            program.discard()
+
+    def close(self) -> None:
+        for program in self._programs.values():
+            program.close()
+        if self._closes:
+            self._model.close()
+
+
+def _doubled(most: int) -> Iterator[int]:
+    """1, 2, 4, ... and `most` itself."""
+    size = 1
+    while size < most:
+        yield size
+        size *= 2
+    yield most

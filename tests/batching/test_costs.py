@@ -1,0 +1,53 @@
+"""What a batch costs: learnt from the batches that have run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from framefuse.batching.costs import Costs
+
+
+def test_a_batch_runs_as_the_next_larger_size() -> None:
+    costs = Costs([1, 2, 4, 12])
+    assert [costs.fit(count) for count in (1, 2, 3, 4, 5, 12)] == [1, 2, 4, 4, 12, 12]
+
+
+def test_a_larger_batch_must_be_faster_per_request() -> None:
+    per_row = Costs([1, 2, 4, 8], {1: 1.0, 2: 2.0, 4: 3.9, 8: 7.9})
+    assert per_row.best == 1
+    assert per_row.choose(8) == 1
+    together = Costs([1, 2, 4, 8], {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.7})
+    assert together.best == 8
+    assert [together.choose(count) for count in (1, 2, 3, 4, 8, 100)] == [1, 2, 4, 4, 8, 8]
+
+
+def test_padding_counts() -> None:
+    """Three requests in a batch of four that takes four times as long as one: rather three batches of one."""
+    assert Costs([1, 4], {1: 1.0, 4: 3.2}).choose(3) == 1
+    assert Costs([1, 4], {1: 1.0, 4: 2.0}).choose(3) == 4
+
+
+def test_a_size_that_has_not_run_is_tried() -> None:
+    costs = Costs([1, 2, 4])
+    assert costs.seconds(4) == 0.0
+    costs.learn(1, 1.0)
+    assert costs.choose(4) == 4
+    costs.learn(4, 4.0)
+    assert costs.best == 2
+    costs.learn(2, 2.0)
+    assert costs.best == 1
+
+
+def test_nearly_all_batches_take_no_longer_than_the_bound() -> None:
+    costs, chance = Costs([1], {1: 0.5}), np.random.default_rng(0)
+    for seconds in chance.uniform(0.9, 1.3, 600):
+        costs.learn(1, float(seconds))
+    assert costs.seconds(1) == pytest.approx(1.1, rel=0.05)
+    assert 1.25 < costs.bound(1) < 1.4
+
+
+def test_an_outlier_is_no_trend() -> None:
+    costs = Costs([1], {1: 1.0})
+    costs.learn(1, 1000.0)
+    assert costs.seconds(1) < 1.2

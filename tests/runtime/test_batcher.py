@@ -1,0 +1,312 @@
+"""Requests from many threads, with real models and plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+import framefuse
+from framefuse.errors import (
+    DeadlineError,
+    EngineError,
+    GpuLostError,
+    GpuMemoryError,
+    QueueFullError,
+    SourceError,
+    UsageError,
+)
+from framefuse.runtime import batcher as batchers
+from framefuse.runtime.batcher import Batcher
+
+MODEL = "scout-n"
+
+
+@pytest.fixture(scope="module")
+def images() -> list[np.ndarray[Any, Any]]:
+    source = framefuse.open_source("synthetic://street?frames=12&size=320x180&complexity=1")
+    return [cv2.cvtColor(frame.to_rgb(), cv2.COLOR_RGB2BGR) for frame in source][:12]
+
+
+@pytest.fixture(scope="module")
+def batcher() -> Iterator[Batcher]:
+    with Batcher(MODEL, imgsz=320, max_batch_size=4) as opened:
+        yield opened
+
+
+def same(one: framefuse.Result, other: framefuse.Result) -> None:
+    np.testing.assert_allclose(one.detections.xyxy, other.detections.xyxy, atol=2.0)
+    np.testing.assert_array_equal(one.detections.class_id, other.detections.class_id)
+
+
+def test_many_threads_get_what_a_model_finds(batcher: Batcher, images: list[Any]) -> None:
+    with framefuse.Model(MODEL, imgsz=320) as model:
+        expected = [model(image) for image in images]
+    assert sum(len(result.detections) for result in expected) > 20
+    with ThreadPoolExecutor(12) as pool:
+        responses = list(pool.map(lambda image: batcher.submit(image).result(), images))
+    for response, result in zip(responses, expected, strict=True):
+        same(response.result, result)
+        assert response.id == response.result.frame.index
+        assert 0 <= response.queue_seconds < response.latency_seconds
+        assert response.batch_size >= 1
+    assert len({response.id for response in responses}) == len(images)
+
+
+def test_images_of_other_sizes_files_and_frames(batcher: Batcher, images: list[Any], tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "one.png"), images[0])
+    tall = np.ascontiguousarray(images[1][:, :60])
+    given = [images[0], tmp_path / "one.png", framefuse.Frame.from_array(images[0]), tall, images[0][..., 0]]
+    results = [future.result().result for future in [batcher.submit(item) for item in given]]
+    same(results[0], results[1])
+    same(results[0], results[2])
+    assert (results[3].frame.width, results[3].frame.height) == (60, 180)
+
+
+@pytest.mark.parametrize("item", [np.zeros((4, 4, 7), np.uint8), np.zeros((8, 8, 3)), "clip.mp4", None, object()])
+def test_what_is_no_image_fails_alone(batcher: Batcher, images: list[Any], item: Any) -> None:
+    good = batcher.submit(images[0])
+    with pytest.raises((UsageError, SourceError)):
+        batcher.submit(item)
+    assert len(good.result().result.detections)
+
+
+def test_asyncio(batcher: Batcher, images: list[Any]) -> None:
+    async def all_of_them() -> list[framefuse.Response[Any]]:
+        return await asyncio.gather(*(asyncio.wrap_future(batcher.submit(image)) for image in images))
+
+    assert len(asyncio.run(all_of_them())) == len(images)
+
+
+def test_an_open_model_stays_open(images: list[Any]) -> None:
+    with framefuse.Model(MODEL, imgsz=320) as model:
+        with Batcher(model, max_batch_size=2) as batcher:
+            same(batcher.submit(images[0]).result().result, model(images[0]))
+        assert len(model(images[0]).detections)
+
+
+def test_a_model_of_views_is_refused() -> None:
+    with pytest.raises(UsageError, match="views"):
+        Batcher(MODEL, tiles="2x2")
+
+
+def test_a_function_gets_lists() -> None:
+    sizes: list[int] = []
+    gate = threading.Event()
+
+    def double(items: list[int]) -> list[int]:
+        gate.wait()
+        sizes.append(len(items))
+        return [2 * item for item in items]
+
+    with Batcher(double, max_batch_size=8) as batcher:
+        futures = [batcher.submit(number) for number in range(20)]
+        gate.set()
+        assert [future.result().result for future in futures] == [2 * number for number in range(20)]
+    assert max(sizes) == 8
+    assert sum(sizes) == 20
+    stats = batcher.stats()
+    assert (stats.submitted, stats.completed, stats.failed, stats.waiting, stats.running) == (20, 20, 0, {}, 0)
+    assert sum(size * count for size, count in stats.batch_sizes.items()) == 20
+
+
+def test_an_item_that_fails_among_good_ones_fails_alone() -> None:
+    gate = threading.Event()
+
+    def inverse(items: list[int]) -> list[float]:
+        gate.wait()
+        return [1 / item for item in items]
+
+    with Batcher(inverse, max_batch_size=8) as batcher:
+        futures = [batcher.submit(item) for item in (1, 2, 0, 4)]
+        gate.set()
+        assert isinstance(futures[2].exception(), ZeroDivisionError)
+        assert [futures[place].result().result for place in (0, 1, 3)] == [1, 0.5, 0.25]
+    assert batcher.stats().failed == 1
+
+
+@pytest.mark.parametrize("returned", [None, [1, 2, 3]])
+def test_a_function_that_returns_something_else(returned: Any) -> None:
+    with Batcher(lambda items: returned) as batcher, pytest.raises(UsageError, match="returned"):
+        batcher.submit(1).result()
+
+
+def test_a_batch_that_does_not_fit_is_run_in_smaller_ones_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batchers, "RECOVER_SECONDS", 0.2)
+    most, sizes = [2], list[int]()
+
+    def limited(items: list[int]) -> list[int]:
+        time.sleep(0.01)
+        sizes.append(len(items))
+        if len(items) > most[0]:
+            raise GpuMemoryError("no room")
+        return items
+
+    with Batcher(limited, max_batch_size=8) as batcher:
+        futures = [batcher.submit(number) for number in range(60)]
+        assert [future.result().result for future in futures] == list(range(60))
+        assert batcher.stats().max_batch_size < 8
+        most[0] = 8
+        give_up = time.monotonic() + 20
+        while batcher.stats().max_batch_size < 8 and time.monotonic() < give_up:
+            batcher.submit(0).result()
+        futures = [batcher.submit(number) for number in range(60)]
+        assert [future.result().result for future in futures] == list(range(60))
+        assert 8 in sizes[-10:]
+
+
+def test_a_lost_gpu_ends_everything() -> None:
+    def lost(items: list[int]) -> list[int]:
+        raise GpuLostError("lost")
+
+    batcher = Batcher(lost)
+    with pytest.raises(GpuLostError):
+        batcher.submit(1).result()
+    assert batcher.drain(5)
+    with pytest.raises(UsageError, match="closed"):
+        batcher.submit(2)
+
+
+def test_deadlines() -> None:
+    def slow(items: list[int]) -> list[int]:
+        time.sleep(0.1)
+        return items
+
+    with Batcher(slow, max_batch_size=1) as batcher:
+        batcher.submit(0).result()
+        with pytest.raises(DeadlineError, match="predicted end"):
+            batcher.submit(1, deadline=0.02)
+        with pytest.raises(DeadlineError, match="passed"):
+            batcher.submit(1, deadline=-1)
+        assert batcher.submit(2, deadline=1.0).result().result == 2
+        with pytest.raises(UsageError, match="deadline is 'soon'"):
+            batcher.submit(3, deadline="soon")  # type: ignore[arg-type]
+        assert batcher.stats().refused == {"DeadlineError": 2}
+
+
+def test_an_admitted_request_that_becomes_late_is_dropped() -> None:
+    slow = [0.01]
+
+    def function(items: list[int]) -> list[int]:
+        time.sleep(slow[0])
+        return items
+
+    with Batcher(function, max_batch_size=1) as batcher:
+        batcher.submit(0).result()
+        slow[0] = 0.4
+        futures = [batcher.submit(number, deadline=0.2) for number in range(3)]
+        errors = [future.exception() for future in futures]
+        assert any(isinstance(error, DeadlineError) for error in errors)
+        assert batcher.stats().late == 3
+
+
+def test_a_full_queue_refuses_and_cancelled_requests_make_room() -> None:
+    gate = threading.Event()
+
+    def held(items: list[int]) -> list[int]:
+        gate.wait()
+        return items
+
+    with Batcher(held, max_batch_size=1, max_queue=3) as batcher:
+        futures = [batcher.submit(0)]
+        while batcher.stats().running == 0:
+            time.sleep(0.001)
+        futures += [batcher.submit(number) for number in (1, 2, 3)]
+        with pytest.raises(QueueFullError, match="3 requests"):
+            batcher.submit(4)
+        assert futures[2].cancel()
+        futures.append(batcher.submit(5))
+        gate.set()
+        assert [future.result().result for future in futures if not future.cancelled()] == [0, 1, 3, 5]
+        with pytest.raises(CancelledError):
+            futures[2].result()
+        assert batcher.stats().cancelled == 1
+
+
+def test_close_answers_or_cancels_what_waits() -> None:
+    for cancel in (False, True):
+        gate = threading.Event()
+
+        def held(items: list[int], gate: threading.Event = gate) -> list[int]:
+            gate.wait()
+            return items
+
+        batcher = Batcher(held, max_batch_size=1)
+        futures = [batcher.submit(number) for number in range(4)]
+        while batcher.stats().running == 0:
+            time.sleep(0.001)
+        threading.Timer(0.05, gate.set).start()
+        batcher.close(cancel=cancel)
+        batcher.close()
+        assert futures[0].result().result == 0
+        assert [future.cancelled() for future in futures[1:]] == [cancel] * 3
+        with pytest.raises(UsageError, match="closed"):
+            batcher.submit(1)
+
+
+def test_no_thread_is_left(images: list[Any]) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        with Batcher(lambda items: items) as batcher:
+            batcher.submit(1).result()
+    assert threading.active_count() == before
+
+
+def test_a_callback_may_submit_and_close() -> None:
+    batcher = Batcher(lambda items: items)
+    seen = threading.Event()
+
+    def again(future: Any) -> None:
+        batcher.submit(2).add_done_callback(lambda done: (batcher.close(), seen.set()))
+
+    batcher.submit(1).add_done_callback(again)
+    assert seen.wait(5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_told() -> None:
+    with Batcher(lambda items: items) as batcher:
+        if not (child := os.fork()):
+            try:
+                batcher.submit(1)
+            except UsageError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_batch_size": 65},
+        {"max_batch_size": -1},
+        {"min_batch_size": 0},
+        {"min_batch_size": 9, "max_batch_size": 8},
+        {"max_queue_delay": -0.1},
+        {"max_queue_delay": float("nan")},
+        {"max_queue": 0},
+        {"conf": 0.3},
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Batcher(lambda items: items, **options)
+
+
+def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch, images: list[Any]) -> None:
+    batcher = Batcher(MODEL, imgsz=320, max_batch_size=1, request_timeout=0.2)
+    program = batcher._runner._programs[1]  # type: ignore[attr-defined]
+    monkeypatch.setattr(program, "_wait", lambda flight, timeout: bool(time.sleep(timeout or 0)))
+    with pytest.raises(EngineError, match="not answered for 0.2 s"):
+        batcher.submit(images[0]).result(10)
+    batcher.close()

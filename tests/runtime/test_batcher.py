@@ -307,6 +307,6 @@ def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
     batcher = Batcher(MODEL, imgsz=320, max_batch_size=1, request_timeout=0.2)
     program = batcher._runner._programs[1]  # type: ignore[attr-defined]
     monkeypatch.setattr(program, "_wait", lambda flight, timeout: bool(time.sleep(timeout or 0)))
-    with pytest.raises(EngineError, match="not answered for 0.2 s"):
+    with pytest.raises(EngineError, match="not answered for"):
         batcher.submit(images[0]).result(10)
     batcher.close()

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from framefuse.batching.costs import Costs
 from framefuse.batching.queue import Request, RequestBatch, RequestQueue
+from framefuse.batching.tuning import read_tuning
 from framefuse.common.redact import brief
 from framefuse.config import Settings
 from framefuse.errors import (
@@ -32,6 +33,8 @@ from framefuse.runtime.runners import FunctionRunner, ModelRunner, NoAnswerError
 
 DEFAULT_FUNCTION_BATCH = 16
 """Most items in a call of a function, if nothing else is asked for."""
+DEFAULT_DELAY = 0.005
+"""Seconds that a request may wait for others."""
 EARLY = 0.9
 """Share of the expected time of a batch after which its end is awaited, not another request."""
 RECOVER_SECONDS = 30.0
@@ -112,8 +115,8 @@ class Batcher:
             future = batcher.submit(image, deadline=0.05)
             print(future.result().result.detections)
 
-    Call `submit` from any thread; in asyncio, `await asyncio.wrap_future(batcher.submit(image))`. A batch starts as soon
-    as the model is free, and waits for another request only if that is expected to serve all of them earlier. How
+    Call `submit` from any thread; in asyncio, `await asyncio.wrap_future(batcher.submit(image))`. A batch starts as
+    soon as the model is free, and waits for another request only if that is expected to serve all of them earlier. How
     long batches take is measured when it opens, and while it runs. Nothing waits forever, and a request that cannot be
     answered by its deadline is refused at once.
 
@@ -124,11 +127,14 @@ class Batcher:
         min_batch_size: a smaller batch waits up to `max_queue_delay` for more requests.
         max_queue_delay: seconds that a request may wait for others to join its batch.
         max_queue: requests that may wait; more are refused.
+        tuning: batching.json of `framefuse tune-batch` for this model and machine, in place of `max_batch_size` and
+            `max_queue_delay`. Nothing is measured then.
         settings: all options of the model as one object; `options` then override single fields of it.
         options: fields of `Settings`, and `preset`, as for `Model`.
 
     Raises:
         UsageError: an argument is wrong.
+        ConfigError: the tuning cannot be used, or is of another model or machine.
         ModelError, EngineError, CapabilityError: as `Model`.
     """
 
@@ -138,24 +144,34 @@ class Batcher:
         *,
         max_batch_size: int = 0,
         min_batch_size: int = 1,
-        max_queue_delay: float = 0.005,
+        max_queue_delay: float = DEFAULT_DELAY,
         max_queue: int = 256,
+        tuning: str | Path | None = None,
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
+        found = None if tuning is None else read_tuning(Path(tuning))
+        if found is not None:
+            if max_batch_size or max_queue_delay != DEFAULT_DELAY:
+                raise UsageError(
+                    "max_batch_size or max_queue_delay beside a tuning", remedy="leave out one or the other"
+                )
+            max_batch_size, max_queue_delay = found.chosen.size, found.chosen.delay
         most = max_batch_size or MAX_BATCH
         if not 1 <= most <= MAX_BATCH:
             raise UsageError(f"max_batch_size is {max_batch_size!r}", remedy=f"use 1 to {MAX_BATCH}, or 0: automatic")
         if not 1 <= min_batch_size <= most:
-            raise UsageError(f"min_batch_size is {min_batch_size!r}", remedy=f"use 1 to max_batch_size, which is {most}")
+            raise UsageError(
+                f"min_batch_size is {min_batch_size!r}", remedy=f"use 1 to max_batch_size, which is {most}"
+            )
         if not 0 <= max_queue_delay < float("inf"):
             raise UsageError(f"max_queue_delay is {max_queue_delay!r}", remedy="use seconds from 0, such as 0.005")
         if max_queue < 1:
             raise UsageError(f"max_queue is {max_queue!r}", remedy="use at least 1")
         if isinstance(model, str | Path | Model):
             opened = model if isinstance(model, Model) else Model(model, settings=settings, **options)
-            self._runner: Runner = ModelRunner(opened, max_batch_size, closes=opened is not model)
-        elif callable(model) and settings is None and not options:
+            self._runner: Runner = ModelRunner(opened, max_batch_size, closes=opened is not model, tuning=found)
+        elif callable(model) and settings is None and not options and found is None:
             self._runner = FunctionRunner(model, max_batch_size or DEFAULT_FUNCTION_BATCH)
         else:
             remedy = "pass a path, a name, a Model, or a function without options of a model"

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from framefuse.errors import EngineError, GpuMemoryError, HostMemoryError, UsageError
+from framefuse.batching.tuning import BatchTuning
+from framefuse.errors import ConfigError, EngineError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
+from framefuse.runtime.choices import processor
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, MAX_BATCH
 from framefuse.runtime.program import Program
@@ -104,9 +106,22 @@ class ModelRunner(Runner):
     Args:
         max_batch_size: 0: as many as pay, at most MAX_BATCH.
         closes: `close` closes the model, too.
+        tuning: what was measured before.
+        all_sizes: keep sizes that do not pay.
+
+    Raises:
+        ConfigError: the tuning is of another model or machine.
     """
 
-    def __init__(self, model: Model, max_batch_size: int, *, closes: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        max_batch_size: int,
+        *,
+        closes: bool,
+        tuning: BatchTuning | None = None,
+        all_sizes: bool = False,
+    ) -> None:
         if model.has_views:
             remedy = "leave out tiles, roi and stereo, or pass the Model itself as a function: Batcher(model.__call__)"
             raise UsageError("a Batcher of a model that sees views of a frame is not possible", remedy=remedy)
@@ -118,14 +133,24 @@ class ModelRunner(Runner):
         self.ahead = 1 if model.settings.on_gpu else 0
         self.servers = 1 if model.settings.on_gpu else model.engine.streams
         try:
-            self._open(max_batch_size)
+            if tuning is not None:
+                self._check(tuning)
+                self.seconds = tuning.seconds
+            self._open(max_batch_size, all_sizes)
         except BaseException:
             self.close()
             raise
         self.sizes = sorted(self._programs)
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
 
-    def _open(self, asked: int) -> None:
+    def _check(self, tuning: BatchTuning) -> None:
+        model, again = self._model.card.path.stem, f"measure again: framefuse tune-batch {self._model.card.path.stem}"
+        if (tuned := Path(tuning.model).stem) != model:
+            raise ConfigError(f"the batches of {tuned} were tuned, and this is {model}", remedy=again)
+        if (here := processor(self._model.engine.device)) != tuning.machine:
+            raise ConfigError(f"batches were tuned on {tuning.machine}, and this is {here}", remedy=again)
+
+    def _open(self, asked: int, all_sizes: bool) -> None:
         """Open programs of 1, 2, 4, ... rows until more gain nothing, or do not fit."""
         example = Frame.from_array(np.zeros((LIKELY[1], LIKELY[0], 3), np.uint8))
         rows: dict[int, float] = {}
@@ -135,14 +160,15 @@ class ModelRunner(Runner):
                 program = self._programs[size] = self._model.program(size)
                 program.prepare(*LIKELY)
                 program.warm_up(example)
-                rows[size] = program.row_seconds()
+                measured = self.seconds.get(size)
+                rows[size] = measured / (size * self.servers) if measured else program.row_seconds()
             except (GpuMemoryError, HostMemoryError):
                 if size == 1:
                     raise
                 self._programs.pop(size).close()
                 break
             self.seconds = {**self.seconds, size: rows[size] * size * self.servers}
-            if size > 1 and rows[size] > (1 - WORTH) * min(rows[other] for other in rows if other < size):
+            if size > 1 and not all_sizes and rows[size] > (1 - WORTH) * min(list(rows.values())[:-1]):
                 self._programs.pop(size).close()
                 break
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from framefuse.sinks.images import draw as draw
     from framefuse.sources import SourceOptions as SourceOptions
     from framefuse.sources import open_source as open_source
+    from framefuse.sources.feed import FrameFeed as FrameFeed
 
 _NAMES = {
     "config": "Settings",
@@ -47,6 +48,7 @@ _NAMES = {
     "sinks": "CallbackSink",
     "sinks.images": "draw",
     "sources": "SourceOptions open_source",
+    "sources.feed": "FrameFeed",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
-from typing import Any, cast
+from typing import Any, Self, cast
 from weakref import WeakSet, ref
 
 from framefuse.common.machine import available_cores, lacks_memory, trim_heap
@@ -35,8 +35,9 @@ from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.adaptive import adapter_for
 from framefuse.runtime.batching import FrameBatcher
-from framefuse.runtime.channel import JOIN_SECONDS, Threaded
+from framefuse.runtime.channel import EMPTY, JOIN_SECONDS, Threaded
 from framefuse.runtime.choices import choose_rung
+from framefuse.runtime.inputs import Inputs
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ladder import rungs_below, with_rungs
 from framefuse.runtime.ledger import Copy
@@ -53,7 +54,7 @@ from framefuse.runtime.views import Choose, viewer_for
 from framefuse.sinks import SinkSet
 from framefuse.sinks.run_folder import MANIFEST, FolderLock, make_run_folder
 from framefuse.sinks.show import load_opencv
-from framefuse.sources import SourceInfo
+from framefuse.sources import Source, SourceInfo
 
 DEFAULT_MODEL = "squares"
 UNKNOWN_FPS = 30.0
@@ -131,6 +132,8 @@ class Pipeline:
         self._warnings = [UNNAMED] if model is None else []
         self._error: ErrorFacts | None = None
         self._begun = self._closed = False
+        self._frames: Threaded[Frame] | None = None
+        self._answers: Threaded[Result] | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
         if settings.show:
@@ -183,7 +186,7 @@ class Pipeline:
                 self._keep_up(plan.settings, [source.info for source in self.sources])
                 width, height = found.width or LIKELY[0], found.height or LIKELY[1]
                 if self._input_size(plan, width, height) != ready:
-                    self._close_sources()
+                    self._inputs.close()
                     self._prepare(found)
                     self._open(plan, opened)
             trim_heap()
@@ -198,10 +201,14 @@ class Pipeline:
 
     def _open(self, plan: RunPlan, opened: ExitStack) -> SourceInfo:
         """Open the sources; the facts of the first."""
-        self.sources = open_sources(plan.source, plan.settings, plan.batch)
-        for item in self.sources:
-            opened.callback(item.close)
+        self._inputs = Inputs(open_sources(plan.source, plan.settings, plan.batch))
+        opened.callback(self._inputs.close)
         return self.sources[0].info
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources: those of the start, then those that were added."""
+        return self._inputs.sources
 
     def __iter__(self) -> Generator[Result]:
         results = self._run()
@@ -234,7 +241,7 @@ class Pipeline:
             raise known from error
         finally:
             self._recorder.stop()
-            self.close()
+            self._stop()
             for result in list(self._untaken.values()):  # they are in the outputs
                 self._count(result)
             self._save_report()
@@ -251,16 +258,69 @@ class Pipeline:
                 bar.advance()
         return self.report
 
+    def start(self) -> Self:
+        """Run in a thread of its own; `get_result` then delivers the results. Those of a caller who does not take them
+        wait, and the pipeline with them, unless the source is live."""
+        self._answers = Threaded([self], name="run", capacity=self.settings.queue)
+        return self
+
+    def get_result(self, timeout: float | None = None) -> Result | None:
+        """The next result after `start`; None: the run has ended.
+
+        Raises:
+            TimeoutError: there is none after `timeout` seconds.
+            UsageError: the pipeline was not started.
+            FramefuseError: what has ended the run.
+        """
+        if self._answers is None:
+            raise UsageError("this Pipeline was not started", remedy="call start(), or iterate over it")
+        if (result := self._answers.get(timeout)) is EMPTY:
+            raise TimeoutError(f"no result within {timeout:g} s")
+        return result
+
+    def add_source(self, source: Any) -> str:
+        """Read one more source from now on, and return its name, which is the `source_id` of its results. An error ends
+        this source, not the run. Callable from any thread, before and during the run.
+
+        Args:
+            source: as for the constructor, but one only.
+
+        Raises:
+            SourceError, UsageError: it cannot be opened, or one of its name is being read, or the run has ended.
+        """
+        opened = open_sources(source, self.settings, self._batcher.size)[0]
+        with self._lock:
+            try:
+                if self._closed:
+                    raise UsageError("the run has ended", remedy="make a new Pipeline")
+                number = self._inputs.add(opened)
+            except BaseException:
+                opened.close()
+                raise
+            if self._frames is not None:
+                self._frames.add(self._read(number, opened), "latest" if opened.info.live else "block")
+        return opened.info.uri
+
+    def remove_source(self, name: Any) -> None:
+        """Stop reading a source. Its frames that are on their way get their results, then its tracks end and its
+        outputs are complete. UsageError: no source of this name is being read."""
+        self._inputs.remove(name)
+
     def close(self) -> None:
         """Stop now: cancel what waits, complete the outputs, free the engine. Call it from any thread, repeatedly."""
+        self._stop()
+        if self._answers is not None:
+            self._answers.close()
+
+    def _stop(self) -> None:
         with self._lock:  # if another thread is just starting the run, wait until all of its stages exist
             self._closed = True
         if self._last is not None:
             self._last.close()
-        self._close_sources()
+        self._inputs.close()
         self._program.close()
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -278,7 +338,7 @@ class Pipeline:
         width, height = self._program.largest_input
         viewer = self._viewer
         deciders: tuple[Any, ...] = viewer, self._program, self._adapter
-        infos, ledger = self._infos(), self._program.ledger
+        infos, ledger = self._inputs.infos(), self._program.ledger
         copied = ledger.totals()
         if decoded := sum(info.copied for info in infos):
             copied[Copy("decode", "d2d", "pixels")] = decoded
@@ -310,7 +370,7 @@ class Pipeline:
     def _start(self) -> Iterator[Result]:
         """Connect the stages: decode | infer | write, each in a thread that runs ahead of the next."""
         self._open_sinks()
-        sources: list[Iterable[Frame]] = list(self.sources)
+        sources: list[Iterable[Frame]] = [*self.sources]
         if self.settings.on_gpu and not self.sources[0].info.live:
             sources[0] = warm_up(self.sources[0], self._program, self._viewer)
         self._recorder.start(Meter(find_counters(self._gpu)))
@@ -320,10 +380,10 @@ class Pipeline:
         settings, count = self.settings, len(sources)
         decode_clock = self._recorder.stage("decode", parallel=settings.decode_threads * count, copies=count)
         next_clock = self._recorder.stage("preprocess")
-        self._last = frames = Threaded(
-            [gpus.on(self._gpu, decode(source), "decode") for source in sources],
+        self._last = self._frames = frames = Threaded(
+            [self._read(number, source) for number, source in enumerate(sources)],
             name="decode",
-            cancel=self._close_sources,
+            cancel=self._inputs.close,
             capacity=1 if self._live else settings.queue,
             **self._young(lambda frame: frame.arrival),
             on_drop=lambda frame, cause: self._drop(frame, frame.source_id, cause),
@@ -331,6 +391,9 @@ class Pipeline:
             on_wait=lambda waited: next_clock.add(0, items=0, wait_in=waited),
         )
         return frames
+
+    def _read(self, number: int, source: Iterable[Frame]) -> Iterator[Frame]:
+        return self._inputs.followed(number, gpus.on(self._gpu, decode(source), "decode"))
 
     def _infer(self, frames: Threaded[Frame]) -> Threaded[FrameResult]:
         self._recorder.stage("inference", parallel=self.engine.streams)
@@ -356,12 +419,14 @@ class Pipeline:
     def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
         results: Iterator[FrameResult] = watched(found, self._program, self.settings.request_timeout)
         if self._events is not None:
-            results = self._events.follow(results, self._reader_of, stopped=lambda: self._closed)
+            results = self._events.follow(results, self._inputs.reader_of, stopped=lambda: self._closed)
         if self._sink_set is None:
-            return (frame_result.result for frame_result in results)
-        clock = self._recorder.stage("write")
-        written = write(
-            results, self._sink_set, self._info_of, clock, reader_of=self._reader_of, stopped=lambda: self._closed
+            return self._accounted(frame_result.result for frame_result in results)
+        clock, inputs = self._recorder.stage("write"), self._inputs
+        written = self._accounted(
+            write(
+                results, self._sink_set, inputs.info_of, clock, reader_of=inputs.reader_of, stopped=lambda: self._closed
+            )
         )
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
@@ -375,6 +440,21 @@ class Pipeline:
             on_drop=self._pass_over,
         )
         return iter(self._last)
+
+    def _accounted(self, results: Iterator[Result]) -> Iterator[Result]:
+        return self._inputs.accounted(results, self._leave, stopped=lambda: self._closed)
+
+    def _info_of(self, source_id: str) -> SourceInfo:
+        return self._inputs.info_of(source_id)
+
+    def _leave(self, info: SourceInfo, unit: str) -> None:
+        """A source has ended: end its tracks and complete its outputs."""
+        if self._tracks:
+            self._tracks.leave(info)
+        if self._events:
+            self._events.leave(unit)
+        if self._sink_set:
+            self._sink_set.end(unit)
 
     def _noted(self, written: Iterator[Result]) -> Iterator[Result]:
         with closing(cast("Generator[Result]", written)):
@@ -390,7 +470,7 @@ class Pipeline:
     def _pass_over(self, result: Result, cause: str) -> None:
         """The caller of a live source was too slow to take a result that the outputs have."""
         self._count(self._untaken.pop(id(result)))
-        self._drop(None, result.frame.source_id, NOT_TAKEN)
+        self._inputs.drop(None, result.frame.source_id, NOT_TAKEN)
 
     def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:
         rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride
@@ -459,18 +539,9 @@ class Pipeline:
             if self._folder_lock is not None:
                 self._folder_lock.release()
 
-    def _infos(self) -> list[SourceInfo]:
-        """Facts of every source, once each; of a chain those of its parts, and its own if it has dropped frames."""
-        infos: dict[int, SourceInfo] = {}
-        for source in self.sources:
-            parts = list(source.info.parts.values())
-            own = [] if (parts or source.info.kind == "unread") and not source.info.drops else [source.info]
-            infos |= {id(info): info for info in (*own, *parts)}
-        return list(infos.values())
-
     def _strange(self) -> list[str]:
         """Warns of a source that the model was not trained for."""
-        if not self.card.synthetic or all(info.synthetic for info in self._infos()):
+        if not self.card.synthetic or all(info.synthetic for info in self._inputs.infos()):
             return []
         return [
             f"{self.card.path.stem} knows only framefuse's synthetic world, so what it finds in other images means "
@@ -487,22 +558,6 @@ class Pipeline:
     def _live(self) -> bool:
         return self.sources[0].info.live
 
-    def _close_sources(self) -> None:
-        for source in self.sources:
-            source.close()
-
-    def _reader_of(self, source_id: str) -> int:
-        """Index in `sources` of the source that a frame comes from."""
-        for number, source in enumerate(self.sources):
-            if source_id in source.info.parts or source.info.uri == source_id:
-                return number
-        return 0
-
-    def _info_of(self, source_id: str) -> SourceInfo:
-        """Facts of the source that a frame comes from."""
-        info = self.sources[self._reader_of(source_id)].info
-        return info.parts.get(source_id, info)
-
     def _young(self, arrival_of: Callable[[Any], float | None]) -> dict[str, Any]:
         """Options of a channel after a live source, which drops what is late; none after others, whose readers wait."""
 
@@ -513,10 +568,8 @@ class Pipeline:
         return {"policy": "latest", "too_old": too_old} if self._live else {}
 
     def _drop(self, frame: Frame | None, source_id: str, cause: str) -> None:
-        if frame is not None and frame.lease is not None:
-            frame.lease.release()
-        drops = self._info_of(source_id).drops
-        drops[cause] = drops.get(cause, 0) + 1
+        self._inputs.drop(frame, source_id, cause)
+        self._inputs.done(source_id)
 
 
 def _close_all() -> None:

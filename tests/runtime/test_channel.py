@@ -45,7 +45,8 @@ def test_latest_drops_the_oldest_and_counts_it() -> None:
         policy="latest",
         on_drop=lambda item, cause: dropped.append((item, cause)),
     )
-    channel._threads[0].join(5)
+    (thread,) = channel._awaited
+    thread.join(5)
     assert list(channel) == [9]
     assert dropped == [(number, "superseded") for number in range(9)]
 
@@ -65,7 +66,7 @@ def test_too_old_items_are_dropped_when_read() -> None:
 
 def test_several_iterables_are_read_in_turn() -> None:
     channel = Threaded([iter("aaa"), iter("bbb")], name="merge", capacity=3)
-    for thread in channel._threads:
+    for thread in channel._awaited:
         thread.join(5)
     taken = list(channel)
     assert sorted(taken) == list("aaabbb")
@@ -120,7 +121,7 @@ def test_closing_the_tail_closes_the_head_and_runs_every_finally() -> None:
     assert tail.get() == 2
     tail.close()
     assert sorted(ended) == ["head", "middle"]
-    assert not any(thread.is_alive() for thread in head._threads + tail._threads)
+    assert not any(thread.is_alive() for thread in head._awaited | tail._awaited)
     tail.close()
 
 

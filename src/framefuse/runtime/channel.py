@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, InitVar, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 from time import monotonic, perf_counter, thread_time
 from typing import Final, Generic, Literal, TypeVar
@@ -28,6 +28,16 @@ class Empty(Enum):
 
 EMPTY: Final = Empty.EMPTY
 JOIN_SECONDS = 5.0
+Policy = Literal["block", "latest"]
+
+
+@dataclass(eq=False)
+class _Queue(Generic[Item]):
+    """What one iterable has produced."""
+
+    policy: Policy
+    writable: threading.Condition
+    items: deque[Item] = field(default_factory=deque)
 
 
 @dataclass(eq=False, repr=False)
@@ -55,7 +65,7 @@ class Threaded(Generic[Item]):
     name: str
     cancel: Callable[[], None] = lambda: None
     capacity: int = 4
-    policy: Literal["block", "latest"] = "block"
+    policy: Policy = "block"
     too_old: Callable[[Item], bool] = lambda item: False
     keep_newest: bool = False
     on_drop: Callable[[Item, str], None] = lambda item, cause: None
@@ -63,24 +73,41 @@ class Threaded(Generic[Item]):
     on_wait: Callable[[float], None] = lambda waited: None
 
     def __post_init__(self, iterables: Iterable[Iterable[Item]]) -> None:
-        runs = list(iterables)
-        self._queues: list[deque[Item]] = [deque() for _ in runs]
+        self._queues: dict[int, _Queue[Item]] = {}
+        """Of the iterables that run, or have some left, by index."""
+        self._turns: deque[int] = deque()
+        """Their indexes; the first is the next to deliver."""
         self.turn = 0
         """Index of the iterable that produced the last delivered item."""
-        self._running = len(runs)
+        self._count = 0
+        self._ended: set[int] = set()
         self._error: BaseException | None = None
         self._closed = False
         # One condition per thread: with many iterables, waking all of them for every item costs more than the items.
-        lock = threading.Lock()
-        self._readable = threading.Condition(lock)
-        self._writable = [threading.Condition(lock) for _ in runs]
-        self._threads = [
-            threading.Thread(target=self._run, args=(number, iterable), name=f"ff-{self.name}", daemon=True)
-            for number, iterable in enumerate(runs)
-        ]
-        self._awaited = set(self._threads)
+        self._lock = threading.Lock()
+        self._readable = threading.Condition(self._lock)
+        self._awaited = set[threading.Thread]()
         """Those that `close` waits for. Each is waited for once, as it may be inside an engine that never returns."""
-        for thread in self._threads:
+        self._start([(iterable, self.policy) for iterable in iterables])
+
+    def add(self, iterable: Iterable[Item], policy: Policy) -> None:
+        """Run another one, whose index is the next. Nothing happens once the channel is closed or has ended."""
+        self._start([(iterable, policy)])
+
+    def _start(self, runs: Sequence[tuple[Iterable[Item], Policy]]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            threads = []
+            for number, (iterable, policy) in enumerate(runs, self._count):
+                self._queues[number] = _Queue(policy, threading.Condition(self._lock))
+                self._turns.append(number)
+                name, given = f"ff-{self.name}", (number, iterable)
+                threads.append(threading.Thread(target=self._run, args=given, name=name, daemon=True))
+            self._count += len(runs)
+            alive = {thread for thread in self._awaited if thread.ident is None or thread.is_alive()}
+            self._awaited = alive | set(threads)
+        for thread in threads:
             thread.start()
 
     def __iter__(self) -> Iterator[Item]:
@@ -103,14 +130,15 @@ class Threaded(Generic[Item]):
     def _get(self, deadline: float | None) -> Item | Empty | None:
         with self._readable:
             while True:
-                for _ in self._queues:
-                    self.turn = (self.turn + 1) % len(self._queues)
-                    queue = self._queues[self.turn]
-                    while queue:
-                        item = queue.popleft()
-                        if len(queue) <= self.capacity // 2:  # for one free place it would block again at once
-                            self._writable[self.turn].notify()
-                        if (self.keep_newest and not queue) or not self.too_old(item):
+                for _ in range(len(self._turns)):
+                    number = self._turns[0]
+                    self._turns.rotate(-1)
+                    queue, items = self._queues[number], self._queues[number].items
+                    while items:
+                        item, self.turn = items.popleft(), number
+                        if len(items) <= self.capacity // 2:  # for one free place it would block again at once
+                            queue.writable.notify()
+                        if (self.keep_newest and not items) or not self.too_old(item):
                             return item
                         self.on_drop(item, "stale")
                 if self._closed:
@@ -119,7 +147,11 @@ class Threaded(Generic[Item]):
                     error, self._error = self._error, None
                     self._closed = True
                     raise error
-                if not self._running:
+                for number in self._ended:
+                    self._turns.remove(number)
+                    del self._queues[number]
+                self._ended.clear()
+                if not self._queues:
                     return None
                 remaining = None if deadline is None else deadline - monotonic()
                 if remaining is not None and remaining <= 0:
@@ -130,9 +162,9 @@ class Threaded(Generic[Item]):
         """Stop every stage up to the head and wait for the threads to end. Callable from any thread, repeatedly."""
         with self._readable:
             self._closed = True
-            for queue, writable in zip(self._queues, self._writable, strict=True):
-                queue.clear()
-                writable.notify_all()
+            for queue in self._queues.values():
+                queue.items.clear()
+                queue.writable.notify_all()
             self._readable.notify_all()
         self.cancel()
         for thread in tuple(self._awaited):
@@ -164,22 +196,22 @@ class Threaded(Generic[Item]):
         elif error is not None:
             error.add_note(f"in stage {self.name}")
         with self._readable:
-            self._running -= 1
+            self._ended.add(number)
             self._error = self._error or error
             self._readable.notify_all()
 
     def _put(self, number: int, item: Item) -> bool:
         """Queue an item; False if the reader has closed the channel."""
-        queue = self._queues[number]
         dropped = None
         with self._readable:
-            if self.policy == "block":
-                self._writable[number].wait_for(lambda: len(queue) < self.capacity or self._closed)
-            elif len(queue) >= self.capacity:
-                dropped = queue.popleft()
+            queue = self._queues[number]
+            if queue.policy == "block":
+                queue.writable.wait_for(lambda: len(queue.items) < self.capacity or self._closed)
+            elif len(queue.items) >= self.capacity:
+                dropped = queue.items.popleft()
             if self._closed:
                 return False
-            queue.append(item)
+            queue.items.append(item)
             self._readable.notify()
         if dropped is not None:
             self.on_drop(dropped, "superseded")

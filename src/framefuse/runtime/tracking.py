@@ -74,13 +74,15 @@ class Tracks:
         """The source that each tracker follows, and its connection, by the tracker's number."""
         self._trackers: dict[int, Tracker] = {}
         self._partners: defaultdict[int, Partners] = defaultdict(Partners)
+        self._left = 0
+        """Tracks of sources that have ended."""
         self._numbers: dict[int, int] = {}
         """Number of each source that has none of its own, by its identity."""
 
     @property
     def count(self) -> int:
         """Tracks so far."""
-        return sum(tracker.count for tracker in self._trackers.values())
+        return self._left + sum(tracker.count for tracker in list(self._trackers.values()))
 
     def follow(self, found: FrameResult) -> FrameResult:
         """A result with ids, without the boxes that only the tracker needs."""
@@ -92,6 +94,14 @@ class Tracks:
             tracked = replace(tracked, pair_id=self._partners[number].link(tracked, result.views))
         shown = tracked if self._least is None else tracked[tracked.confidence > self._least]
         return FrameResult(replace(result, detections=shown), frame, tracked)
+
+    def leave(self, info: SourceInfo) -> None:
+        """Forget a source that has ended."""
+        number = self._numbers.get(id(info)) if info.number is None else info.number
+        if number is not None and (tracker := self._trackers.pop(number, None)):
+            self._left += tracker.count
+            del self._sources[number]
+            self._partners.pop(number, None)
 
     def _number(self, info: SourceInfo, connection: int) -> int:
         """Number of a source's tracker. One that had another source or connection before goes on with its ids."""
@@ -174,6 +184,10 @@ class Events:
         finally:
             for key in list(self._watches):
                 self._end(key, why)
+
+    def leave(self, key: str) -> None:
+        """A source has ended."""
+        self._end(key, "source ended")
 
     def _take_rest(self, key: str) -> list[Event]:
         self._end(key, "stopped")

@@ -197,7 +197,7 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
     if isinstance(images, Sized):
         if len(images) == 0:
             raise SourceError("the array or list has no images")
-        first = _array_frame(next(iter(images)), 0, info)
+        first = array_frame(next(iter(images)), 0, info)
         info.width, info.height = first.width, first.height
         info.frames = -(-len(images) // options.vid_stride)
         if isinstance(images, list | tuple):  # anything else may create each image on access
@@ -211,7 +211,7 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
             if closed.is_set():
                 return
             if index % options.vid_stride == 0:
-                frame = _array_frame(image, index, info)
+                frame = array_frame(image, index, info)
                 if not isinstance(images, Sized):
                     frame = replace(frame, planes=tuple(plane.copy() for plane in frame.planes), owner=None)
                 yield frame
@@ -219,7 +219,7 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
     return PullSource(info, frames)
 
 
-def _array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
+def array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
     if not is_image(image):
         remedy = "pass NumPy arrays or PIL images; put paths into a list"
         raise UsageError(f"item {index} is a {type(image).__name__}, not an image", remedy=remedy)

@@ -1,0 +1,152 @@
+"""Inputs: the sources of a run, which may come and go while it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, cast
+
+from framefuse.common.redact import redact_source
+from framefuse.errors import FramefuseError, UsageError
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.sources import Source, SourceInfo
+
+
+class Inputs:
+    """The sources of a run, by number. A source that has ended keeps its number and its facts.
+
+    Attributes:
+        sources: those that are there at the start, then those that were added.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+        self._numbers: dict[str, int] = {}
+        """Number by the `source_id` of frames seen so far."""
+        self._pending, self._ended = Counter[int](), set[int]()
+        """Frames of a source that are on their way; sources that deliver no more."""
+        self._tolerated = set[int]()
+        """Sources whose errors do not end the run."""
+        self._lock = threading.Lock()
+
+    def add(self, source: Source) -> int:
+        """Add a source while the run goes on, and return its number. An error ends this source, not the run.
+
+        Raises:
+            UsageError: a source of this name is being read.
+        """
+        with self._lock:
+            if (known := self._find(source.info.uri)) is not None and known not in self._ended:
+                raise UsageError(f"{source.info.uri} is already being read", remedy="remove it first")
+            number = len(self.sources)
+            if self.sources[0].info.number is not None:
+                source.info.number = number
+            self.sources.append(source)
+            self._numbers[source.info.uri] = number
+            self._tolerated.add(number)
+        return number
+
+    def remove(self, name: Any) -> None:
+        """Stop reading a source; its last frames still get their results. UsageError: it is not being read."""
+        text = redact_source(str(name))
+        with self._lock:
+            number = self._find(text)
+            if number is None or number in self._ended:
+                names = ", ".join(item.info.uri for one, item in enumerate(self.sources) if one not in self._ended)
+                raise UsageError(f"no source {text} is being read", remedy=f"there are: {names or 'none'}")
+            source = self.sources[number]
+        source.close()
+
+    def _find(self, uri: str) -> int | None:
+        return next((n for n in reversed(range(len(self.sources))) if self.sources[n].info.uri == uri), None)
+
+    def followed(self, number: int, frames: Iterable[Frame]) -> Iterator[Frame]:
+        """The frames of a source, counted until `done`."""
+        try:
+            for frame in frames:
+                with self._lock:
+                    self._pending[number] += 1
+                yield frame
+        except FramefuseError as error:
+            if number not in self._tolerated:
+                raise
+            self.sources[number].info.error = error.message
+            self.sources[number].info.note(f"ended early: {error.message}")
+        finally:
+            with self._lock:
+                self._ended.add(number)
+
+    def accounted(
+        self, results: Iterator[Result], leave: Callable[[SourceInfo, str], None], stopped: Callable[[], bool]
+    ) -> Iterator[Result]:
+        """The results as they are.
+
+        Args:
+            leave: called once all results of a source that has ended have passed, with its facts and the unit, as in
+                `SourceInfo.unit_of`, of the last.
+            stopped: whether the end of the sources is not their own.
+        """
+        last: dict[int, tuple[SourceInfo, str]] = {}
+        with closing(cast("Generator[Result]", results)):
+            for result in results:
+                source_id = result.frame.source_id
+                info = self.info_of(source_id)
+                last[self.reader_of(source_id)] = info, info.unit_of(source_id)
+                self.done(source_id)
+                if self._ended and not stopped():
+                    for number in self._left() & last.keys():
+                        leave(*last.pop(number))
+                yield result
+
+    def done(self, source_id: str) -> None:
+        """A frame has its result, or was dropped."""
+        number = self.reader_of(source_id)
+        with self._lock:
+            self._pending[number] -= 1
+
+    def _left(self) -> set[int]:
+        """Sources that have ended and whose frames are all done; each is returned once."""
+        with self._lock:
+            left = {number for number in self._ended if self._pending.get(number) == 0}
+            for number in left:
+                del self._pending[number]
+        return left
+
+    def reader_of(self, source_id: str) -> int:
+        """Number of the source that a frame comes from."""
+        if (number := self._numbers.get(source_id)) is not None:
+            return number
+        for number in reversed(range(len(self.sources))):
+            info = self.sources[number].info
+            if source_id in info.parts or info.uri == source_id:
+                self._numbers[source_id] = number
+                return number
+        return 0
+
+    def info_of(self, source_id: str) -> SourceInfo:
+        """Facts of the source that a frame comes from."""
+        info = self.sources[self.reader_of(source_id)].info
+        return info.parts.get(source_id, info)
+
+    def infos(self) -> list[SourceInfo]:
+        """Facts of every source, once each; of a chain those of its parts, and its own if it has dropped frames."""
+        infos: dict[int, SourceInfo] = {}
+        for source in list(self.sources):
+            parts = list(source.info.parts.values())
+            own = [] if (parts or source.info.kind == "unread") and not source.info.drops else [source.info]
+            infos |= {id(info): info for info in (*own, *parts)}
+        return list(infos.values())
+
+    def drop(self, frame: Frame | None, source_id: str, cause: str) -> None:
+        """Count a frame that is not processed, and release what it holds."""
+        if frame is not None and frame.lease is not None:
+            frame.lease.release()
+        drops = self.info_of(source_id).drops
+        drops[cause] = drops.get(cause, 0) + 1
+
+    def close(self) -> None:
+        for source in list(self.sources):
+            source.close()

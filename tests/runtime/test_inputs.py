@@ -1,0 +1,255 @@
+"""Images that a program submits, and sources that come and go while a run goes on."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framefuse import FrameFeed, Pipeline, open_source
+from framefuse.errors import EngineError, QueueFullError, SourceError, UsageError
+
+STREET = "synthetic://street?frames={}&size=320x180&complexity=1&seed={}"
+SMALL = {"imgsz": 96, "engine": "openvino"}
+
+
+def images(count: int, seed: int = 3) -> list[Any]:
+    return [np.ascontiguousarray(frame.to_rgb()[..., ::-1]) for frame in open_source(STREET.format(count, seed))]
+
+
+def taken(pipeline: Pipeline, count: int | None = None) -> list[Any]:
+    """So many results, or all until the end."""
+    found = list[Any]()
+    while count is None or len(found) < count:
+        result = pipeline.get_result(timeout=20)
+        if result is None:
+            break
+        found.append(result)
+    return found
+
+
+def test_submitted_images_get_the_results_of_the_same_list() -> None:
+    given = images(8)
+    with Pipeline(given, "scout-n", imgsz=320) as pipeline:
+        expected = list(pipeline)
+    feed = FrameFeed("robot")
+    with Pipeline(feed, "scout-n", imgsz=320).start() as pipeline:
+        numbers = [feed.submit(image) for image in given]
+        feed.finish()
+        found = taken(pipeline)
+    assert numbers == [result.frame.index for result in found] == list(range(8))
+    for one, other in zip(found, expected, strict=True):
+        assert one.frame.source_id == "robot"
+        np.testing.assert_allclose(one.detections.xyxy, other.detections.xyxy, atol=1e-3)
+    assert pipeline.get_result() is None
+    assert pipeline.report.frames == 8
+
+
+def test_images_have_the_times_that_they_are_given() -> None:
+    feed = FrameFeed()
+    with Pipeline(feed, "squares", track="bytetrack").start() as pipeline:
+        for number, image in enumerate(images(4)):
+            feed.submit(image, seconds=0.25 * number)
+        feed.finish()
+        assert [result.frame.seconds for result in taken(pipeline)] == [0, 0.25, 0.5, 0.75]
+
+
+def test_a_reader_that_stops_holds_the_submitter_up() -> None:
+    feed = FrameFeed(capacity=2)
+    image = images(1)[0]
+    with Pipeline(feed, "squares", queue=1).start() as pipeline:
+        with pytest.raises(QueueFullError, match="2 images are waiting"):
+            for _ in range(100):
+                feed.submit(image, timeout=0.5)
+        first = taken(pipeline, 1)[0]
+        assert first.frame.index == 0
+        feed.submit(image, timeout=20)
+    with pytest.raises(UsageError, match="has ended"):
+        feed.submit(image)
+
+
+def test_nothing_comes_before_anything_is_submitted() -> None:
+    with Pipeline(FrameFeed(), "squares").start() as pipeline, pytest.raises(TimeoutError, match=r"within 0\.1 s"):
+        pipeline.get_result(timeout=0.1)
+
+
+def test_what_is_wrong_with_an_image_reaches_who_submits_it() -> None:
+    feed = FrameFeed()
+    with Pipeline(feed, "squares").start() as pipeline:
+        for wrong in (None, "image.png", np.zeros((3, 3, 9), np.uint8), np.zeros((3, 3), np.float64)):
+            with pytest.raises(UsageError):
+                feed.submit(wrong)
+        feed.submit(images(1)[0])
+        feed.finish()
+        assert len(taken(pipeline)) == 1
+    with pytest.raises(UsageError, match="capacity"):
+        FrameFeed(capacity=0)
+
+
+def test_a_pipeline_that_was_not_started_has_no_results_to_get() -> None:
+    with Pipeline(FrameFeed(), "squares") as pipeline, pytest.raises(UsageError, match="start"):
+        pipeline.get_result()
+
+
+def test_an_error_of_the_run_reaches_the_reader() -> None:
+    def broken() -> Any:
+        yield images(1)[0]
+        raise SourceError("the camera is gone")
+
+    with Pipeline(broken(), "squares").start() as pipeline:
+        assert pipeline.get_result(20) is not None
+        with pytest.raises(SourceError, match="gone"):
+            pipeline.get_result(20)
+        assert pipeline.get_result(20) is None
+
+
+def test_sources_are_added_and_removed_while_it_runs(tmp_path: Path) -> None:
+    feed = FrameFeed("first")
+    options: dict[str, Any] = {"save_jsonl": True, "track": "bytetrack", "project": tmp_path, "name": "run"}
+    with Pipeline(feed, "scout-n", imgsz=320, events=True, **options).start() as pipeline:
+        feed.submit(images(1)[0])
+        assert taken(pipeline, 1)[0].frame.source_id == "first"
+        names = [pipeline.add_source(STREET.format(frames, frames)) for frames in (7, 12)]
+        others = FrameFeed("others")
+        pipeline.add_source(others)
+        found = taken(pipeline, 19)
+        assert Counter(result.frame.source_id for result in found) == {names[0]: 7, names[1]: 12}
+        for name, count in zip(names, (7, 12), strict=True):
+            assert [one.frame.index for one in found if one.frame.source_id == name] == list(range(count))
+        tracks = {
+            name: {
+                track
+                for one in found
+                if one.frame.source_id == name and one.detections.tracker_id is not None
+                for track in one.detections.tracker_id.tolist()
+                if track >= 0
+            }
+            for name in names
+        }
+        assert all(tracks.values())
+        assert not tracks[names[0]] & tracks[names[1]]
+        for number, image in enumerate(images(3)):
+            others.submit(image)
+            assert taken(pipeline, 1)[0].frame.index == number
+        # The sources that have ended have left: their outputs are complete, their tracks have ended.
+        assert {event.source_id for event in pipeline.ended} == set(names)
+        pipeline.remove_source("others")
+        feed.submit(images(1)[0])
+        assert taken(pipeline, 1)[0].frame.index == 1
+        with pytest.raises(UsageError, match="no source others is being read"):
+            pipeline.remove_source("others")
+        again = FrameFeed("others")
+        pipeline.add_source(again)
+        again.submit(images(1)[0])
+        assert taken(pipeline, 1)[0].frame.source_id == "others"
+        again.finish()
+        feed.finish()
+        assert taken(pipeline) == []
+    files = sorted((tmp_path / "run").glob("*.jsonl"))
+    assert sorted(len(file.read_text().splitlines()) for file in files) == [1, 2, 3, 7, 12]
+    assert pipeline.report.frames == 25
+
+
+def test_an_error_of_an_added_source_ends_only_that(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_bytes(b"no video")
+    feed = FrameFeed()
+    with Pipeline(feed, "squares").start() as pipeline:
+        feed.submit(images(1)[0])
+        assert len(taken(pipeline, 1)) == 1
+        with pytest.raises(SourceError):
+            pipeline.add_source(str(damaged))
+        with pytest.raises(SourceError):
+            pipeline.add_source("no-such-file.mp4")
+
+        class Failing:
+            info = open_source(STREET.format(1, 1)).info
+
+            def __iter__(self) -> Any:
+                yield next(iter(open_source(STREET.format(1, 1))))
+                raise SourceError("its disk is gone")
+
+            def close(self) -> None: ...
+
+        pipeline.add_source(Failing())
+        assert len(taken(pipeline, 1)) == 1
+        feed.submit(images(1)[0])
+        assert taken(pipeline, 1)[0].frame.index == 1
+    assert "its disk is gone" in pipeline.report.to_json()
+
+
+def test_the_same_source_twice_and_after_the_end() -> None:
+    feed = FrameFeed("one")
+    pipeline = Pipeline(feed, "squares").start()
+    with pytest.raises(UsageError, match="already being read"):
+        pipeline.add_source(FrameFeed("one"))
+    pipeline.close()
+    with pytest.raises(UsageError, match="has ended"):
+        pipeline.add_source(FrameFeed("two"))
+
+
+def test_closing_wakes_who_waits() -> None:
+    feed = FrameFeed(capacity=1)
+    pipeline = Pipeline(feed, "squares", queue=1).start()
+    image, ended = images(1)[0], threading.Event()
+
+    def submit() -> None:
+        try:
+            while True:
+                feed.submit(image)
+        except UsageError:
+            ended.set()
+
+    threading.Thread(target=submit, daemon=True).start()
+    time.sleep(0.3)
+    pipeline.close()
+    assert ended.wait(10)
+
+
+def test_swapping_sources_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
+    feed = FrameFeed("stays")
+    image = images(1)[0]
+    with Pipeline(feed, "squares", save_jsonl=True, project=tmp_path, name="run").start() as pipeline:
+        feed.submit(image)
+        taken(pipeline, 1)
+
+        def swap(number: int) -> None:
+            other = FrameFeed(f"camera {number}")
+            pipeline.add_source(other)
+            other.submit(image)
+            pipeline.get_result(20)
+            pipeline.remove_source(other.info.uri)
+            feed.submit(image)
+            pipeline.get_result(20)
+
+        for number in range(20):
+            swap(number)
+        gc.collect()
+        before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for number in range(20, 120):
+            swap(number)
+        time.sleep(0.2)
+        gc.collect()
+        after = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        assert after[0] <= before[0] + 1
+        assert after[1] <= before[1] + 2
+        feed.finish()
+    lines = [json.loads(line) for file in (tmp_path / "run").glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert len(lines) == 1 + 2 * 120
+
+
+def test_an_engine_error_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = FrameFeed()
+    with Pipeline(feed, "squares").start() as pipeline:
+        monkeypatch.setattr(pipeline._program, "submit", lambda frames: (_ for _ in ()).throw(EngineError("broken")))
+        feed.submit(images(1)[0])
+        with pytest.raises(EngineError, match="broken"):
+            pipeline.get_result(20)

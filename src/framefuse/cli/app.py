@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import adaptive as adaptive  # registers itself
 from framefuse.cli import config, doctor, interrupts, models, predict, profile, sweep, synth, val
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted

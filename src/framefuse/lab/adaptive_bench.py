@@ -37,7 +37,7 @@ SCHEDULES = {
 away, with more of them; a camera that mostly sees nothing, with short bursts."""
 CONF, MOST = 0.02, 100
 """Confidence of the boxes that are scored, and the most of them in a frame."""
-STRIDES = 2, 3, 5
+STRIDES = {2: "2nd", 3: "3rd", 5: "5th"}
 """One in so many frames is inferred; the others show what a tracker predicts, as most programs do, or what adaptive
 compute would show, so that only the choice of the frames differs."""
 SHOWN = 0.25
@@ -161,12 +161,11 @@ def compare(
         policy("every frame", base, [True] * len(base), runs[0][1]),
         policy("adaptive", [result.detections for result in runs[1][0]], skipping, runs[1][1]),
     ]
-    for stride in STRIDES:
+    for stride, nth in STRIDES.items():
         kept = sorted({*range(0, len(base), stride), len(base) - 1})
         looks = np.isin(np.arange(len(base)), kept).tolist()
-        every = f"every {stride}{_ordinal(stride)} frame"
-        policies.append(policy(f"{every}, tracked", tracked(base, stride, fps), looks))
-        policies.append(policy(f"{every}, interpolated", interpolated(base, kept), looks))
+        policies.append(policy(f"every {nth} frame, tracked", tracked(base, stride, fps), looks))
+        policies.append(policy(f"every {nth} frame, interpolated", interpolated(base, kept), looks))
     count = _by_second([float((one.confidence >= SHOWN).sum()) for one in base], second).round(2).tolist()
     measure = "mAP50-95" if isinstance(data, Dataset) else "agreement"
     said = [line for line in runs[1][1].choices if line.startswith(("adaptive", "rungs"))]
@@ -176,10 +175,6 @@ def compare(
 def _by_second(values: Sequence[float], second: NDArray[Any]) -> NDArray[Any]:
     """Mean of the values of each second."""
     return np.bincount(second, values) / np.bincount(second)
-
-
-def _ordinal(number: int) -> str:
-    return {2: "nd", 3: "rd"}.get(number, "th")
 
 
 def table(footage: Sequence[Footage]) -> list[list[str]]:
@@ -235,8 +230,8 @@ def render(footage: Sequence[Footage], model: str, pictures: Sequence[bytes]) ->
     title = f"Adaptive compute: {model}"
     note = (
         "Score: mAP50-95 against the truth, in percent, or else the agreement with every frame. Strides are computed "
+        "from the results of every frame."
     )
-    note += "from the results of every frame."
     sections = [
         f"<header><h1>{in_html(title)}</h1><p class='note'>{in_html(cpu_model())}</p></header>",
         _section("Policies", _table(head, rows, texts=2), note),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 
-from framefuse.common.files import replaced
+from framefuse.common.files import os_errors_as, replaced
 from framefuse.common.machine import available_cores, cpu_model, memory_limit
 from framefuse.common.version import __version__
 from framefuse.errors import SinkError, UsageError
@@ -71,15 +71,11 @@ class Report(ReportFacts):
             SinkError: a file cannot be written.
         """
         texts = dict(zip((folder / name for name in FILES), (self.to_json(), self.to_html(folder)), strict=True))
-        try:
+        what = f"cannot write the report into {folder}"
+        with os_errors_as(SinkError, what, "choose another --project or --name"), ExitStack() as stack:
             folder.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as stack:
-                for path, text in texts.items():
-                    stack.enter_context(replaced(path, ".part")).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise SinkError(
-                f"cannot write the report into {folder}: {error.strerror}", remedy="choose another --project or --name"
-            ) from error
+            for path, text in texts.items():
+                stack.enter_context(replaced(path, ".part")).write_text(text, encoding="utf-8")
         return list(texts)
 
 

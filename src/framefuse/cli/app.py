@@ -5,8 +5,6 @@ something that was requested, 4 quality gate failed, 5 some inputs could not be 
 stdout has gone. Heavy modules are imported only when a verb needs them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from traceback import walk_tb

@@ -1,7 +1,5 @@
 """framefuse config: the options, their effective values, and where each value comes from."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import groupby

@@ -5,8 +5,6 @@ Title: C++ hears no signals
     compile a network or to wait for one, Ctrl-C waits too. Waiting for another Python thread ends with the signal.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait

@@ -1,7 +1,5 @@
 """Files compared by identity or by hash, written as a whole or not at all, and the user's cache."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """What adaptive compute saves and loses on some footage, over time, beside every frame and fixed strides."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -14,8 +14,6 @@ Only networks that end in a tensor or in a dictionary with the entry `out`, as t
 exported so; detectors that give lists of boxes have exporters of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import tempfile

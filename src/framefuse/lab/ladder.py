@@ -1,7 +1,5 @@
 """Measures the rungs of a ladder: candidates take turns on the same frames, one frame at a time."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Shapes are inline SVG that stretches; labels are HTML, so that text keeps its size on a narrow screen.
 """
 
-from __future__ import annotations
-
 import os
 from base64 import b64encode
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Report: what a run did, what it cost, which stage limits it and what a faster one would gain."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -11,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
+from typing import Self
 
 from framefuse.common.files import os_errors_as, replaced
 from framefuse.common.machine import available_cores, cpu_model, memory_limit
@@ -31,7 +30,7 @@ class Report(ReportFacts):
     """The report of one run, with its file formats."""
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Report:
+    def from_json(cls, text: str | bytes) -> Self:
         """Read the output of `to_json`; unknown keys of a later framefuse with the same schema are ignored.
 
         Raises:

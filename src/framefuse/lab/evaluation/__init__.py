@@ -6,8 +6,6 @@ data.py and coco.py read data; dataset.py holds them and matches class names; co
 the results, and presents them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores: the accuracy of one model on one data set; several as a table, Markdown and JSON, and a plot of each."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

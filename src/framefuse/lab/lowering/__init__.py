@@ -6,8 +6,6 @@ models/fp16.py and models/int8.py rewrite the graph; judge.py reads the frames, 
 them.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The certificate, as rows for a terminal, Markdown, HTML without scripts, or JSON."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """The page of a sweep: its table, and thumbnails of the tracks that one choice has and another has not."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

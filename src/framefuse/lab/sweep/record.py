@@ -6,8 +6,6 @@ Hence each file of boxes is what the pipeline itself finds at one `iou`. On the 
 on a GPU, whose program returns only the boxes of one `iou`, each needs a pass.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

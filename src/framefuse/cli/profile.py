@@ -2,15 +2,13 @@
 adaptive compute saves and loses.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,9 +18,6 @@ from framefuse.cli.options import Command, ConfigFile, PrintJson, Quiet, option,
 from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
-
-if TYPE_CHECKING:
-    from framefuse.adaptive.ladder import Ladder
 
 FIELDS: Final = "device", "engine", "threads", "iou", "max_det", "agnostic_nms", "workspace_mb"
 OF_ADAPTIVE: Final = "device", "engine", "precision", "threads", "imgsz", "min_agreement", "max_latency", "target_fps"
@@ -56,7 +51,7 @@ def profile(
     --target-fps.
     """
     from framefuse.lab.evaluation import open_data
-    from framefuse.lab.ladder import Candidate, measure, plot
+    from framefuse.lab.ladder import Candidate, measure, plot, table
 
     options = _options(FIELDS, source, data, config, given)
     sides = _sizes(sizes)
@@ -95,21 +90,6 @@ def _options(
         raise UsageError("--source and --data were given", remedy="choose one: --data has truth, --source has none")
     settings = load_settings(config, None, given, environment=os.environ).settings
     return {field: getattr(settings, field) for field in settings.model_fields_set & {*fields}}
-
-
-def table(ladder: Ladder) -> list[list[str]]:
-    """Header and rows."""
-    has_energy = any(rung.joules for rung in ladder.rungs)
-    head = ["rung", "engine", "ms", "p95", "CPU ms", *(["J"] if has_energy else []), "MB", "switch ms"]
-    lines = [[*head, ladder.measure, "agreement", "F1", "confidence", "verdict"]]
-    for rung in ladder.rungs:
-        energy = [f"{rung.joules:.3g}" if rung.joules else "-"] if has_energy else []
-        lines.append([
-            rung.name, rung.engine, f"{rung.p50_ms:.1f}", f"{rung.p95_ms:.1f}", f"{rung.cpu_ms:.1f}", *energy,
-            f"{rung.memory_mb:.0f}", f"{rung.switch_ms:.1f}", f"{100 * rung.score:.1f}", f"{rung.agreement:.3f}",
-            f"{rung.f1:.3f}", f"{rung.confidence:.2f}", rung.verdict or "kept",
-        ])  # fmt: skip
-    return lines
 
 
 def _sizes(text: str) -> list[int]:

@@ -1,6 +1,5 @@
 """What adaptive compute saves and loses on some footage, over time, beside every frame and fixed strides."""
 
-import base64
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from framefuse.lab.evaluation import Dataset, Objects
 from framefuse.lab.evaluation.coco import needed
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, Result
-from framefuse.report.html import _list, _section, _table, page
+from framefuse.report.html import _list, _section, _table, page, picture
 from framefuse.report.report import Report
 from framefuse.runtime.tracking import rate_of
 from framefuse.tracking import TrackerOptions, open_tracker
@@ -235,7 +234,6 @@ def render(footage: Sequence[Footage], model: str, pictures: Sequence[bytes]) ->
         _section("Policies", _table(head, rows, texts=2), note),
     ]
     for one, png in zip_longest(footage, pictures):
-        data = base64.b64encode(png).decode() if png else ""
-        image = f"<img alt='' style='max-width:100%' src='data:image/png;base64,{data}'>" if data else ""
+        image = picture(png or b"", style="max-width:100%", kind="png")
         sections.append(_section(in_html(one.name), image + _list(one.choices)))
     return page(title, sections)

@@ -172,6 +172,21 @@ def _against(best: Sequence[Detections], found: Sequence[Detections]) -> tuple[f
     return agreement, 2 * pairs / boxes if boxes else 1.0, median(ratios) if ratios else 1.0
 
 
+def table(ladder: Ladder) -> list[list[str]]:
+    """Header and rows."""
+    has_energy = any(rung.joules for rung in ladder.rungs)
+    head = ["rung", "engine", "ms", "p95", "CPU ms", *(["J"] if has_energy else []), "MB", "switch ms"]
+    lines = [[*head, ladder.measure, "agreement", "F1", "confidence", "verdict"]]
+    for rung in ladder.rungs:
+        energy = [f"{rung.joules:.3g}" if rung.joules else "-"] if has_energy else []
+        lines.append([
+            rung.name, rung.engine, f"{rung.p50_ms:.1f}", f"{rung.p95_ms:.1f}", f"{rung.cpu_ms:.1f}", *energy,
+            f"{rung.memory_mb:.0f}", f"{rung.switch_ms:.1f}", f"{100 * rung.score:.1f}", f"{rung.agreement:.3f}",
+            f"{rung.f1:.3f}", f"{rung.confidence:.2f}", rung.verdict or "kept",
+        ])  # fmt: skip
+    return lines
+
+
 def plot(ladder: Ladder) -> bytes:
     """PNG: score over time, the ladder as a line. CapabilityError if matplotlib is not installed."""
     with needed("matplotlib").rc_context({"text.parse_math": False}):  # names are text, also between dollars

@@ -101,6 +101,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
     return f'<div class="scroll"><table><thead>{row(head, "th")}</thead><tbody>{body}</tbody></table></div>'
 
 
+def picture(data: bytes, alt: str = "", style: str = "", kind: str = "jpeg") -> str:
+    """An image as a part of the page; nothing without data."""
+    style = f" style='{style}'" if style else ""
+    return f"<img alt='{alt}'{style} src='data:image/{kind};base64,{b64encode(data).decode()}'>" if data else ""
+
+
 def _facts(rows: Iterable[tuple[str, str]]) -> str:
     items = "".join(f"<dt>{in_html(key)}</dt><dd>{in_html(value)}</dd>" for key, value in rows)
     return f"<dl>{items}</dl>" if items else ""
@@ -371,9 +377,7 @@ def _image(row: TrackFacts, folder: Path | None) -> str:
     if folder is not None and row.thumbnail is not None and (path := folder / row.thumbnail).parent.parent == folder:
         with suppress(OSError):
             data = path.read_bytes()
-    if not 0 < len(data) <= LARGEST:
-        return ""
-    return f"<img alt='' src='data:image/jpeg;base64,{b64encode(data).decode()}'>"
+    return picture(data if len(data) <= LARGEST else b"")
 
 
 def _map(source: str, heat: HeatFacts, named: bool) -> str:

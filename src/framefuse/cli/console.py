@@ -106,7 +106,7 @@ def counter(title: str, total: int, quiet: bool) -> Iterator[Callable[[int], Non
     with progress.Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task, due = bar.add_task(title, total=total), monotonic() + LINE_SECONDS
 
-        def count(done: int) -> None:
+        def count(done: int, *_: int) -> None:
             nonlocal due
             stop_if_interrupted()
             bar.update(task, completed=done)

@@ -7,6 +7,7 @@ the results, and presents them.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,16 @@ import numpy as np
 from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine
-from framefuse.errors import SourceError, UsageError
+from framefuse.errors import FramefuseError, SourceError, UsageError
 from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, TrackCounter, confusion
 from framefuse.lab.evaluation.data import open_data
 from framefuse.lab.evaluation.dataset import BoxClasses, Dataset, Labels
-from framefuse.lab.evaluation.scores import BoxScores, Scores, TrackScores
+from framefuse.lab.evaluation.scores import BoxScores, Row, Scores, TrackScores
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Result
 
-__all__ = ["Dataset", "Labels", "Objects", "Score", "Scores", "open_data", "validate"]
+__all__ = ["Dataset", "Labels", "Objects", "Score", "Scores", "open_data", "scored", "validate"]
 
 DEFAULTS: dict[str, Any] = {"conf": 0.001, "iou": 0.7, "max_det": 300}
 """Keeps nearly all detections, because average precision needs every confidence."""
@@ -98,6 +99,14 @@ def validate(
     cpu_ms = {stage.name: stage.cpu_ms for stage in report.stages}.get("inference")
     size = card.path.stat().st_size / 1e6
     return Scores(card.path.stem, opened.uri, card.task, file_mb=size, cpu_ms=cpu_ms, notes=notes, **facts)
+
+
+def scored(row: Row, data: Dataset, **options: Any) -> Row:
+    """The row with what `validate` returns, or raises."""
+    try:
+        return replace(row, scores=validate(row.wanted.model, data, **options))
+    except FramefuseError as error:
+        return replace(row, error=error)
 
 
 class Objects:

@@ -9,6 +9,8 @@
 Frames are numbers, from 0.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from typing import NamedTuple
 

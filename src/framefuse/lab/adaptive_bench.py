@@ -1,5 +1,8 @@
 """What adaptive compute saves and loses on some footage, over time, beside every frame and fixed strides."""
 
+from __future__ import annotations
+
+import base64
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +22,7 @@ from framefuse.lab.evaluation import Dataset, Objects
 from framefuse.lab.evaluation.coco import needed
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, Result
-from framefuse.report.html import _list, _section, _table, page, picture
+from framefuse.report.html import _list, _section, _table, page
 from framefuse.report.report import Report
 from framefuse.runtime.tracking import rate_of
 from framefuse.tracking import TrackerOptions, open_tracker
@@ -34,7 +37,7 @@ SCHEDULES = {
 away, with more of them; a camera that mostly sees nothing, with short bursts."""
 CONF, MOST = 0.02, 100
 """Confidence of the boxes that are scored, and the most of them in a frame."""
-STRIDES = {2: "2nd", 3: "3rd", 5: "5th"}
+STRIDES = 2, 3, 5
 """One in so many frames is inferred; the others show what a tracker predicts, as most programs do, or what adaptive
 compute would show, so that only the choice of the frames differs."""
 SHOWN = 0.25
@@ -158,11 +161,12 @@ def compare(
         policy("every frame", base, [True] * len(base), runs[0][1]),
         policy("adaptive", [result.detections for result in runs[1][0]], skipping, runs[1][1]),
     ]
-    for stride, nth in STRIDES.items():
+    for stride in STRIDES:
         kept = sorted({*range(0, len(base), stride), len(base) - 1})
         looks = np.isin(np.arange(len(base)), kept).tolist()
-        policies.append(policy(f"every {nth} frame, tracked", tracked(base, stride, fps), looks))
-        policies.append(policy(f"every {nth} frame, interpolated", interpolated(base, kept), looks))
+        every = f"every {stride}{_ordinal(stride)} frame"
+        policies.append(policy(f"{every}, tracked", tracked(base, stride, fps), looks))
+        policies.append(policy(f"{every}, interpolated", interpolated(base, kept), looks))
     count = _by_second([float((one.confidence >= SHOWN).sum()) for one in base], second).round(2).tolist()
     measure = "mAP50-95" if isinstance(data, Dataset) else "agreement"
     said = [line for line in runs[1][1].choices if line.startswith(("adaptive", "rungs"))]
@@ -172,6 +176,10 @@ def compare(
 def _by_second(values: Sequence[float], second: NDArray[Any]) -> NDArray[Any]:
     """Mean of the values of each second."""
     return np.bincount(second, values) / np.bincount(second)
+
+
+def _ordinal(number: int) -> str:
+    return {2: "nd", 3: "rd"}.get(number, "th")
 
 
 def table(footage: Sequence[Footage]) -> list[list[str]]:
@@ -227,13 +235,14 @@ def render(footage: Sequence[Footage], model: str, pictures: Sequence[bytes]) ->
     title = f"Adaptive compute: {model}"
     note = (
         "Score: mAP50-95 against the truth, in percent, or else the agreement with every frame. Strides are computed "
-        "from the results of every frame."
     )
+    note += "from the results of every frame."
     sections = [
         f"<header><h1>{in_html(title)}</h1><p class='note'>{in_html(cpu_model())}</p></header>",
         _section("Policies", _table(head, rows, texts=2), note),
     ]
     for one, png in zip_longest(footage, pictures):
-        image = picture(png or b"", style="max-width:100%", kind="png")
+        data = base64.b64encode(png).decode() if png else ""
+        image = f"<img alt='' style='max-width:100%' src='data:image/png;base64,{data}'>" if data else ""
         sections.append(_section(in_html(one.name), image + _list(one.choices)))
     return page(title, sections)

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from framefuse.cli import val
 from framefuse.cli.app import main
-from framefuse.cli.val import _built
 from framefuse.errors import CapabilityError
-from framefuse.lab.evaluation import validate
+from framefuse.lab.evaluation import scored, validate
 from framefuse.lab.evaluation.scores import Row, Wanted, markdown, table
 from training.squares import NAMES, write_squares
 from training.squares_clip import squares_scene
@@ -94,7 +92,7 @@ def test_what_failed_is_said_even_quietly(data: Path, capsys: pytest.CaptureFixt
 def test_where_the_scores_go_is_tried_before_anything_is_measured(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framefuse.cli.val._run", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("framefuse.lab.evaluation.scored", lambda *_, **__: pytest.fail("measured"))
     for project in ("truth.json", "/proc/runs"):
         code, _, err = run(capsys, "squares", "-d", "truth.json", "--project", project)
         assert code == 1 and f"cannot create the run folder {project}" in err
@@ -109,7 +107,7 @@ def test_no_score_overwrites_what_it_was_measured_on(
     before = Path(kept).read_bytes()
     Path("out").mkdir()
     Path("out", output).hardlink_to(kept)
-    monkeypatch.setattr("framefuse.cli.val._run", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("framefuse.lab.evaluation.scored", lambda *_, **__: pytest.fail("measured"))
     code, _, err = run(capsys, "m.onnx", "-d", "truth.json", "--project", ".", "--name", "out", "--exist-ok")
     assert code == 1 and f"out/{output} is an input of this run" in err
     assert Path(kept).read_bytes() == before
@@ -126,14 +124,12 @@ def test_scores_follow_no_link(data: Path, capsys: pytest.CaptureFixture[str]) -
 def test_what_was_scored_before_an_interruption_is_kept(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score = val._run
-
-    def interrupted(row: Row, *rest: Any) -> Row:
+    def interrupted(row: Row, *rest: Any, **options: Any) -> Row:
         if row.wanted.engine == "openvino":
             raise KeyboardInterrupt
-        return score(row, *rest)
+        return scored(row, *rest, **options)
 
-    monkeypatch.setattr(val, "_run", interrupted)
+    monkeypatch.setattr("framefuse.lab.evaluation.scored", interrupted)
     code, out, err = run(capsys, "squares", "-d", "truth.json", "--engine", "onnxruntime,openvino")
     assert (code, err) == (130, "error: interrupted\n")
     assert out.splitlines()[1].split()[:2] == ["squares", "onnxruntime"]
@@ -191,11 +187,11 @@ def test_a_run_that_failed_has_its_line() -> None:
 
 def test_int8_means_the_model_that_was_built_from_it(tmp_path: Path) -> None:
     model, built = write_squares(tmp_path / "m.onnx"), tmp_path / "m-int8.onnx"
-    assert _built(Wanted(str(model), "auto", "int8")) == str(model)
+    assert Wanted(str(model), "auto", "int8").built().model == str(model)
     built.write_bytes(model.read_bytes())
-    assert _built(Wanted(str(model), "auto", "int8")) == str(built)
-    assert _built(Wanted(str(model), "auto", "fp32")) == str(model)
-    assert _built(Wanted(str(built), "auto", "int8")) == str(built)
+    assert Wanted(str(model), "auto", "int8").built().model == str(built)
+    assert Wanted(str(model), "auto", "fp32").built().model == str(model)
+    assert Wanted(str(built), "auto", "int8").built().model == str(built)
 
 
 def test_images_that_a_run_has_drawn_boxes_on_are_not_taken_for_its_sources(

@@ -5,8 +5,6 @@ something that was requested, 4 quality gate failed, 5 some inputs could not be 
 stdout has gone. Heavy modules are imported only when a verb needs them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from traceback import walk_tb
@@ -14,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import adaptive as adaptive  # registers itself
 from framefuse.cli import config, doctor, interrupts, models, predict, profile, sweep, synth, tune_batch, val
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted

@@ -1,7 +1,5 @@
 """framefuse config: the options, their effective values, and where each value comes from."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import groupby
@@ -13,6 +11,7 @@ import typer
 from framefuse.cli.console import print_table
 from framefuse.cli.options import Command, ConfigFile, Preset, PrintJson, flag, text, with_fields
 from framefuse.cli.predict import DEFAULTS
+from framefuse.common.files import os_errors_as
 from framefuse.common.redact import redact_source
 from framefuse.config import PRESET_ALIASES, PRESETS, VARIABLE, Settings, group_of, load_settings, takes
 from framefuse.errors import UsageError
@@ -53,10 +52,8 @@ def init(
     """Write a YAML file with every option, its default and what it does."""
     if file.exists() and not force:
         raise UsageError(f"{file} exists", remedy="choose another name, or overwrite it with --force")
-    try:
+    with os_errors_as(UsageError, f"cannot write {file}", "choose a writable folder"):
         file.write_text(commented_yaml(file.name), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}", remedy="choose a writable folder") from error
     typer.echo(f"{file}: use it with 'framefuse predict --config {file}'", err=True)
     return 0
 

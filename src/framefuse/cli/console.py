@@ -24,7 +24,7 @@ import typer
 
 from framefuse.cli import interrupts
 from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
-from framefuse.common.files import Files
+from framefuse.common.files import Files, os_errors_as
 from framefuse.common.redact import redact
 from framefuse.common.text import on_one_line, without_controls
 from framefuse.errors import SinkError, UsageError
@@ -57,18 +57,14 @@ def check_out(out: Path | None, *inputs: str | Path | None) -> None:
     """Raise SinkError before the work starts if --out is a folder or one of the inputs, or cannot be written."""
     if out is None:
         return
-    why = "it is a folder" if out.is_dir() else None
-    if out in Files([Path(name) for name in inputs if name is not None]):
-        why = "it is an input of this command"
-    if not out.parent.is_dir():
-        why = f"there is no folder {out.parent}"
-    try:
-        if why is None:
-            tempfile.TemporaryFile(dir=out.parent).close()
-    except OSError as error:
-        why = error.strerror
-    if why is not None:
-        raise SinkError(f"cannot write {out}: {why}", remedy="choose another --out")
+    with os_errors_as(SinkError, f"cannot write {out}", "choose another --out"):
+        if not out.parent.is_dir():
+            raise OSError(f"there is no folder {out.parent}")
+        if out in Files([Path(name) for name in inputs if name is not None]):
+            raise OSError("it is an input of this command")
+        if out.is_dir():
+            raise OSError("it is a folder")
+        tempfile.TemporaryFile(dir=out.parent).close()
 
 
 def check_choice(name: str, value: str, known: Sequence[str], *, remedy: str | None = None) -> None:
@@ -80,11 +76,9 @@ def check_choice(name: str, value: str, known: Sequence[str], *, remedy: str | N
 
 def write_out(out: Path, content: str | bytes) -> None:
     """Write the file of --out; SinkError if that fails."""
-    try:
+    with os_errors_as(SinkError, f"cannot write {out}", "choose another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
 
 
 def progress_printer(quiet: bool) -> Callable[[str], None]:
@@ -112,7 +106,7 @@ def counter(title: str, total: int, quiet: bool) -> Iterator[Callable[[int], Non
     with progress.Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task, due = bar.add_task(title, total=total), monotonic() + LINE_SECONDS
 
-        def count(done: int) -> None:
+        def count(done: int, *_: int) -> None:
             nonlocal due
             stop_if_interrupted()
             bar.update(task, completed=done)

@@ -3,8 +3,6 @@ not work). framefuse bench: measurements of this machine. framefuse kernels: the
 framefuse power: what the devices of this machine draw.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util

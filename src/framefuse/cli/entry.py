@@ -10,8 +10,6 @@ Process exit
     FFmpeg, and would crash when it returns into a finalised interpreter.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

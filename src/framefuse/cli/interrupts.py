@@ -5,8 +5,6 @@ or turn it into another one. The second is ignored while outputs are being compl
 engine is waited for. The third always ends it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

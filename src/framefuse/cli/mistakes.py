@@ -1,7 +1,5 @@
 """The answer to a command line that cannot be parsed: the option or the command that was probably meant."""
 
-from __future__ import annotations
-
 import glob
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Settings as command line options, one per field, generated from its type, limits and description."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

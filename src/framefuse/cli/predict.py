@@ -1,7 +1,5 @@
 """framefuse predict: a source and a model in, detections out. framefuse repair: complete outputs of a killed run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,27 +1,29 @@
-"""framefuse profile: which models, sizes and precisions are worth using on this machine."""
-
-from __future__ import annotations
+"""framefuse profile: which models, sizes and precisions are worth using on this machine. framefuse bench adaptive: what
+adaptive compute saves and loses.
+"""
 
 import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from framefuse.cli.console import check_out, counter, print_table, stderr, write_out
-from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
+from framefuse.cli.doctor import bench
+from framefuse.cli.options import Command, ConfigFile, PrintJson, Quiet, option, with_fields
 from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
 
-if TYPE_CHECKING:
-    from framefuse.adaptive.ladder import Ladder
-
 FIELDS: Final = "device", "engine", "threads", "iou", "max_det", "agnostic_nms", "workspace_mb"
-STREET: Final = "synthetic://street?split=test&frames=300"
+OF_ADAPTIVE: Final = "device", "engine", "precision", "threads", "imgsz", "min_agreement", "max_latency", "target_fps"
+STREET: Final = "synthetic://street?split=test"
 """The truth of a world that shipped models know."""
+CAMERA: Final = f"{STREET}&seed=61&fps=30&size=960x540"
 
 
 @partial(with_fields, fields=FIELDS, defaults={})
@@ -49,17 +51,14 @@ def profile(
     --target-fps.
     """
     from framefuse.lab.evaluation import open_data
-    from framefuse.lab.ladder import Candidate, measure, plot
+    from framefuse.lab.ladder import Candidate, measure, plot, table
 
-    if source and data:
-        raise UsageError("--source and --data were given", remedy="choose one: --data has truth, --source has none")
+    options = _options(FIELDS, source, data, config, given)
     sides = _sizes(sizes)
     wanted = [name.strip() for name in precisions.split(",")]
     for precision in wanted:
         load_settings(None, None, {"precision": precision})
-    settings = load_settings(config, None, given, environment=os.environ).settings
-    options: dict[str, Any] = {field: getattr(settings, field) for field in settings.model_fields_set & {*FIELDS}}
-    opened: Any = source or open_data(data or [STREET])
+    opened: Any = source or open_data(data or [f"{STREET}&frames=300"])
     check_out(out, *models, source)
     candidates = [Candidate(*names) for names in product(models, sides, wanted)]
     with counter(f"{len(candidates)} candidates", frames, quiet) as count:
@@ -83,19 +82,14 @@ def profile(
     return 0
 
 
-def table(ladder: Ladder) -> list[list[str]]:
-    """Header and rows."""
-    has_energy = any(rung.joules for rung in ladder.rungs)
-    head = ["rung", "engine", "ms", "p95", "CPU ms", *(["J"] if has_energy else []), "MB", "switch ms"]
-    lines = [[*head, ladder.measure, "agreement", "F1", "confidence", "verdict"]]
-    for rung in ladder.rungs:
-        energy = [f"{rung.joules:.3g}" if rung.joules else "-"] if has_energy else []
-        lines.append([
-            rung.name, rung.engine, f"{rung.p50_ms:.1f}", f"{rung.p95_ms:.1f}", f"{rung.cpu_ms:.1f}", *energy,
-            f"{rung.memory_mb:.0f}", f"{rung.switch_ms:.1f}", f"{100 * rung.score:.1f}", f"{rung.agreement:.3f}",
-            f"{rung.f1:.3f}", f"{rung.confidence:.2f}", rung.verdict or "kept",
-        ])  # fmt: skip
-    return lines
+def _options(
+    fields: Sequence[str], source: str | None, data: list[str] | None, config: Path | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of a command among `fields` that differ from their defaults."""
+    if source and data:
+        raise UsageError("--source and --data were given", remedy="choose one: --data has truth, --source has none")
+    settings = load_settings(config, None, given, environment=os.environ).settings
+    return {field: getattr(settings, field) for field in settings.model_fields_set & {*fields}}
 
 
 def _sizes(text: str) -> list[int]:
@@ -106,3 +100,74 @@ def _sizes(text: str) -> list[int]:
     if not sides or min(sides) < 32:
         raise UsageError(f"--sizes is {text!r}", remedy="write the sides in pixels: --sizes 320,416,640")
     return list(dict.fromkeys(sides))
+
+
+@bench.command(cls=Command, epilog="Example: framefuse bench adaptive scout-s --source street.mp4")
+@partial(with_fields, fields=OF_ADAPTIVE, defaults={})
+def adaptive(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="ONNX file, or the name of a shipped model")
+    ] = "scout-s",
+    source: Annotated[
+        str | None,
+        option("SOURCE", "your footage: what the model sees in every frame counts as right", "--source", "-s"),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        option("DATA", "footage with truth, as for val; default: four synthetic streets", "--data", "-d"),
+    ] = None,
+    out: Annotated[Path, option("FILE", "where to write the page; its numbers lie beside it", "--out", "-o")] = Path(
+        "adaptive.html"
+    ),
+    config: ConfigFile = None,
+    print_json: PrintJson = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> int:
+    """Compare adaptive compute with every frame and with fixed strides, over time.
+
+    The synthetic streets are calm, crowded and calm again; fast; far away; and a camera's day, mostly empty.
+    """
+    from framefuse.lab.adaptive_bench import SCHEDULES, compare, plot, render, table, to_json
+    from framefuse.lab.evaluation import open_data
+
+    options = _options(OF_ADAPTIVE, source, data, config, given)
+    check_out(out, model, source)
+    wanted: dict[str, Any]
+    if source:
+        wanted = {Path(source).name: source}
+    elif data:
+        wanted = {Path(data[0]).name: open_data(data)}
+    else:
+        wanted = {name: open_data([f"{CAMERA}&{schedule}"]) for name, schedule in SCHEDULES.items()}
+    found, notes, pictures = [], list[str](), list[bytes]()
+    for name, one in wanted.items():
+        with counter(name, 2 * _frames(one), quiet) as count:
+            found.append(compare(name, one, model, options, count))
+    try:
+        pictures = [plot(one) for one in found]
+    except CapabilityError as error:
+        notes.append(f"no plots: {error.message}")
+    write_out(out, render(found, model, pictures))
+    numbers = to_json(found, model)
+    write_out(out.with_suffix(".json"), numbers)
+    if print_json:
+        typer.echo(numbers, nl=False)
+    else:
+        head, *body = table(found)
+        print_table(head, body)
+    if not quiet:
+        notes += [f"{one.name}: {line}" for one in found for line in one.choices]
+        notes += [f"wrote    {path}" for path in (out, out.with_suffix(".json"))]
+        stderr().print("\n".join(map(on_one_line, notes)), markup=False)
+    return 0
+
+
+def _frames(footage: Any) -> int:
+    """Frames of data or of a source; 0: unknown."""
+    if not isinstance(footage, str):
+        return len(footage.keys)
+    from framefuse.sources import open_source
+
+    with closing(open_source(footage)) as opened:
+        return opened.info.frames or 0

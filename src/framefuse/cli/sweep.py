@@ -1,16 +1,14 @@
 """framefuse sweep: compare settings on footage that exists: infer once, then apply every setting of a grid."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,10 +18,6 @@ from framefuse.common.files import Files
 from framefuse.common.text import counted, on_one_line
 from framefuse.config import Settings, load_settings
 from framefuse.errors import UsageError
-
-if TYPE_CHECKING:
-    from framefuse.lab.sweep.record import Choice
-    from framefuse.lab.sweep.replay import Numbers
 
 DEFAULTS: Final[Mapping[str, Any]] = {"project": "runs/sweep", "name": "sweep"}
 FIELDS: Final = (
@@ -113,10 +107,10 @@ def sweep(
             sign = -1 if by in HIGHER else 1
             found.sort(key=lambda one: (by not in one[1], sign * one[1].get(by, 0)))
         best = choose or (found[0][0].number if by else None)
-        lines = _lines(values, found, columns)
+        lines = page.table(values, found, columns)
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows(lines)
-        chosen = _yaml(every[best - 1], base, inputs[-1]) if best else ""
+        chosen = page.as_yaml(every[best - 1], base, inputs[-1], left_out={*DEFAULTS, "exist_ok"}) if best else ""
         pair = compare or ((1, best) if best and best > 1 else None)
         differences = page.compare(recordings, *(every[number - 1] for number in pair)) if pair and trackings else []
         heading = [f"Sweep of {counted(len(every), 'setting')}", f"{inputs[-1]} on {', '.join(sources)}"]
@@ -136,25 +130,3 @@ def sweep(
             notes += [f"wrote    {path}" for path in outputs]
             stderr().print("\n".join(map(on_one_line, notes)), markup=False)
     return 0
-
-
-def _lines(
-    values: Mapping[str, Sequence[Any]], found: Sequence[tuple[Choice, Numbers]], columns: Sequence[str]
-) -> list[list[str]]:
-    """Header and rows; fields that are the same in all settings are left out."""
-    fields = [field for field in values if len(values[field]) > 1] or list(values)
-    lines = [["setting", *fields, *(name.replace("_", " ") for name in columns)]]
-    for choice, counts in found:
-        own = [choice.values[field] for field in fields]
-        texts = [",".join(map(str, one)) if isinstance(one, list) else "-" if one is None else str(one) for one in own]
-        cells = [f"{counts[name]:.6g}" if name in counts else "-" for name in columns]
-        lines.append([str(choice.number), *texts, *cells])
-    return lines
-
-
-def _yaml(choice: Choice, base: Settings, model: str) -> str:
-    """The setting as `predict --config` takes it."""
-    own = base.model_dump(mode="json", exclude_unset=True, exclude=set(DEFAULTS) | {"exist_ok"})
-    own = {"model": model, **own, **choice.values}
-    lines = [f"# Setting {choice.number} of a sweep: framefuse predict SOURCE --config FILE"]
-    return "\n".join([*lines, *(f"{field}: {json.dumps(value, default=str)}" for field, value in own.items())]) + "\n"

@@ -15,14 +15,10 @@ import typer
 from framefuse.cli.console import counter, run, stderr
 from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
-from framefuse.common.text import counted
 from framefuse.config import Settings, load_settings
 from framefuse.errors import QualityError, SinkError
 
 if TYPE_CHECKING:
-    from framefuse.lab.evaluation import Dataset
-    from framefuse.models.card import Card
-    from framefuse.prediction import Result
     from framefuse.world import World
 
 SAVED: Final = "save", "save_txt", "save_json", "save_jsonl", "save_csv"
@@ -120,7 +116,7 @@ def demo(
     """Generate a clip of a street, detect the objects in it, and compare with the ground truth."""
     settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings
 
-    from framefuse.lab.evaluation import open_data
+    from framefuse.lab.evaluation import Score, open_data
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.run_folder import make_run_folder
     from framefuse.world import World
@@ -137,7 +133,7 @@ def demo(
     rates, least = score.rates(), required(frames, settings)
     if any(rates[name] < least[name] for name in least):
         expected = f"{least['precision']:.3f} and {least['recall']:.3f}"
-        why = f"the detections do not match the clip: {in_words(rates)}; expected at least {expected}"
+        why = f"the detections do not match the clip: {score.in_words()}; expected at least {expected}"
         raise QualityError(why, remedy="run 'framefuse doctor', which tests every part by itself")
     return 0
 
@@ -147,40 +143,3 @@ def required(frames: int, settings: Settings) -> dict[str, float]:
     if frames == FRAMES and all(getattr(settings, key) == Settings.model_fields[key].default for key in SAME):
         return {name: value - MARGIN for name, value in RECORDED.items()}
     return dict(COLLAPSE)
-
-
-class Score:
-    """Compares detections with the ground truth. One is correct if its class is, with an IoU of at least 0.5."""
-
-    def __init__(self, data: Dataset, card: Card) -> None:
-        import numpy as np
-
-        from framefuse.lab.evaluation.dataset import BoxClasses
-
-        self._data, self._shared = data, BoxClasses(data, card)
-        classes = len(self._shared.names) + 1
-        self._table = np.zeros((classes, classes), np.int64)
-        """[ground truth][detected]; the last row counts false positives, the last column missed objects."""
-
-    def add(self, result: Result) -> None:
-        from framefuse.lab.evaluation.counters import confusion
-
-        labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))
-        self._table += confusion(labels, self._shared.shared(result.detections), len(self._table) - 1)
-
-    def counts(self) -> tuple[int, int, int]:
-        """Objects, detections, and how many of these are correct."""
-        return int(self._table[:-1].sum()), int(self._table[:, :-1].sum()), int(self._table[:-1, :-1].trace())
-
-    def rates(self) -> dict[str, float]:
-        objects, detections, correct = self.counts()
-        return {"precision": correct / max(detections, 1), "recall": correct / max(objects, 1)}
-
-    def sentence(self) -> str:
-        objects, detections, correct = self.counts()
-        found = f"{counted(objects, 'object')}, {counted(detections, 'detection')}"
-        return f"truth    {found}, {correct:,} of them correct: {in_words(self.rates())}"
-
-
-def in_words(rates: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items())

@@ -2,15 +2,12 @@
 boxes of every engine, stage by stage, against the reference and ultralytics.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -19,11 +16,7 @@ from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.common.files import Files
 from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
-from framefuse.errors import CapabilityError, FramefuseError, QualityError, UsageError
-
-if TYPE_CHECKING:
-    from framefuse.lab.evaluation.dataset import Dataset
-    from framefuse.lab.evaluation.scores import Row, Wanted
+from framefuse.errors import CapabilityError, QualityError, UsageError
 
 DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "name": "val"}
 FIELDS: Final = (
@@ -65,7 +58,7 @@ def val(
     for precision in precisions:
         load_settings(None, None, {"precision": precision})
 
-    from framefuse.lab.evaluation import open_data
+    from framefuse.lab.evaluation import open_data, scored
     from framefuse.lab.evaluation.scores import FILES, Row, Wanted, class_table, save, table, to_json
     from framefuse.sinks.run_folder import output_path, run_folder
 
@@ -81,8 +74,9 @@ def val(
         try:
             for wanted in (Wanted(*names) for names in product(models, engines, precisions)):
                 chosen = settings.model_copy(update={"engine": wanted.engine, "precision": wanted.precision})
-                model = _built(wanted)
-                rows.append(_run(Row(replace(wanted, model=model)), opened, chosen, limit, quiet))
+                row = Row(wanted.built())
+                with counter(row.title, len(opened.spread(limit)), quiet) as count:
+                    rows.append(scored(row, opened, limit=limit, settings=chosen, on_frame=count))
         finally:  # keep the scores that were finished before an interruption
             if any(row.scores for row in rows):
                 if print_json:
@@ -113,30 +107,6 @@ def _several(given: dict[str, Any], field: str) -> list[str]:
         return []
     del given[field]
     return list(dict.fromkeys(values))
-
-
-def _built(wanted: Wanted) -> str:
-    """The requested model; for int8, the `NAME-int8` that was built from it, if there is one."""
-    from framefuse.models import find_model, list_models
-
-    path = Path(wanted.model)
-    if wanted.precision != "int8" or path.stem.endswith("-int8"):
-        return wanted.model
-    if f"{wanted.model}-int8" in list_models():
-        return f"{wanted.model}-int8"
-    built = find_model(wanted.model).with_name(f"{path.stem}-int8.onnx")
-    return str(built) if built.exists() else wanted.model
-
-
-def _run(row: Row, data: Dataset, settings: Any, limit: int | None, quiet: bool) -> Row:
-    from framefuse.lab.evaluation import validate
-
-    with counter(row.title, len(data.spread(limit)), quiet) as count:
-        try:
-            scores = validate(row.wanted.model, data, limit=limit, settings=settings, on_frame=lambda n, _: count(n))
-        except FramefuseError as error:
-            return replace(row, error=error)
-    return replace(row, scores=scores)
 
 
 @partial(with_fields, fields=OF_PARITY, defaults={})

@@ -5,11 +5,9 @@ Title: C++ hears no signals
     compile a network or to wait for one, Ctrl-C waits too. Waiting for another Python thread ends with the signal.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,22 +18,18 @@ def aside(call: Callable[[], T], seconds: float | None = None) -> T:
 
     Raises what it raises, and TimeoutError if it has not ended after so many seconds.
     """
-    outcomes: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            outcomes.put((call(), None))
+            outcome.set_result(call())
         except BaseException as error:
-            outcomes.put((None, error))
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name="ff-engine", daemon=True).start()
+    if not wait([outcome], seconds).done:
+        raise TimeoutError(f"no end after {seconds} s")
     try:
-        value, error = outcomes.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError(f"no end after {seconds} s") from None
-    try:
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]  # None only if the call returned it
+        return outcome.result()
     finally:
-        del error  # its traceback refers to this frame
+        outcome = Future()  # without the exception, whose traceback refers to this frame

@@ -1,7 +1,5 @@
 """Files compared by identity or by hash, written as a whole or not at all, and the user's cache."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets
@@ -9,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+
+from framefuse.errors import FramefuseError
 
 
 def user_cache() -> Path:
@@ -21,6 +21,15 @@ def file_hash(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def os_errors_as(kind: type[FramefuseError], what: str, remedy: str) -> Iterator[None]:
+    """Raise OSErrors as errors of ours, with what could not be done and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}", remedy=remedy) from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -1,7 +1,5 @@
 """Facts about the machine, and its memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """Answers to a name that does not exist: what is close to it in spelling and meaning, and what other tools call it."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Iterable

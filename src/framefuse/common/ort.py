@@ -1,7 +1,5 @@
 """The onnxruntime package, imported with its telemetry turned off."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

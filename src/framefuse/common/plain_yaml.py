@@ -1,7 +1,5 @@
 """YAML for settings and cards: one flat mapping of plain values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

@@ -1,7 +1,5 @@
 """Polygons and lines in a frame: what views, zones and the merging of boxes share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """Redaction of passwords and tokens in addresses, for everything that a user or a log may see."""
 
-from __future__ import annotations
-
 import re
 
 HIDDEN = "***"

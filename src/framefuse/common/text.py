@@ -1,7 +1,5 @@
 """Names of files and classes come from others: how a terminal and a page of Markdown show them as text."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 

@@ -7,8 +7,6 @@ model alone on GPU memory, captured in a graph where possible. Every engine runs
 and all outputs are compared with those of the first FP32 row, so that no engine is fast by computing something else.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import random
@@ -19,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +53,7 @@ class Timing:
     std: float
 
     @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> Timing:
+    def of(cls, milliseconds: Sequence[float]) -> Self:
         values = np.asarray(milliseconds, np.float64)
         median, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
         std = float(values.std(ddof=1)) if len(values) > 1 else 0.0

@@ -14,8 +14,6 @@ Only networks that end in a tensor or in a dictionary with the entry `out`, as t
 exported so; detectors that give lists of boxes have exporters of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import tempfile
@@ -28,7 +26,7 @@ from typing import Any, cast, get_args
 
 import yaml
 
-from framefuse.common.files import write_atomically
+from framefuse.common.files import os_errors_as, write_atomically
 from framefuse.cuda import device as gpus
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
@@ -164,13 +162,11 @@ def build_engine(
             path, reasons = lowered, [*reasons, report.summary().replace(str(lowered), target.name)]
         _state(path, {PROFILE_KEY: profile.to_json()})
         say(f"building for {name} on {device}: {profile}")
-        try:
+        with os_errors_as(SinkError, f"{target} cannot be written", "choose another output"):
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, path.read_bytes())
             if path.with_suffix(".yaml").exists():
                 write_atomically(card, path.with_suffix(".yaml").read_bytes())
-        except OSError as error:
-            raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another output") from error
     try:
         if name == "tensorrt":
             real, more = _plan(target, profile)

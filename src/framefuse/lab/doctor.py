@@ -1,7 +1,5 @@
 """Doctor: runs a tiny job on every part of an installation to find out what works."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import io

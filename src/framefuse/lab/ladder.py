@@ -1,7 +1,5 @@
 """Measures the rungs of a ladder: candidates take turns on the same frames, one frame at a time."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -172,6 +170,21 @@ def _against(best: Sequence[Detections], found: Sequence[Detections]) -> tuple[f
         ratios += (other.confidence[alike.columns] / one.confidence[alike.rows]).tolist()
     agreement = min(1.0, max(0.0, 1 - differ / objects)) if objects else float(not boxes)
     return agreement, 2 * pairs / boxes if boxes else 1.0, median(ratios) if ratios else 1.0
+
+
+def table(ladder: Ladder) -> list[list[str]]:
+    """Header and rows."""
+    has_energy = any(rung.joules for rung in ladder.rungs)
+    head = ["rung", "engine", "ms", "p95", "CPU ms", *(["J"] if has_energy else []), "MB", "switch ms"]
+    lines = [[*head, ladder.measure, "agreement", "F1", "confidence", "verdict"]]
+    for rung in ladder.rungs:
+        energy = [f"{rung.joules:.3g}" if rung.joules else "-"] if has_energy else []
+        lines.append([
+            rung.name, rung.engine, f"{rung.p50_ms:.1f}", f"{rung.p95_ms:.1f}", f"{rung.cpu_ms:.1f}", *energy,
+            f"{rung.memory_mb:.0f}", f"{rung.switch_ms:.1f}", f"{100 * rung.score:.1f}", f"{rung.agreement:.3f}",
+            f"{rung.f1:.3f}", f"{rung.confidence:.2f}", rung.verdict or "kept",
+        ])  # fmt: skip
+    return lines
 
 
 def plot(ladder: Ladder) -> bytes:

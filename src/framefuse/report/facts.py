@@ -1,10 +1,8 @@
 """The facts of a report, and their plain text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
@@ -32,7 +30,7 @@ class SourceFacts:
     drops: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, info: SourceInfo) -> SourceFacts:
+    def of(cls, info: SourceInfo) -> Self:
         fps = None if info.fps is None else float(info.fps)
         return cls(info.uri, info.kind, info.width, info.height, fps, list(info.notes), dict(info.drops))
 
@@ -93,7 +91,7 @@ class ErrorFacts:
     remedy: str | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> ErrorFacts:
+    def of(cls, error: BaseException) -> Self:
         if isinstance(error, KeyboardInterrupt):
             return cls("KeyboardInterrupt", "stopped by the user")
         message = getattr(error, "message", None) or str(error) or type(error).__name__

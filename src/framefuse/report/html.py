@@ -3,8 +3,6 @@
 Shapes are inline SVG that stretches; labels are HTML, so that text keeps its size on a narrow screen.
 """
 
-from __future__ import annotations
-
 import os
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
@@ -101,6 +99,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
 
     body = "".join(row(cells, "td") for cells in rows)
     return f'<div class="scroll"><table><thead>{row(head, "th")}</thead><tbody>{body}</tbody></table></div>'
+
+
+def picture(data: bytes, alt: str = "", style: str = "", kind: str = "jpeg") -> str:
+    """An image as a part of the page; nothing without data."""
+    style = f" style='{style}'" if style else ""
+    return f"<img alt='{alt}'{style} src='data:image/{kind};base64,{b64encode(data).decode()}'>" if data else ""
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:
@@ -373,9 +377,7 @@ def _image(row: TrackFacts, folder: Path | None) -> str:
     if folder is not None and row.thumbnail is not None and (path := folder / row.thumbnail).parent.parent == folder:
         with suppress(OSError):
             data = path.read_bytes()
-    if not 0 < len(data) <= LARGEST:
-        return ""
-    return f"<img alt='' src='data:image/jpeg;base64,{b64encode(data).decode()}'>"
+    return picture(data if len(data) <= LARGEST else b"")
 
 
 def _map(source: str, heat: HeatFacts, named: bool) -> str:

@@ -1,7 +1,5 @@
 """Report: what a run did, what it cost, which stage limits it and what a faster one would gain."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -11,8 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
+from typing import Self
 
-from framefuse.common.files import replaced
+from framefuse.common.files import os_errors_as, replaced
 from framefuse.common.machine import available_cores, cpu_model, memory_limit
 from framefuse.common.version import __version__
 from framefuse.errors import SinkError, UsageError
@@ -31,7 +30,7 @@ class Report(ReportFacts):
     """The report of one run, with its file formats."""
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Report:
+    def from_json(cls, text: str | bytes) -> Self:
         """Read the output of `to_json`; unknown keys of a later framefuse with the same schema are ignored.
 
         Raises:
@@ -71,15 +70,11 @@ class Report(ReportFacts):
             SinkError: a file cannot be written.
         """
         texts = dict(zip((folder / name for name in FILES), (self.to_json(), self.to_html(folder)), strict=True))
-        try:
+        what = f"cannot write the report into {folder}"
+        with os_errors_as(SinkError, what, "choose another --project or --name"), ExitStack() as stack:
             folder.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as stack:
-                for path, text in texts.items():
-                    stack.enter_context(replaced(path, ".part")).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise SinkError(
-                f"cannot write the report into {folder}: {error.strerror}", remedy="choose another --project or --name"
-            ) from error
+            for path, text in texts.items():
+                stack.enter_context(replaced(path, ".part")).write_text(text, encoding="utf-8")
         return list(texts)
 
 

@@ -1,7 +1,5 @@
 """Verdict: which stage limits a run, and how fast the run would be without it. Pure policy on measured numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

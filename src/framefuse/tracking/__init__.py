@@ -1,7 +1,5 @@
 """Tracking: identities for the objects of successive frames. Policy only: no thread, no clock, no pixels."""
 
-from __future__ import annotations
-
 from framefuse.common.names import nearest
 from framefuse.common.redact import brief
 from framefuse.errors import UsageError

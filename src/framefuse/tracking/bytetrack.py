@@ -10,8 +10,6 @@ Unlike there, boxes are extended by the uncertainty of the track before they are
 All tracks are rows of one array (`kernels/tracking/_tir_rows.py`), and a frame is one call of a kernel.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ updates until its end. A box that is too far from the last one jumps: it counts 
 way there crosses no line.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

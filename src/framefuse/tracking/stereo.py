@@ -1,7 +1,5 @@
 """Stereo: which tracks of the two eyes of a frame are the same object."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Tally: what the events of a run add up to, for its report."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,13 +1,11 @@
 """Zones and lines of a frame, and the YAML file that describes them. Pure geometry: nothing here knows of tracks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +89,7 @@ class Places:
     zones: tuple[Zone, ...] = ()
     lines: tuple[Line, ...] = ()
 
-    def at(self, width: int, height: int) -> tuple[Places, list[str]]:
+    def at(self, width: int, height: int) -> tuple[Self, list[str]]:
         """The same in pixels of a frame of this size, clipped to it, and what is to be said about that."""
         notes, size = [], (width, height)
 
@@ -106,7 +104,7 @@ class Places:
             return replace(place, points=tuple(inside) if noun == "zone" and inside else points, size=size)
 
         zones = tuple(placed(zone, "zone") for zone in self.zones)
-        return Places(zones, tuple(placed(line, "line") for line in self.lines)), notes
+        return replace(self, zones=zones, lines=tuple(placed(line, "line") for line in self.lines)), notes
 
 
 def load_places(path: Path, class_number: Callable[[int | str], int]) -> Places:

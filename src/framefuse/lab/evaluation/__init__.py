@@ -6,24 +6,26 @@ data.py and coco.py read data; dataset.py holds them and matches class names; co
 the results, and presents them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine
-from framefuse.errors import SourceError, UsageError
-from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, TrackCounter
+from framefuse.errors import FramefuseError, SourceError, UsageError
+from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, TrackCounter, confusion
 from framefuse.lab.evaluation.data import open_data
 from framefuse.lab.evaluation.dataset import BoxClasses, Dataset, Labels
-from framefuse.lab.evaluation.scores import BoxScores, Scores, TrackScores
+from framefuse.lab.evaluation.scores import BoxScores, Row, Scores, TrackScores
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Result
 
-__all__ = ["Dataset", "Labels", "Objects", "Scores", "open_data", "validate"]
+__all__ = ["Dataset", "Labels", "Objects", "Score", "Scores", "open_data", "scored", "validate"]
 
 DEFAULTS: dict[str, Any] = {"conf": 0.001, "iou": 0.7, "max_det": 300}
 """Keeps nearly all detections, because average precision needs every confidence."""
@@ -99,6 +101,14 @@ def validate(
     return Scores(card.path.stem, opened.uri, card.task, file_mb=size, cpu_ms=cpu_ms, notes=notes, **facts)
 
 
+def scored(row: Row, data: Dataset, **options: Any) -> Row:
+    """The row with what `validate` returns, or raises."""
+    try:
+        return replace(row, scores=validate(row.wanted.model, data, **options))
+    except FramefuseError as error:
+        return replace(row, error=error)
+
+
 class Objects:
     """Boxes or tracks, of the classes that model and data share."""
 
@@ -118,6 +128,36 @@ class Objects:
             why = f"{result.frame.source_id} has boxes without identities, so no track is right or wrong"
             raise UsageError(why, remedy="use synthetic://street or a MOTChallenge folder, or leave --track out")
         self._counter.add(result.frame.source_id, known, found)
+
+
+class Score:
+    """Compares boxes with the ground truth. One is correct if its class is, with an IoU of at least 0.5."""
+
+    def __init__(self, data: Dataset, card: Card) -> None:
+        self._data, self._shared = data, BoxClasses(data, card)
+        classes = len(self._shared.names) + 1
+        self._table = np.zeros((classes, classes), np.int64)
+        """[ground truth][detected]; the last row counts false positives, the last column missed objects."""
+
+    def add(self, result: Result) -> None:
+        labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))
+        self._table += confusion(labels, self._shared.shared(result.detections), len(self._table) - 1)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Objects, detections, and how many of these are correct."""
+        return int(self._table[:-1].sum()), int(self._table[:, :-1].sum()), int(self._table[:-1, :-1].trace())
+
+    def rates(self) -> dict[str, float]:
+        objects, detections, correct = self.counts()
+        return {"precision": correct / max(detections, 1), "recall": correct / max(objects, 1)}
+
+    def in_words(self) -> str:
+        return ", ".join(f"{name} {rate:.3f}" for name, rate in self.rates().items())
+
+    def sentence(self) -> str:
+        objects, detections, correct = self.counts()
+        found = f"{counted(objects, 'object')}, {counted(detections, 'detection')}"
+        return f"truth    {found}, {correct:,} of them correct: {self.in_words()}"
 
 
 def _check_size(result: Result, labels: Labels) -> None:

@@ -4,8 +4,6 @@ Category ids may have gaps; class numbers follow them in ascending order. Annota
 count neither for nor against a model. If `images` is a video, `frame` of each image entry is its frame number.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """What a model got right, counted frame by frame: boxes by faster-coco-eval, tracks by trackeval, and class masks."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any

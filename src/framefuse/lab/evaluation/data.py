@@ -4,8 +4,6 @@ MOTChallenge: seqinfo.ini, the images, and gt/gt.txt with the identity of each o
 exact, so only the model can be wrong.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence

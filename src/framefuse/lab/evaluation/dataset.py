@@ -1,7 +1,5 @@
 """Dataset: images with known ground truth, in the order in which the pipeline sees them, and their classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral

@@ -1,21 +1,20 @@
 """Scores: the accuracy of one model on one data set; several as a table, Markdown and JSON, and a plot of each."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from framefuse.common.text import in_markdown
 from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation.coco import needed
+from framefuse.models import find_model, list_models
 from framefuse.sinks.run_folder import encode, open_output, output_path, sink_errors
 
 CONF = 0.25
@@ -183,6 +182,16 @@ class Wanted:
     model: str
     engine: str
     precision: str
+
+    def built(self) -> Self:
+        """The same; for int8 with the `NAME-int8` that was built from the model, if there is one."""
+        stem = Path(self.model).stem
+        if self.precision != "int8" or stem.endswith("-int8"):
+            return self
+        if f"{self.model}-int8" in list_models():
+            return replace(self, model=f"{self.model}-int8")
+        built = find_model(self.model).with_name(f"{stem}-int8.onnx")
+        return replace(self, model=str(built)) if built.exists() else self
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ models/fp16.py and models/int8.py rewrite the graph; judge.py reads the frames, 
 them.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from framefuse.common.files import write_atomically
+from framefuse.common.files import os_errors_as, write_atomically
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief
 from framefuse.errors import ModelError, QualityError, SinkError, UsageError
@@ -109,12 +107,10 @@ def build_model(
         size = footage.inputs[0].shape[2:] if footage else (card.preprocess.height, card.preprocess.width)
         models = {"fp32": (path, "fp32"), "auto": (path, "auto"), "lowered": (work.path, "auto")}
         speed = judging.measure_speed(models, card, (size[0], size[1]))
-        try:
+        with os_errors_as(SinkError, f"{target} cannot be written", "choose another --out"):
             for place, made in ((target, work.path), (target.with_suffix(".yaml"), work.path.with_suffix(".yaml"))):
                 if made.exists():
                     write_atomically(place, made.read_bytes())
-        except OSError as error:
-            raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
     types = f"{card.input_name} {card.input_dtype}", ", ".join(f"{name} float32" for name in card.outputs)
     return BuildReport(
         path, target, precision, *types, work.calibration, layers, work.islands,
@@ -217,10 +213,8 @@ def _target(model: str | Path, path: Path, precision: str, out: str | Path | Non
     if target.exists() and (not exist_ok or target.samefile(path) or target.is_dir()):
         remedy = "choose another file with --out" + ("" if target.samefile(path) else ", or use --exist-ok")
         raise UsageError(f"the output {target} exists", remedy=remedy)
-    try:
+    with os_errors_as(SinkError, f"cannot write to {target.parent}", "choose another --out"):
         tempfile.TemporaryFile(dir=target.parent).close()
-    except OSError as error:
-        raise SinkError(f"cannot write to {target.parent}: {error.strerror}", remedy="choose another --out") from error
     return target
 
 

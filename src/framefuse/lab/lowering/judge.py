@@ -4,8 +4,6 @@ Frames come from any source, through the model's own preprocessing. No model is 
 on: every second frame of a source calibrates and the others measure accuracy, unless those of another source do.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,6 +138,23 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """Scores of the FP32 and the lowered model on the same frames, in points (100 is perfect)."""
+
+    measure: str
+    data: str
+    truth: str
+    """Origin of the ground truth: labels, or the detections of the FP32 model."""
+    frames: int
+    fp32: float
+    lowered: float
+
+    @property
+    def loss(self) -> float:
+        return self.fp32 - self.lowered
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the frames of an INT8 calibration show, as the FP32 model sees them."""
 
@@ -177,23 +192,6 @@ class Seen:
         scene = f"one scene{where}" if self.variety < ONE_SCENE else where
         boxes = "" if self.boxes is None else f"{self.boxes} box{'' if self.boxes == 1 else 'es'} of "
         return f"{self.frames} frames of {scene} with {boxes}{len(self.classes)} of {self.known} classes"
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Scores of the FP32 and the lowered model on the same frames, in points (100 is perfect)."""
-
-    measure: str
-    data: str
-    truth: str
-    """Origin of the ground truth: labels, or the detections of the FP32 model."""
-    frames: int
-    fp32: float
-    lowered: float
-
-    @property
-    def loss(self) -> float:
-        return self.fp32 - self.lowered
 
 
 @dataclass(frozen=True)

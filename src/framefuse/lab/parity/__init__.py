@@ -8,8 +8,6 @@ limits; chain.py the stages of the reference, and ours in their place; peer.py t
 separate Python (which runs peer_script.py); report.py the results as text, Markdown, HTML, JSON.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from fractions import Fraction

@@ -4,8 +4,6 @@ The reference: FFmpeg's decoder on the CPU, read plane by plane; the float64 pre
 or in the precision of the file; the plain NumPy post-processing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec

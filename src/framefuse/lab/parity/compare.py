@@ -1,7 +1,5 @@
 """Differences of pixels and boxes, and the limits on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -71,6 +69,17 @@ FEW = 0.01
 """Share of the large boxes that may overlap less than `Limits.most`, and of all pairs that may differ in class."""
 SUPPRESSION = 0.05
 """An IoU this close to the suppression threshold may be decided either way."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The comparison of one stage with its reference."""
+
+    stage: str
+    found: str
+    limit: str
+    verdict: Verdict
+    note: str = ""
 
 
 @dataclass
@@ -216,17 +225,6 @@ class BoxDifference:
             (self.tied, "excused: overlap near the suppression threshold"),
         )
         return ", ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])
-
-
-@dataclass(frozen=True)
-class Check:
-    """The comparison of one stage with its reference."""
-
-    stage: str
-    found: str
-    limit: str
-    verdict: Verdict
-    note: str = ""
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -1,7 +1,5 @@
 """Comparison with ultralytics: the same video and model in a separate Python, stage by stage."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

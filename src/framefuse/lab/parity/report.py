@@ -1,8 +1,5 @@
 """The certificate, as rows for a terminal, Markdown, HTML without scripts, or JSON."""
 
-from __future__ import annotations
-
-import base64
 import io
 import json
 from collections.abc import Sequence
@@ -16,7 +13,7 @@ from framefuse.lab.evaluation.scores import markdown_table
 from framefuse.lab.parity.chain import Selection
 from framefuse.lab.parity.compare import Check, Verdict, worst
 from framefuse.prediction import Detections
-from framefuse.report.html import _section, _table, page
+from framefuse.report.html import _section, _table, page, picture
 
 MARKS = {"exact": "=", "within": "~", "outside": "X", "not compared": "-"}
 COLOURS = {"exact": "pre", "within": "post", "outside": "sink0", "not compared": "other"}
@@ -133,8 +130,7 @@ class Certificate:
             chains += f"<ul class='legend'>{steps}</ul>" if steps else ""
         if self.peer and not any(engine.peer for engine in self.engines):
             chains += f"<p class='note'>{in_html(self.peer)}</p>"
-        source = f"data:image/jpeg;base64,{_drawn(*self.shown)}" if self.shown else ""
-        image = f"<img alt='boxes of both' style='width:100%' src='{source}'>" if source else ""
+        image = picture(_drawn(*self.shown), "boxes of both", "width:100%") if self.shown else ""
         sections = [
             f"<header><h1>Parity certificate</h1><p class='note'>{in_html(head(self))}</p>"
             f"<p class='verdict'>{in_html(verdict(self))}</p></header>",
@@ -196,8 +192,8 @@ def verdict(certificate: Certificate) -> str:
     return "CERTIFIED" if certificate.ok else "NOT CERTIFIED"
 
 
-def _drawn(frame: NDArray[np.uint8], reference: Detections, ours: Detections) -> str:
-    """A frame with both lists of boxes, as a base64 JPEG."""
+def _drawn(frame: NDArray[np.uint8], reference: Detections, ours: Detections) -> bytes:
+    """A frame with both lists of boxes, as a JPEG."""
     from PIL import Image, ImageDraw
 
     image = Image.fromarray(frame)
@@ -206,9 +202,8 @@ def _drawn(frame: NDArray[np.uint8], reference: Detections, ours: Detections) ->
         for box in boxes.xyxy.tolist():
             pen.rectangle(box, outline=colour, width=round(width * scale))
     image.thumbnail((1280, image.height))
-    memory = io.BytesIO()
-    image.save(memory, "JPEG", quality=85)
-    return base64.b64encode(memory.getvalue()).decode()
+    image.save(memory := io.BytesIO(), "JPEG", quality=85)
+    return memory.getvalue()
 
 
 def _key(rated: str) -> str:

@@ -1,21 +1,20 @@
-"""The page of a sweep: its table, and thumbnails of the tracks that one choice has and another has not."""
+"""The page of a sweep: its table, a setting as YAML, and thumbnails of tracks that one choice has and another lacks."""
 
-from __future__ import annotations
-
-import base64
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from framefuse.common.text import counted, in_html
+from framefuse.config import Settings
 from framefuse.lab.sweep.record import Choice, Recording, data_of
-from framefuse.lab.sweep.replay import Tracks, tracks_of, unmatched
+from framefuse.lab.sweep.replay import Numbers, Tracks, tracks_of, unmatched
 from framefuse.prediction import cut
-from framefuse.report.html import _list, _section, _table, page
+from framefuse.report.html import _list, _section, _table, page, picture
 from framefuse.sinks.images import FrameConverter
 from framefuse.sources import SourceOptions, open_source
 
@@ -65,8 +64,7 @@ def _thumbnail(recording: Recording, tracks: Tracks, k: int, choice: Choice) -> 
     row = int(rows[found.confidence[rows].argmax()])
     what = f"{found.name(found.class_id[row])} {found.confidence[row]:.2f}"
     text = f"{what}, {tracks.begun[k]:.2f} to {tracks.ended[k]:.2f} s, {counted(len(rows), 'box', 'boxes')}"
-    data = base64.b64encode(_crop(recording, tracks, row, choice)).decode()
-    image = f"<img alt='' src='data:image/jpeg;base64,{data}'>" if data else "<p>the frame cannot be read again</p>"
+    image = picture(_crop(recording, tracks, row, choice)) or "<p>the frame cannot be read again</p>"
     return f"<figure class='thumbnail' title='{in_html(recording.source)}'>{image}{in_html(text)}</figure>"
 
 
@@ -88,9 +86,30 @@ def _crop(recording: Recording, tracks: Tracks, row: int, choice: Choice) -> byt
         shown = (box + around).clip(0, [frame.width, frame.height] * 2)
         image = Image.fromarray(cut(FrameConverter().rgb(frame), shown))
     image.thumbnail((3 * HEIGHT, HEIGHT))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=80)
+    image.save(file := io.BytesIO(), "JPEG", quality=80)
     return file.getvalue()
+
+
+def table(
+    values: Mapping[str, Sequence[Any]], found: Sequence[tuple[Choice, Numbers]], columns: Sequence[str]
+) -> list[list[str]]:
+    """Header and rows; fields that are the same in all settings are left out."""
+    fields = [field for field in values if len(values[field]) > 1] or list(values)
+    lines = [["setting", *fields, *(name.replace("_", " ") for name in columns)]]
+    for choice, counts in found:
+        own = [choice.values[field] for field in fields]
+        texts = [",".join(map(str, one)) if isinstance(one, list) else "-" if one is None else str(one) for one in own]
+        cells = [f"{counts[name]:.6g}" if name in counts else "-" for name in columns]
+        lines.append([str(choice.number), *texts, *cells])
+    return lines
+
+
+def as_yaml(choice: Choice, base: Settings, model: str, left_out: set[str]) -> str:
+    """The setting as `predict --config` takes it, without some of the fields of `base`."""
+    own = base.model_dump(mode="json", exclude_unset=True, exclude=left_out)
+    own = {"model": model, **own, **choice.values}
+    lines = [f"# Setting {choice.number} of a sweep: framefuse predict SOURCE --config FILE"]
+    return "\n".join([*lines, *(f"{field}: {json.dumps(value, default=str)}" for field, value in own.items())]) + "\n"
 
 
 def render(

@@ -6,8 +6,6 @@ Hence each file of boxes is what the pipeline itself finds at one `iou`. On the 
 on a GPU, whose program returns only the boxes of one `iou`, each needs a pass.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framefuse.common.files import user_cache, write_atomically
+from framefuse.common.files import os_errors_as, user_cache, write_atomically
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief, redact_source
 from framefuse.common.version import __version__
@@ -193,7 +191,8 @@ def record(
     key = [FORMAT, __version__, model_hash(card.path), repr(replace(card, path=Path(), origin={})), _identity(source)]
     digest = hashlib.sha256(json.dumps([*key, options_of(settings)], sort_keys=True).encode()).hexdigest()[:32]
     folder = (cache or user_cache() / "sweep") / digest
-    try:
+    remedy = "free some space, or set XDG_CACHE_HOME to a writable folder"
+    with os_errors_as(SinkError, f"cannot write the recording {folder}", remedy):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / "lock"):
             found = _read(source, folder)
@@ -205,9 +204,6 @@ def record(
                 found = replace(found, seconds=found.seconds + perf_counter() - started, inferred=True)
                 facts = {name: getattr(found, name) for name in ("frames", "seconds", "rate")}
                 write_atomically(folder / ABOUT, json.dumps({**facts, "ious": sorted(found.ious)}).encode())
-    except OSError as error:
-        reason = f"cannot write the recording {folder}: {error.strerror or error}"
-        raise SinkError(reason, remedy="free some space, or set XDG_CACHE_HOME to a writable folder") from error
     return found
 
 

@@ -4,8 +4,6 @@ Boxes and tracks are counted for all frames of a source at once, and so are zone
 `tracking.events` counts them, except that a box that jumps counts here.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections import defaultdict
@@ -16,7 +14,7 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +43,72 @@ SAME = 0.5
 SMALL = 3000
 """Frames to track, of all trackings together, below which other processes would take longer to start."""
 Numbers = Mapping[str, float]
+
+
+class Table(NamedTuple):
+    """The n boxes of a source at one `iou`, in the order of its f frames, and within a frame by confidence."""
+
+    frames: Sequence[FrameInfo]
+    found: Detections
+    frame: Ints
+    """(n,) place of each box's frame in `frames`."""
+    seconds: Array
+    """(f,)"""
+
+
+class Tracks(NamedTuple):
+    """Tracks, as far as their boxes are shown."""
+
+    table: Table
+    rows: Ints
+    """Rows of the table that belong to a track, by id and then by time."""
+    ids: Ints
+    """Of each row."""
+    starts: Ints
+    """(tracks,) where each begins in `rows`."""
+
+    @classmethod
+    def of(cls, table: Table, rows: Ints, ids: Ints, conf: float) -> Self:
+        """The tracks of `track`, where the confidence exceeds `conf`."""
+        shown = (table.found.confidence[rows] > np.float32(conf)) & (ids != NO_TRACK)
+        rows, ids = rows[shown], ids[shown]
+        order = np.argsort(ids, kind="stable")
+        return cls(table, rows[order], ids[order], np.flatnonzero(np.diff(ids[order], prepend=NO_TRACK)))
+
+    @property
+    def ends(self) -> Ints:
+        return np.append(self.starts[1:], len(self.rows))[: len(self.starts)] - 1
+
+    @property
+    def begun(self) -> Array:
+        """(tracks,) seconds of the first box."""
+        return self.table.seconds[self.table.frame[self.rows[self.starts]]]
+
+    @property
+    def ended(self) -> Array:
+        """(tracks,) seconds of the last box."""
+        return self.table.seconds[self.table.frame[self.rows[self.ends]]]
+
+    def false_starts(self, short: float) -> int:
+        """Tracks that are seen for less than `short` seconds, although the source goes on for longer."""
+        ends_early = self.begun + short <= self.table.seconds.max(initial=0)
+        return int(((self.ended - self.begun < short) & ends_early).sum())
+
+    def fragments(self) -> int:
+        """Tracks that begin where another has just ended, so that both are probably one object.
+
+        A heuristic: the other is of the same class and was last seen up to AGAIN_SECONDS before, and the centres of its
+        last and of the new track's first box are no further apart than the longer diagonal of the two.
+        """
+        order = np.argsort(self.ended, kind="stable")
+        low, high = (np.searchsorted(self.ended[order], self.begun - earlier) for earlier in (AGAIN_SECONDS, 0))
+        new, place = spans(low, high)
+        old_rows, new_rows = self.rows[self.ends[order[place]]], self.rows[self.starts[new]]
+        a, b = (self.table.found.xyxy[rows].astype(np.float64) for rows in (old_rows, new_rows))
+        apart = np.hypot(*((a[:, :2] + a[:, 2:] - b[:, :2] - b[:, 2:]) / 2).T)
+        reach = np.maximum(*(np.hypot(*(box[:, 2:] - box[:, :2]).T) for box in (a, b)))
+        class_id = self.table.found.class_id
+        return len(np.unique(new[(apart <= reach) & (class_id[old_rows] == class_id[new_rows])]))
 
 
 def replay(
@@ -163,17 +227,6 @@ def tracks_of(recordings: Sequence[Recording], choice: Choice) -> list[Tracks]:
     return [Tracks.of(a, b, track(a, b, settings), settings.conf) for a, b in zip(tables, rows, strict=True)]
 
 
-class Table(NamedTuple):
-    """The n boxes of a source at one `iou`, in the order of its f frames, and within a frame by confidence."""
-
-    frames: Sequence[FrameInfo]
-    found: Detections
-    frame: Ints
-    """(n,) place of each box's frame in `frames`."""
-    seconds: Array
-    """(f,)"""
-
-
 @lru_cache(maxsize=16)
 def load(path: Path, rate: float) -> Table:
     """Read a file of `Recording.boxes`; frames without a time have that of their index at `rate` frames a second."""
@@ -209,61 +262,6 @@ def track(table: Table, rows: Ints, settings: Settings) -> Ints:
     for seconds, start, end in zip(table.seconds.tolist(), ends, ends[1:], strict=False):
         ids[seen[start:end]] = np.asarray(tracker.update(boxes[start:end], seconds).tracker_id)
     return ids
-
-
-class Tracks(NamedTuple):
-    """Tracks, as far as their boxes are shown."""
-
-    table: Table
-    rows: Ints
-    """Rows of the table that belong to a track, by id and then by time."""
-    ids: Ints
-    """Of each row."""
-    starts: Ints
-    """(tracks,) where each begins in `rows`."""
-
-    @classmethod
-    def of(cls, table: Table, rows: Ints, ids: Ints, conf: float) -> Tracks:
-        """The tracks of `track`, where the confidence exceeds `conf`."""
-        shown = (table.found.confidence[rows] > np.float32(conf)) & (ids != NO_TRACK)
-        rows, ids = rows[shown], ids[shown]
-        order = np.argsort(ids, kind="stable")
-        return cls(table, rows[order], ids[order], np.flatnonzero(np.diff(ids[order], prepend=NO_TRACK)))
-
-    @property
-    def ends(self) -> Ints:
-        return np.append(self.starts[1:], len(self.rows))[: len(self.starts)] - 1
-
-    @property
-    def begun(self) -> Array:
-        """(tracks,) seconds of the first box."""
-        return self.table.seconds[self.table.frame[self.rows[self.starts]]]
-
-    @property
-    def ended(self) -> Array:
-        """(tracks,) seconds of the last box."""
-        return self.table.seconds[self.table.frame[self.rows[self.ends]]]
-
-    def false_starts(self, short: float) -> int:
-        """Tracks that are seen for less than `short` seconds, although the source goes on for longer."""
-        ends_early = self.begun + short <= self.table.seconds.max(initial=0)
-        return int(((self.ended - self.begun < short) & ends_early).sum())
-
-    def fragments(self) -> int:
-        """Tracks that begin where another has just ended, so that both are probably one object.
-
-        A heuristic: the other is of the same class and was last seen up to AGAIN_SECONDS before, and the centres of its
-        last and of the new track's first box are no further apart than the longer diagonal of the two.
-        """
-        order = np.argsort(self.ended, kind="stable")
-        low, high = (np.searchsorted(self.ended[order], self.begun - earlier) for earlier in (AGAIN_SECONDS, 0))
-        new, place = spans(low, high)
-        old_rows, new_rows = self.rows[self.ends[order[place]]], self.rows[self.starts[new]]
-        a, b = (self.table.found.xyxy[rows].astype(np.float64) for rows in (old_rows, new_rows))
-        apart = np.hypot(*((a[:, :2] + a[:, 2:] - b[:, :2] - b[:, 2:]) / 2).T)
-        reach = np.maximum(*(np.hypot(*(box[:, 2:] - box[:, :2]).T) for box in (a, b)))
-        class_id = self.table.found.class_id
-        return len(np.unique(new[(apart <= reach) & (class_id[old_rows] == class_id[new_rows])]))
 
 
 def unmatched(one: Tracks, other: Tracks) -> Ints:

@@ -44,7 +44,7 @@ WRITERS += ["parquet"] if find_spec("pyarrow") else []
         ("csv", "clip.csv.part"),
         ("coco", "clip.json.part"),
         ("images", "clip_0.png.part"),
-        ("yolo_txt", "labels/clip_0.txt"),
+        ("yolo_txt", "labels/clip_0.txt.part"),
         ("yolo_txt", "labels"),
         ("cvat", "clip.cvat.part"),
         ("cvat", "clip.cvat.xml.part"),

@@ -12,6 +12,8 @@ import math
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -101,8 +103,8 @@ class OpenVinoEngine(Engine):
             raise ModelError(f"OpenVINO cannot read {self._model}: {_last_line(error)}") from error
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Any:
-        size = f" for input {shape}"
-        try:
+        remedy = "ask for another size (sides are multiples of the stride, mostly 32), or use another engine"
+        with _reported(shape, f"cannot compile {self._model} for input {shape}", remedy=remedy):
             if self._fixed is None:
                 network, self._unused = self._unused, None
                 if network.inputs[0].get_partial_shape().is_dynamic:
@@ -112,18 +114,11 @@ class OpenVinoEngine(Engine):
                     who = "the model itself" if self._head is None else "post-processing, of those above conf only"
                     self.reasons.append(f"boxes are decoded by {who}")
                 self._fixed = shape, self._compile(network)
-            if self._fixed[0] == shape:
-                return self._fixed[1]
-            size = ""
-            if self._free is None:
-                self._free = self._compile(self._read())
-            return self._free
-        except (RuntimeError, MemoryError) as error:
-            if lacks_memory(error):
-                raise _too_large(shape if size else "of any size", error) from error
-            message = f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}"
-            remedy = "ask for another size (sides are multiples of the stride, mostly 32), or use another engine"
-            raise EngineError(message, remedy=remedy) from error
+        if self._fixed[0] == shape:
+            return self._fixed[1]
+        with _reported("of any size", f"cannot compile {self._model}", remedy=remedy):
+            self._free = self._free or self._compile(self._read())
+        return self._free
 
     def _compile(self, network: Any) -> Any:
         """The network with the inputs and outputs of a slot, compiled."""
@@ -185,24 +180,9 @@ class OpenVinoEngine(Engine):
             return slot
 
         count = slots or self.streams + 1
-        try:
+        with _reported(shape, f"cannot make requests of input {shape}", slots=count):
             made = [make_slot() for _ in range(count)]
-        except (RuntimeError, MemoryError) as error:
-            if lacks_memory(error):
-                raise _too_large(shape, error, slots=count) from error
-            raise EngineError(f"OpenVINO cannot make requests of input {shape}: {_last_line(error)}") from error
-        return SlotPool(shape, made, start=_start, wait=self._wait)
-
-    def _wait(self, slot: Slot, timeout: float | None) -> bool:
-        try:
-            if timeout is None:
-                slot.handle.wait()
-            elif not slot.handle.wait_for(max(1, round(timeout * 1000))):
-                return False
-        except RuntimeError as error:
-            raise _failed(slot, error) from error
-        slot.outputs = tuple(_array(tensor) for tensor in slot.handle.output_tensors)
-        return True
+        return SlotPool(shape, made, start=_start, wait=_wait)
 
     def close(self) -> None:
         self._fixed = self._free = self._unused = None
@@ -252,22 +232,32 @@ def _array(tensor: Any) -> NDArray[Any]:
 
 
 def _start(slot: Slot) -> None:
-    try:
+    with _reported(slot.input.shape, f"failed at input {slot.input.shape}"):
         slot.handle.start_async()
-    except RuntimeError as error:
-        raise _failed(slot, error) from error
 
 
-def _failed(slot: Slot, error: RuntimeError) -> EngineError:
-    if lacks_memory(error):
-        return _too_large(slot.input.shape, error)
-    return EngineError(f"OpenVINO failed at input {slot.input.shape}: {_last_line(error)}")
+def _wait(slot: Slot, timeout: float | None) -> bool:
+    with _reported(slot.input.shape, f"failed at input {slot.input.shape}"):
+        if timeout is None:
+            slot.handle.wait()
+        elif not slot.handle.wait_for(max(1, round(timeout * 1000))):
+            return False
+    slot.outputs = tuple(_array(tensor) for tensor in slot.handle.output_tensors)
+    return True
 
 
-def _too_large(shape: object, error: Exception, *, slots: int = 0) -> HostMemoryError:
-    requests = f" in each of {slots} requests" if slots else ""
-    message = f"not enough memory for OpenVINO at input {shape}{requests}: {lacks_memory(error)}"
-    return HostMemoryError(message, remedy="use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else ""))
+@contextmanager
+def _reported(shape: object, failure: str, *, slots: int = 0, remedy: str | None = None) -> Iterator[None]:
+    """Raise an error of OpenVINO as an EngineError that says what failed, or as a HostMemoryError with the shape."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if lacking := lacks_memory(error):
+            requests = f" in each of {slots} requests" if slots else ""
+            message = f"not enough memory for OpenVINO at input {shape}{requests}: {lacking}"
+            remedy = "use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else "")
+            raise HostMemoryError(message, remedy=remedy) from error
+        raise EngineError(f"OpenVINO {failure}: {_last_line(error)}", remedy=remedy) from error
 
 
 def _last_line(error: BaseException) -> str:

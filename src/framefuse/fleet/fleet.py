@@ -35,7 +35,7 @@ from framefuse.report.report import Report
 from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import writes
-from framefuse.sinks.run_folder import make_run_folder, output_path, written_whole
+from framefuse.sinks.run_folder import make_run_folder, output_path, save
 from framefuse.sources import endless, videos_in
 
 DECODERS = 16
@@ -211,8 +211,7 @@ class Fleet:
         finally:
             report = self.report = self._report(started)
             if self.folder is not None:
-                with written_whole(self.folder / RESULT) as file:
-                    file.write(report.to_json().encode())
+                save(self.folder / RESULT, report.to_json().encode())
         on_count(report.frames)
         if not report.frames:
             if report.errors:

@@ -42,6 +42,3 @@ from framefuse.kernels.masks.instances import native_content as native_content
 from framefuse.kernels.preprocess.call import preprocess as preprocess
 from framefuse.kernels.preprocess.call import preprocess_batch as preprocess_batch
 from framefuse.kernels.preprocess.cuda import PreprocessTable as PreprocessTable
-from framefuse.kernels.signals.call import SignalCounts as SignalCounts
-from framefuse.kernels.signals.call import Signals as Signals
-from framefuse.kernels.signals.call import signals as signals

@@ -24,5 +24,3 @@ from framefuse.kernels.masks.reference import runs as runs
 from framefuse.kernels.masks.reference import smooth as smooth
 from framefuse.kernels.masks.reference import upsample as upsample
 from framefuse.kernels.preprocess.reference import preprocess as preprocess
-from framefuse.kernels.signals.reference import shrink as shrink
-from framefuse.kernels.signals.reference import signals as signals

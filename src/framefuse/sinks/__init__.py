@@ -131,19 +131,28 @@ def open_sink(name: str, **options: Any) -> Sink:
 
 
 class BaseSink:
-    """A sink without outputs."""
+    """A sink without outputs, but perhaps with folders, which `close` writes through to the disk."""
 
     needs_frame = False
 
     def __init__(self) -> None:
         self.paths: list[Path] = []
         self.notes: list[str] = []
+        self._folders: dict[Path, os.stat_result] = {}
 
     def open(self, context: SinkContext) -> None:
         self._context = context
 
     def close(self) -> None:
-        pass
+        for folder, opened in self._folders.items():
+            close_folder(folder, opened)
+
+    def _folder(self, name: str) -> Path:
+        """A folder inside the run's, created at its first use."""
+        path = self._context.folder / name
+        if path not in self._folders:
+            self._folders[path] = new_folder(path)
+        return path
 
 
 class CallbackSink(BaseSink):
@@ -182,29 +191,14 @@ class NullSink(BaseSink):
 
 
 class FolderSink(BaseSink):
-    """Writes files that are complete one by one into folders, which `close` writes through to the disk."""
+    """Writes files that are complete one by one into a folder."""
 
     folder: str
     """Name of the folder inside the run's."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._folders: dict[Path, os.stat_result] = {}
-
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self.paths.append(self._folder(self.folder))
-
-    def _folder(self, name: str) -> Path:
-        """A folder inside the run's, created at its first use."""
-        path = self._context.folder / name
-        if path not in self._folders:
-            self._folders[path] = new_folder(path)
-        return path
-
-    def close(self) -> None:
-        for folder, opened in self._folders.items():
-            close_folder(folder, opened)
 
 
 class RecordSink(BaseSink):

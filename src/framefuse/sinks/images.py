@@ -25,7 +25,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result, cut
 from framefuse.sinks import FolderSink, SinkContext
 from framefuse.sinks.draw import Annotator, Trails
-from framefuse.sinks.run_folder import shorten, sink_errors, written_whole
+from framefuse.sinks.run_folder import save, shorten, sink_errors
 from framefuse.sources.ffmpeg import SWS_MATRIX
 
 JPEG_SUFFIXES, QUALITY = {".jpg", ".jpeg"}, 92
@@ -160,12 +160,10 @@ class StillsSink(FolderSink):
         self._converter = FrameConverter()
 
     def _save(self, name: str, image: NDArray[np.uint8]) -> None:
-        """Write (height, width, 3) RGB as PNG or JPEG, by the suffix. The file gets its name once it is complete."""
-        path, data = self._context.output(name), io.BytesIO()
-        kind = "PNG" if path.suffix == ".png" else "JPEG"
+        """Write (height, width, 3) RGB as PNG or JPEG, by the suffix."""
+        data, kind = io.BytesIO(), "PNG" if name.endswith(".png") else "JPEG"
         Image.fromarray(image).save(data, kind, quality=QUALITY, subsampling=0, compress_level=1)
-        with written_whole(path) as file:
-            file.write(data.getvalue())
+        save(self._context.output(name), data.getvalue())
 
 
 class ImagesSink(StillsSink):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from framefuse.frame import Frame
 from framefuse.prediction import Best, Change, Crossing, Event, Result, Visit
-from framefuse.sinks import FolderSink, RecordSink, SinkContext, rows_of
-from framefuse.sinks.run_folder import RecordFile, close_folder, encode, new_folder, written_whole
+from framefuse.sinks import BaseSink, FolderSink, RecordSink, SinkContext, rows_of
+from framefuse.sinks.run_folder import encode, save
 
 SCHEMA = 2
 """Version of a JSON line; incremented when a field changes its meaning or is removed."""
@@ -150,11 +150,8 @@ class YoloTxtSink(FolderSink):
             columns.append(found.confidence)
         lines = io.BytesIO()
         np.savetxt(lines, np.column_stack(columns), fmt=["%d"] + ["%.6f"] * (len(columns) - 1))
-        file = RecordFile(self._context.output(f"labels/{self._context.image_name(self.name, info)}.txt"))
-        try:
-            file.append(lines.getvalue())
-        finally:
-            file.close(durable=False)
+        path = self._context.output(f"labels/{self._context.image_name(self.name, info)}.txt")
+        save(path, lines.getvalue())
 
 
 def thumbnail(image: NDArray[np.uint8], box: tuple[float, ...]) -> bytes:
@@ -219,8 +216,7 @@ class EventsSink(RecordSink):
         key, self._key = self._key, None
         try:
             self._put(self._rest(key) if key is not None else [])
-            if len(self.paths) > 1:
-                close_folder(self.paths[1], self._opened)
+            BaseSink.close(self)  # the folder of the thumbnails
         finally:
             super().close()
 
@@ -230,10 +226,8 @@ class EventsSink(RecordSink):
                 name = f"{FOLDER}/{self._context.stem}_{event.track_id}.jpg"
                 if event.thumbnail:
                     if len(self.paths) == 1:
-                        self._opened = new_folder(self._context.folder / FOLDER)
-                        self.paths.append(self._context.folder / FOLDER)
-                    with written_whole(self._context.output(name)) as file:
-                        file.write(event.thumbnail)
+                        self.paths.append(self._folder(FOLDER))
+                    save(self._context.output(name), event.thumbnail)
                     self._saved(event.track_id, name)
                 self._file.append(encode(event_json(event, name if event.thumbnail else None) + "\n"))
         except BaseException:

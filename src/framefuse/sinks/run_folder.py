@@ -195,6 +195,12 @@ def written_whole(path: Path, stream: Path | None = None) -> Iterator[BinaryIO]:
         raise failed from error
 
 
+def save(path: Path, data: bytes) -> None:
+    """Write a file of the run folder, which gets its name once it is complete. SinkError: it cannot be written."""
+    with written_whole(path) as file:
+        file.write(data)
+
+
 def new_folder(folder: Path) -> os.stat_result:
     """Create a folder inside the run's, for `close_folder`. SinkError: it cannot be created, or is a link."""
     with sink_errors(folder):
@@ -281,16 +287,15 @@ class RecordFile:
         self._file.truncate(size)
         self.size = self._file.seek(size)
 
-    def close(self, *, durable: bool = True) -> None:
-        """Complete the file; durable: wait until the disk has it. May be called twice."""
+    def close(self) -> None:
+        """Complete the file, and wait until the disk has it. May be called twice."""
         if self._file.closed:
             return
         opened = os.fstat(self._file.fileno())
         self._file.close()
         check_unmoved(self.path, opened)
         with sink_errors(self.path):
-            if durable:
-                make_durable(self.path)
+            make_durable(self.path)
             if self.path != self.target:
                 os.replace(self.path, self.target)
                 make_durable(self.target)

@@ -1,1 +1,0 @@
-"""Signals of scene complexity from the luma plane."""

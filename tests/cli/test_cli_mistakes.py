@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from framefuse import Model, Pipeline
+from framefuse.cli.app import main
 from framefuse.errors import UsageError
 from framefuse.report import bar
 
@@ -147,3 +148,24 @@ def test_rendering_in_a_pipe_says_how_far_it_is(run: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(bar, "LINE_SECONDS", 0.0)
     assert "rendering: 2 of 3 frames\nrendering: 3 of 3 frames\n" in run(*words, "busy")[2]
     assert run(*words, "quiet", "--quiet")[2] == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["profile", "scout-n", "--data", "truth.json", "--out", "truth.json"],
+        ["profile", "scout-n", "--source", "clip.png", "--out", "clip.json"],
+        ["bench", "adaptive", "scout-n", "--data", "truth.json", "--out", "truth.html"],
+        ["tune-batch", "model.png", "--out", "model.json"],
+    ],
+)
+def test_no_output_of_a_measurement_overwrites_its_input(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("truth.json", "clip.png", "model.png"):
+        (tmp_path / name).write_text('{"images": [], "annotations": [], "categories": []}')
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert main(words) != 0
+    capsys.readouterr()
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

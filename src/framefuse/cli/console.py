@@ -53,10 +53,13 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def check_out(out: Path | None, *inputs: str | Path | None) -> None:
-    """Raise SinkError before the work starts if --out is a folder or one of the inputs, or cannot be written."""
+def check_out(out: Path | None, *inputs: str | Path | None, beside: str = "") -> None:
+    """Raise SinkError before the work starts if --out, or the file with the suffix `beside` next to it, is a folder or
+    one of the inputs, or cannot be written."""
     if out is None:
         return
+    if beside:
+        check_out(out.with_suffix(beside), *inputs)
     with os_errors_as(SinkError, f"cannot write {out}", "choose another --out"):
         if not out.parent.is_dir():
             raise OSError(f"there is no folder {out.parent}")

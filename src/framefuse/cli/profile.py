@@ -59,7 +59,7 @@ def profile(
     for precision in wanted:
         load_settings(None, None, {"precision": precision})
     opened: Any = source or open_data(data or [f"{STREET}&frames=300"])
-    check_out(out, *models, source)
+    check_out(out, *models, source, *(data or []), beside=".png")
     candidates = [Candidate(*names) for names in product(models, sides, wanted)]
     with counter(f"{len(candidates)} candidates", frames, quiet) as count:
         ladder, notes = measure(candidates, opened, limit=frames, options=options, on_frame=count)
@@ -132,7 +132,7 @@ def adaptive(
     from framefuse.lab.evaluation import open_data
 
     options = _options(OF_ADAPTIVE, source, data, config, given)
-    check_out(out, model, source)
+    check_out(out, model, source, *(data or []), beside=".json")
     wanted: dict[str, Any]
     if source:
         wanted = {Path(source).name: source}

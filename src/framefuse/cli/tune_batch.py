@@ -44,7 +44,7 @@ def tune_batch(
 
     limit = _seconds(max_latency) if max_latency is not None else None
     settings = load_settings(config, "latency", given, environment=os.environ).settings
-    check_out(out, model)
+    check_out(out, model, beside=".png")
     tuning = measure(model, settings, max_latency=limit, max_batch=max_batch)
     write_out(out, tuning.to_json())
     notes = [f"wrote    {out}"]

@@ -18,6 +18,7 @@ from framefuse.adaptive.interpolation import disagreement
 from framefuse.adaptive.ladder import Ladder, Rung, judged
 from framefuse.common.version import __version__
 from framefuse.config import settings_from
+from framefuse.cuda import device as gpus
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame
 from framefuse.kernels.tracking.call import pair
@@ -113,7 +114,7 @@ def measure(
             runners.append(_Runner(candidate, model, _resident() - before))
         if not runners:
             raise UsageError(notes[0] if notes else "there is no candidate", remedy="choose other models or precisions")
-        counters = find_counters()
+        counters = find_counters(gpus.current_gpu() if runners[0].model.engine.device == "cuda" else None)
         truth = data if isinstance(data, Dataset) else None
         scored = [Objects(one.model.card, truth, settings_from({})) for one in runners if truth is not None]
         source = truth.open(truth.spread(limit)) if truth is not None else open_source(str(data))

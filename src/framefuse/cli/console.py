@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from framefuse.fleet.fleet import Fleet
+    from framefuse.fleet.ray import RayFleet
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Result
     from framefuse.report.bar import Bar
@@ -245,8 +246,10 @@ def run(
     return PARTIAL if report.unreadable else 0
 
 
-def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> int:
+def run_fleet(fleet: Fleet | RayFleet, *, quiet: bool = False, print_report: bool = False) -> int:
     """Run a fleet to the end, then print its report on stderr; the exit code, as of `run`."""
+    from framefuse.fleet.fleet import FleetReport
+
     try:
         with _bar([], quiet) as bar:
             report = fleet.run(bar.reach)
@@ -257,7 +260,7 @@ def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) 
             stderr().print(without_controls("\n".join(lines)), markup=False)
     if print_report:
         typer.echo(report.to_json())
-    if report.errors:
+    if isinstance(report, FleetReport) and report.errors:
         raise report.failure()
     return PARTIAL if report.unreadable else 0
 

@@ -42,7 +42,7 @@ def normalise(words: Sequence[str]) -> list[str]:
     """The command line in the form that the parser accepts.
 
     --max_det 5 becomes --max-det 5; the numbers after --imgsz and --classes become one word, as in --imgsz 384,640;
-    --track alone becomes --track bytetrack.
+    --track alone becomes --track bytetrack, and --ray alone --ray local.
     """
     done: list[str] = []
     words = list(words)
@@ -56,6 +56,8 @@ def normalise(words: Sequence[str]) -> list[str]:
         done.append(word)
         if word == "--track" and not set("".join(words[:1]).split(",")) <= {*schema_of("track")["enum"], "none"}:
             done.append("bytetrack")
+        if word == "--ray" and not (words[:1] and re.fullmatch(r"local|auto|(ray://)?[\w.-]+:\d+", words[0])):
+            done.append("local")
         if word in ("--imgsz", "--classes"):
             numbers = []
             while words and _NUMBER.fullmatch(words[0]):

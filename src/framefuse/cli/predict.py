@@ -34,6 +34,9 @@ def predict(
         bool, typer.Option("--stdout", help="print one JSON line per frame on stdout instead of writing a file")
     ] = False,
     gpus: Annotated[str | None, option("0,1|all", "distribute the sources over these GPUs, one process each")] = None,
+    ray: Annotated[
+        str | None, option("ADDRESS", "distribute the files over a Ray cluster: auto, host:port, or local (default)")
+    ] = None,
     print_report: PrintReport = False,
     quiet: Quiet = False,
     log_level: Annotated[str | None, option("|".join(LEVELS), "lowest level of log lines (default: warning)")] = None,
@@ -59,9 +62,16 @@ def predict(
         raise UsageError(f"two models are given: {model} and {model_option}", remedy="leave one of them out")
     chosen_model = next((name for name in (model, model_option, effective.model) if name is not None), None)
 
+    if stdout and (gpus is not None or ray is not None):
+        raise UsageError("--gpus and --ray write files, so they exclude --stdout", remedy="leave one of them out")
+    if ray is not None:
+        if gpus is not None:
+            raise UsageError("--ray and --gpus were given", remedy="leave --gpus out: --ray uses all GPUs")
+        from framefuse.fleet.ray import RayFleet
+
+        job = RayFleet(chosen, chosen_model, address=ray, settings=effective.settings)
+        return run_fleet(job, quiet=quiet, print_report=print_report)
     if gpus is not None:
-        if stdout:
-            raise UsageError("--gpus writes files, so it excludes --stdout", remedy="leave one of them out")
         if effective.settings.device not in ("auto", "cuda"):
             raise UsageError(f"--gpus and --device {effective.settings.device} conflict", remedy="leave one out")
         from framefuse.fleet.fleet import Fleet, parse_devices

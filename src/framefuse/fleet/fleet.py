@@ -166,7 +166,7 @@ class Fleet:
             raise UsageError("a fleet cannot show windows", remedy="leave show out, or use a Pipeline")
         if self.settings.resume:
             raise UsageError("a fleet cannot resume", remedy="leave resume out, or use a Pipeline for each shard")
-        self.inputs = _inputs([sources] if isinstance(sources, str | Path) else sources)
+        self.inputs = inputs_of([sources] if isinstance(sources, str | Path) else sources)
         if self.settings.shard:
             self.inputs = share(self.inputs, self.settings.shard)
             self.settings = of_shard(self.settings)
@@ -324,7 +324,13 @@ def parse_devices(text: str) -> list[str]:
     return [f"cuda:{int(part)}" for part in parts]
 
 
-def _inputs(sources: Any) -> list[str]:
+def inputs_of(sources: Any) -> list[str]:
+    """The inputs that files, folders and globs stand for: each video is one, and so is a folder or glob of images.
+
+    Raises:
+        UsageError: one never ends, or there is none.
+        SourceError: a path does not exist.
+    """
     inputs: list[str] = []
     for source in sources if isinstance(sources, Iterable) else [sources]:
         if not isinstance(source, (str, Path)):

@@ -54,7 +54,7 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
         SourceError: no such file.
     """
     if isinstance(source, SharedList) or not (settings.resume or settings.shard):
-        return Job(source, settings, _manifest(settings, card) if _is_list(source) and writes(settings) else None)
+        return Job(source, settings, manifest_of(settings, card) if _is_list(source) and writes(settings) else None)
     if settings.resume and not writes(settings):
         raise UsageError("resume needs outputs to complete", remedy="ask for some, such as save_jsonl, or leave it out")
     given = source if isinstance(source, list | tuple) else [source]
@@ -66,7 +66,7 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
         notes.append(f"shard {settings.shard}: {sum(map(len, lists)):,} of {count:,} files")
         settings = of_shard(settings)
     stems: list[str] = []
-    manifest = _manifest(settings, card)
+    manifest = manifest_of(settings, card)
     if settings.resume:
         settings = settings.model_copy(update={"exist_ok": True})
         wanted, lists, total = lists, [], 0
@@ -124,10 +124,12 @@ def _is_list(source: Any) -> bool:
     return isinstance(source, list | tuple) and all(isinstance(item, str | Path) for item in source)
 
 
-def _manifest(settings: Settings, card: Card) -> Manifest:
+def manifest_of(settings: Settings, card: Card, folder: Path | None = None) -> Manifest:
+    """What lists the complete outputs of a run; `folder` is that of the run, by default that of its settings."""
+
     def run() -> str:
         zones = settings.zones.read_text(errors="replace") if settings.zones and settings.zones.is_file() else ""
         facts = [model_hash(card.path), repr(replace(card, path=Path(), origin={})), options_of(settings), zones]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    return Manifest(settings.project / (settings.name or "predict"), run, resume=settings.resume)
+    return Manifest(folder or settings.project / (settings.name or "predict"), run, resume=settings.resume)

@@ -49,6 +49,7 @@ def load() -> Any:
     """The package pyarrow, with its module parquet. CapabilityError: the extra `parquet` is not installed."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
         raise CapabilityError("package pyarrow is not installed", remedy="pip install 'framefuse[parquet]'") from error
@@ -142,6 +143,20 @@ def complete(stream: Path) -> int:
                     group.append(batch)
                     count += batch.num_rows
     return count
+
+
+def merge(parts: Sequence[tuple[Path, int]], out: Path) -> None:
+    """One file of several, with the frame numbers of each shifted. SinkError: it cannot be written."""
+    arrow = load()
+    schema = arrow.parquet.read_schema(parts[0][0])
+    place = schema.get_field_index("frame")
+    with written_whole(out) as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for path, shift in parts:
+            source = arrow.parquet.ParquetFile(path)
+            for group in range(source.num_row_groups):
+                table = source.read_row_group(group)
+                frames = arrow.compute.add(table.column(place), shift)
+                writer.write_table(table.set_column(place, schema.field(place), frames))
 
 
 def _batches(arrow: Any, file: BinaryIO) -> Iterator[Any]:

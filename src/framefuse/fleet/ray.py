@@ -1,0 +1,348 @@
+"""RayFleet: the files of a job on all machines of a Ray cluster. Paths and ranges travel, never frames.
+
+    files -> units (a file, or a range of a long one) -> Ray Data -> actors, one a GPU or CPU machine: Pipeline(unit)
+          -> parts/KEY -> merged in order: <stem>.jsonl, <stem>.parquet
+
+A unit is done once its folder has its final name, which happens at once. So a unit that runs twice, because its machine
+was thought dead, counts once, and a job that was stopped goes on where it was. All machines must see the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from framefuse.common.redact import brief, redact_source
+from framefuse.config import Settings, settings_from
+from framefuse.errors import CapabilityError, FramefuseError, SourceError, UsageError
+from framefuse.fleet.fleet import inputs_of
+from framefuse.models import find_model
+from framefuse.models.card import read_card
+from framefuse.pipeline import DEFAULT_MODEL, Pipeline
+from framefuse.report.facts import few
+from framefuse.runtime.job import manifest_of
+from framefuse.runtime.model import Model
+from framefuse.sinks.parquet import merge as merge_parquet
+from framefuse.sinks.run_folder import FolderLock, UniqueNames, make_run_folder, save, shorten, written_whole
+from framefuse.sources import find, is_image_path, open_source
+
+LOCAL = "local"
+"""Address for a cluster of this machine alone."""
+RANGE_SECONDS = 120.0
+"""Of a long file that one machine reads."""
+ATTEMPTS = 3
+"""How often a unit may end the process that runs it."""
+MERGED = "save_jsonl", "save_parquet"
+"""Outputs that can be merged of parts."""
+WHOLE = "track", "adaptive", "start", "end", "events", "zones"
+"""Settings under which a file is one unit: what they do depends on what came before."""
+REACH_SECONDS = 10.0
+"""For the first connection to a cluster."""
+RESULT, PARTS, DONE, TRIES = "ray.json", "parts", "done.json", ".tries"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one actor does at a time."""
+
+    file: str
+    key: str
+    """Name of its folder in PARTS; changes with the file, the model and the options."""
+    start: float | None = None
+    end: float | None = None
+    """Seconds."""
+
+
+@dataclass(frozen=True)
+class RayReport:
+    """The result of a job on a cluster."""
+
+    files: int
+    """That were processed now, or in an earlier run that this one resumes."""
+    frames: int
+    """Of this run."""
+    seconds: float
+    """With the start of the actors."""
+    machines: dict[str, int]
+    """Frames by the name of the machine."""
+    failed: dict[str, str]
+    """File -> why it is not complete."""
+
+    @property
+    def unreadable(self) -> int:
+        """Files that could not be read, or not to their end."""
+        return len(self.failed)
+
+    def table(self) -> str:
+        """Plain text: one line in total, and one per machine."""
+        rate = self.frames / self.seconds if self.seconds else 0.0
+        lines = [f"{self.frames:,} frames of {self.files:,} files in {self.seconds:.1f} s, {rate:,.1f} fps"]
+        lines += [f"  {name:<24}{frames:>10,} frames" for name, frames in sorted(self.machines.items())]
+        return "\n".join([*lines, *(f"warning  {file}: {why}" for file, why in self.failed.items())])
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+
+class RayFleet:
+    """Run a list of files on a Ray cluster.
+
+        RayFleet("clips/*.mp4", "yolov8n.onnx", address="auto", save_jsonl=True).run()
+
+    Args:
+        sources: files, folders and globs that all machines see under the same paths, as they see `project`.
+        model: as for `Pipeline`.
+        address: of the cluster; "auto": the one that this machine belongs to; LOCAL: a cluster of this machine alone.
+        settings: all options as one object; `options` then override single fields of it. `save_jsonl` and
+            `save_parquet` are the outputs. With `resume`, what an earlier run has completed is not done again.
+        options: fields of `Settings`, and `preset`.
+
+    Attributes:
+        folder: of the outputs; None before the run.
+        report: the result, once a run has ended.
+
+    Raises:
+        UsageError: a live source among the inputs, outputs other than MERGED, or a wrong option.
+        SourceError: a path does not exist.
+        ModelError: the model cannot be used.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str | Path] | str | Path,
+        model: str | Path | None = None,
+        *,
+        address: str = LOCAL,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        self.settings = settings_from(options, base=settings)
+        wanted = [name for name in Settings.model_fields if name.startswith("save") and getattr(self.settings, name)]
+        others = sorted({*wanted} - {*MERGED} | ({"show"} if self.settings.show else set()))
+        if others or not wanted:
+            given = f"{', '.join(others)} cannot be merged" if others else "a job on a cluster needs outputs"
+            raise UsageError(given, remedy=f"ask for {' or '.join(MERGED)}")
+        inputs = inputs_of([sources] if isinstance(sources, str | Path) else sources)
+        self._inputs = {file: [Path(path) for path in find(file)] for file in dict.fromkeys(inputs)}
+        for file, paths in self._inputs.items():
+            if len({is_image_path(str(path)) for path in paths}) > 1:
+                raise UsageError(f"{brief(file)} has images and videos", remedy="name them apart, such as '*.mp4'")
+        self._address, self._model = address, str(find_model(model or DEFAULT_MODEL).resolve())
+        self._card = read_card(Path(self._model))
+        self.folder: Path | None = None
+        self.report: RayReport | None = None
+
+    def run(self, on_count: Callable[[int], None] = lambda frames: None) -> RayReport:
+        """Run to the end, and merge what the machines have found.
+
+        Args:
+            on_count: called with the number of frames whenever a unit is done.
+
+        Raises:
+            CapabilityError: Ray is not installed, or the cluster cannot be reached or has another version.
+            SourceError: no file could be read.
+            SinkError: an output cannot be written.
+        """
+        settings, started = self.settings, perf_counter()
+        folder = make_run_folder(settings.project, settings.name, settings.exist_ok or settings.resume)
+        self.folder, lock = folder, FolderLock(folder)
+        manifest = manifest_of(settings, self._card, folder)
+        names, stems, left = UniqueNames(), dict[str, str](), dict[str, list[Unit]]()
+        for file, paths in self._inputs.items():
+            stems[file] = names.take("images" if is_image_path(str(paths[0])) else shorten(paths[0].stem))
+            if manifest.stem(paths) is None:
+                left[file] = self._units(file, manifest.key(paths))
+        machines, failed, frames = dict[str, int](), dict[str, str](), 0
+        done = {unit.key for units in left.values() for unit in units if self._is_done(unit)}
+        waiting = {file: {unit.key for unit in units} for file, units in left.items()}
+        try:
+            for row in (*({"key": key} for key in done), *self._results(left, done)):
+                file = next(file for file, keys in waiting.items() if row["key"] in keys)
+                frames += row.get("frames", 0)
+                if "machine" in row:
+                    machines[row["machine"]] = machines.get(row["machine"], 0) + row["frames"]
+                if row.get("error"):
+                    failed[redact_source(file)] = row["error"]
+                    continue
+                waiting[file].discard(row["key"])
+                on_count(frames)
+                if not waiting[file]:
+                    outputs = self._merge(stems[file], left[file])
+                    manifest.add(file, manifest.key(self._inputs[file]), stems[file], outputs)
+            manifest.close()
+            report = self.report = RayReport(
+                len(stems) - len(failed), frames, perf_counter() - started, machines, failed
+            )
+            save(folder / RESULT, report.to_json().encode())
+            if not failed:
+                shutil.rmtree(folder / PARTS, ignore_errors=True)
+        finally:
+            lock.release()
+        if len(failed) == len(stems):
+            raise SourceError(f"no file could be read: {'; '.join(few(list(failed.values())))}")
+        return report
+
+    def _units(self, file: str, key: str) -> list[Unit]:
+        """Ranges of a file. Their bounds are the same for both that meet there, so each frame is in one of them."""
+        bounds: list[float | None] = [None, None]
+        if not any(getattr(self.settings, name) for name in WHOLE) and self.settings.vid_stride == 1:
+            try:
+                info = open_source(file).info
+            except FramefuseError:  # its actor will say what is wrong
+                return [Unit(file, key[:24])]
+            seconds = float((info.frames or 0) / (info.fps or 1)) if info.kind == "file" else 0.0
+            bounds[1:1] = [RANGE_SECONDS * number for number in range(1, int(seconds / RANGE_SECONDS))]
+        ranges = list(pairwise(bounds))
+        return [Unit(file, f"{key[:24]}-{number}of{len(ranges)}", *ends) for number, ends in enumerate(ranges, start=1)]
+
+    def _is_done(self, unit: Unit) -> bool:
+        assert self.folder is not None
+        return (self.folder / PARTS / unit.key / DONE).is_file()
+
+    def _results(self, left: dict[str, list[Unit]], done: set[str]) -> Iterator[dict[str, Any]]:
+        """What the actors say of the units that are not done, as they end."""
+        assert self.folder is not None
+        units = [
+            {"unit": json.dumps(asdict(unit))} for units in left.values() for unit in units if unit.key not in done
+        ]
+        if not units:
+            return
+        parts = (self.folder / PARTS).resolve()
+        parts.mkdir(exist_ok=True)
+        with connected(self._address) as ray:
+            count, needs = _actors(ray, self.settings)
+            settings = self.settings
+            if "num_cpus" in needs and not settings.threads:
+                settings = settings_from({"threads": needs["num_cpus"]}, base=settings)
+            values = settings.model_dump(mode="json", exclude_unset=True)
+            dropped = ("project", "name", "exist_ok", "resume", "shard")
+            given = {name: value for name, value in values.items() if name not in dropped}
+            # One unit a block, so that each goes to whichever actor is free, and is all that is done again.
+            rows = ray.data.from_items(units, override_num_blocks=len(units)).map_batches(
+                Worker,
+                fn_constructor_args=(self._model, given, str(parts)),
+                batch_size=1,
+                compute=ray.data.ActorPoolStrategy(size=min(count, len(units))),
+                **needs,
+            )
+            for row in rows.iter_rows():
+                yield json.loads(row["said"])
+
+    def _merge(self, stem: str, units: Sequence[Unit]) -> list[Path]:
+        """Make the outputs of a file of its parts, in order."""
+        assert self.folder is not None
+        parts = [self.folder / PARTS / unit.key for unit in units]
+        frames = [json.loads((part / DONE).read_bytes())["frames"] for part in parts]
+        shifts = [sum(frames[:number]) for number in range(len(parts))]
+        outputs = []
+        for suffix, merge in (("jsonl", _merge_lines), ("parquet", merge_parquet)):
+            found = [
+                (file, shift) for part, shift in zip(parts, shifts, strict=True) for file in part.glob(f"*.{suffix}")
+            ]
+            if found:
+                outputs.append(self.folder / f"{stem}.{suffix}")
+                merge(found, outputs[-1])
+        return outputs
+
+
+class Worker:
+    """One actor: a model that stays open, and a run for each unit."""
+
+    def __init__(self, model: str, values: dict[str, Any], parts: str) -> None:
+        self._model = Model(model, settings=settings_from(values))
+        self._parts = Path(parts)
+
+    def __call__(self, batch: dict[str, Sequence[str]]) -> dict[str, list[str]]:
+        """What became of each unit, as JSON."""
+        return {"said": [json.dumps(self._run(Unit(**json.loads(text)))) for text in batch["unit"]]}
+
+    def _run(self, unit: Unit) -> dict[str, Any]:
+        final, said = self._parts / unit.key, {"key": unit.key, "machine": socket.gethostname(), "frames": 0}
+        tries = self._parts / f"{unit.key}{TRIES}"
+        with tries.open("a") as file:
+            file.write("started\n")
+        if len(tries.read_text().splitlines()) > ATTEMPTS:
+            return said | {"error": f"it has ended the process that read it {ATTEMPTS} times"}
+        own = self._parts / f"{unit.key}.{uuid.uuid4().hex}"
+        try:
+            bounds: dict[str, Any] = {"start": unit.start, "end": unit.end} if unit.end or unit.start else {}
+            for result in Pipeline(unit.file, self._model, project=own.parent, name=own.name, **bounds):
+                said["frames"] = result.frame.index + 1
+        except FramefuseError as error:
+            shutil.rmtree(own, ignore_errors=True)
+            return said | {"error": error.message}
+        save(own / DONE, json.dumps(said).encode())
+        try:
+            own.rename(final)
+        except OSError:  # it was done by another one meanwhile
+            shutil.rmtree(own, ignore_errors=True)
+            said["frames"] = 0
+        tries.unlink(missing_ok=True)
+        return said
+
+
+def _actors(ray: Any, settings: Settings) -> tuple[int, dict[str, float]]:
+    """How many actors, and what each needs: a GPU, or the cores of the smallest machine."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    if settings.device == "cuda" or (settings.device == "auto" and gpus):
+        if not gpus:
+            raise CapabilityError("the cluster has no GPU", remedy="leave out --device cuda")
+        return gpus, {"num_gpus": 1}
+    cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+    if not cores:
+        raise CapabilityError("no machine of the cluster has a core to spare", remedy="start nodes with CPUs")
+    return sum(count // min(cores) for count in cores), {"num_cpus": min(cores)}
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """The package ray, connected to a cluster. CapabilityError: it is not installed, or there is no such cluster."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise CapabilityError("Ray is not installed", remedy="pip install 'framefuse[ray]'") from error
+    ours = not ray.is_initialized()
+    if ours:
+        options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {"address": address}
+        host, _, port = address.rpartition("/")[2].rpartition(":")
+        try:
+            if port.isdecimal():  # Ray itself tries for many minutes
+                socket.create_connection((host, int(port)), REACH_SECONDS).close()
+            ray.init(configure_logging=False, log_to_driver=False, **options)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            remedy = "check the address, and that all machines have the same versions of Ray and Python"
+            raise CapabilityError(f"the Ray cluster {address} cannot be used: {reason}", remedy=remedy) from error
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _merge_lines(parts: Sequence[tuple[Path, int]], out: Path) -> None:
+    """One file of the JSON lines of parts, with their frame numbers shifted."""
+    with written_whole(out) as merged:
+        for path, shift in parts:
+            with path.open("rb") as lines:
+                for line in lines:
+                    if shift:
+                        fields = json.loads(line)
+                        fields["frame"] += shift
+                        line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+                    merged.write(line)

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, adaptive, cpu, gpu, hardening, kernels, tracking, views
+from benchmarks.results import accuracy, adaptive, cpu, gpu, hardening, kernels, throughput, tracking, views
 from benchmarks.results.pages import Table, load, render, stale
 
 TABLES: dict[str, Table] = {
@@ -24,6 +24,7 @@ TABLES: dict[str, Table] = {
     **adaptive.TABLES,
     **tracking.TABLES,
     **views.TABLES,
+    **throughput.TABLES,
 }
 """By the name in a marker."""
 

@@ -1,0 +1,68 @@
+"""docs/results/throughput.md: single requests of many clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.results.pages import Records, Table
+
+
+def _name(records: Records, gpu: bool) -> dict[str, Any]:
+    return records("throughput_gpu" if gpu else "throughput")
+
+
+def closed(records: Records, gpu: bool = False) -> list[str]:
+    """What clients that wait for their answers get."""
+    record = _name(records, gpu)
+    first = record["closed"][0]["rate"]
+    rows = [f"| {record['clients']} clients | requests/s | ratio | p50 ms | p99 ms |", "|---|---|---|---|---|"]
+    for row in record["closed"]:
+        times = f"{row['p50_ms']:.1f} | {row['p99_ms']:.1f}"
+        rows.append(f"| {row['rules']} | {row['rate']:,.1f} | {row['rate'] / first:.2f} | {times} |")
+    sizes = ", ".join(f"{size}: {ms:.2f}" for size, ms in record["batch_ms"].items())
+    return [*rows, "", f"Model: {record['model']}. Milliseconds of a batch, by its size: {sizes}."]
+
+
+def deadlines(records: Records, gpu: bool = False) -> list[str]:
+    """Requests at random times, with a deadline."""
+    record = _name(records, gpu)
+    rows = [
+        "| load | offered/s | answered/s | refused at once | admitted and in time | p50 ms | p99 ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    cases = [(f"{row['load']:g} times the throughput", row) for row in record["open"]]
+    cases += [("0.8, in the soak", record["soak"])] if "soak" in record else []
+    for title, row in cases:
+        rows.append(
+            f"| {title} | {row['offered']:,.1f} | {row['rate']:,.1f} | {row['refused']:.1%} "
+            f"| {row['in_time']:.2%} of {row['admitted']:,} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} |"
+        )
+    lines = [*rows, "", f"The deadline is {record['deadline_ms']:g} ms after a request is submitted."]
+    if "soak" in record:
+        soak = record["soak"]
+        lines.append(
+            f"In the soak the last minute has {soak['last_rate']:,.1f} answers a second, and the first had "
+            f"{soak['first_rate']:,.1f}."
+        )
+    return lines
+
+
+def rules(records: Records, gpu: bool = False) -> list[str]:
+    """The same requests under several rules."""
+    record = _name(records, gpu)
+    rows = ["| share of the highest rate | rules | answered/s | p50 ms | p99 ms |", "|---|---|---|---|---|"]
+    for row in record["rules"]:
+        times = f"{row['p50_ms']:.1f} | {row['p99_ms']:.1f}"
+        rows.append(f"| {row['load']:g} | {row['rules']} | {row['rate']:,.1f} | {times} |")
+    return rows
+
+
+TABLES: dict[str, Table] = {
+    "throughput": closed,
+    "throughput-deadlines": deadlines,
+    "throughput-rules": rules,
+    "throughput-gpu": lambda records: closed(records, gpu=True),
+    "throughput-deadlines-gpu": lambda records: deadlines(records, gpu=True),
+    "throughput-rules-gpu": lambda records: rules(records, gpu=True),
+}
+"""The tables of the docs, made from the records: `python -m benchmarks.results`."""

@@ -1,0 +1,200 @@
+"""Single requests of many clients: a Batcher, against one request at a time and against fixed rules.
+
+    python -m benchmarks.throughput [--device cuda] [--seconds 20] [--rounds 2] [--soak 600] [--only WORD]
+
+- `closed`: 64 client threads, each of which submits its next image when the last one is answered
+- `open`: requests at random times (Poisson) at 0.8 and at 3 times the throughput that `closed` found, with a deadline
+- `rules`: the same loads in simulated time at the measured times of batches, with the rules of the Batcher, and with
+  those of servers that always build the largest batch: at once, or after a fixed delay
+- `soak`: 0.8 of the throughput with deadlines; the first minute beside the last
+
+The images are 640x640 pixels of a crowded synthetic street. The record is throughput, or throughput_gpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.protocol import RECORDS, save
+from framefuse import Batcher, Model, open_source
+from framefuse.batching.costs import Costs
+from framefuse.batching.queue import RequestQueue
+from framefuse.batching.simulation import poisson, simulate
+from framefuse.errors import RequestError
+
+CLIENTS, MODEL = 64, "scout-n"
+DEADLINE = {"cpu": 0.5, "cuda": 0.02}
+"""Seconds."""
+LOADS = 0.8, 3.0
+FIXED_DELAY = 0.005
+STREET = "synthetic://street?split=test&complexity=1&seed=5&size=640x640&frames=32"
+GROUPS = "batching", "program", "model call"
+ENGINES = {"cpu": "engine openvino", "cuda": "engine cudnn"}
+
+
+def quantiles(seconds: list[float]) -> dict[str, float]:
+    found = sorted(seconds)
+    return {f"p{name}_ms": 1e3 * found[int(float(f"0.{name}") * (len(found) - 1))] for name in ("50", "99")}
+
+
+def closed(call: Callable[[Any], object], images: list[Any], seconds: float) -> dict[str, Any]:
+    """Requests a second of clients that wait for their answers."""
+    times: list[list[float]] = [[] for _ in range(CLIENTS)]
+    begun = time.perf_counter()
+
+    def client(number: int) -> None:
+        while (started := time.perf_counter()) - begun < seconds:
+            call(images[(number + len(times[number])) % len(images)])
+            times[number].append(time.perf_counter() - started)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [one for client_times in times for one in client_times]
+    return {"rate": len(found) / (time.perf_counter() - begun), **quantiles(found)}
+
+
+def offered(batcher: Batcher, images: list[Any], rate: float, seconds: float, deadline: float) -> dict[str, Any]:
+    """Requests at random times, whoever answers them."""
+    chance, answered, missed, refused = random.Random(1), list[tuple[float, float]](), 0, 0
+    lock, sent, begun = threading.Lock(), 0, time.perf_counter()
+    due = begun
+
+    def done(future: Any, started: float) -> None:
+        nonlocal missed
+        with lock:
+            if future.exception() is not None:
+                missed += 1
+            else:
+                answered.append((started - begun, time.perf_counter() - started))
+
+    while (due := due + chance.expovariate(rate)) - begun < seconds:
+        if (wait := due - time.perf_counter()) > 0:
+            time.sleep(wait)
+        started, sent = time.perf_counter(), sent + 1
+        try:
+            future = batcher.submit(images[sent % len(images)], deadline=deadline)
+        except RequestError:
+            refused += 1
+            continue
+        future.add_done_callback(lambda future, started=started: done(future, started))
+    batcher.drain()
+    late = sum(latency > deadline for _, latency in answered)
+    admitted = len(answered) + missed
+    tail = min(60.0, seconds / 3)
+    return {
+        "offered": sent / seconds,
+        "rate": len(answered) / seconds,
+        "refused": refused / sent,
+        "in_time": 1 - (late + missed) / max(1, admitted),
+        "admitted": admitted,
+        **quantiles([latency for _, latency in answered]),
+        "first_rate": sum(when < tail for when, _ in answered) / tail,
+        "last_rate": sum(when >= seconds - tail for when, _ in answered) / tail,
+    }
+
+
+def rules(seconds: dict[int, float], servers: int, ahead: int) -> list[dict[str, Any]]:
+    """Latencies of the same requests under several rules, in simulated time."""
+    largest = max(seconds)
+    given = {"max_queue": 10**6, "servers": servers, "ahead": ahead}
+    only = {largest: seconds[largest]}
+    queues: dict[str, Callable[[], RequestQueue]] = {
+        "Batcher": lambda: RequestQueue(Costs(seconds, seconds), **given),
+        "largest batch at once": lambda: RequestQueue(Costs(only, only), max_queue_delay=0, **given),
+        "largest batch after a fixed delay": lambda: RequestQueue(
+            Costs(only, only), min_batch_size=largest, max_queue_delay=FIXED_DELAY, **given
+        ),
+        "single requests": lambda: RequestQueue(Costs([1], {1: seconds[1]}), **given),
+    }
+    full = max(servers * size / one for size, one in seconds.items())
+    rows = []
+    for load in (0.2, 0.5, 0.8):
+        for name, queue in queues.items():
+            requests = poisson(load * full, 10_000 / (load * full), seed=3)
+            found = simulate(queue(), requests, seconds.__getitem__, servers=servers)
+            rate = len(found.ended) / max(found.ended.values())
+            rows.append({"load": load, "rules": name, "rate": rate, **quantiles(found.latencies(requests))})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=DEADLINE, default="cpu")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--soak", type=float, default=600)
+    parser.add_argument("--only", default="", help="closed, open or soak: the rest is that of the record")
+    args = parser.parse_args()
+    name = "throughput" if args.device == "cpu" else "throughput_gpu"
+    before = json.loads((RECORDS / f"{name}.json").read_text()) if args.only else {}
+    images = [np.ascontiguousarray(frame.to_rgb()[..., ::-1]) for frame in open_source(STREET)]
+    deadline = DEADLINE[args.device]
+    with ExitStack() as opened:
+        model = opened.enter_context(Model(MODEL, device=args.device))
+        single = opened.enter_context(Batcher(model, max_batch_size=1))
+        batcher = opened.enter_context(Batcher(model))
+        turn = threading.Lock()
+
+        def one_at_a_time(image: Any) -> object:
+            with turn:
+                return model(image)
+
+        calls = {
+            "Model, one call at a time": one_at_a_time,
+            "Batcher, single requests": lambda image: single.submit(image).result(),
+            "Batcher": lambda image: batcher.submit(image).result(),
+        }
+        facts: dict[str, Any] = {
+            "device": args.device,
+            "model": f"{MODEL} {model.engine.name} {model.engine.precision}",
+            "clients": CLIENTS,
+            "deadline_ms": 1e3 * deadline,
+            "seconds": args.seconds,
+        }
+        for kind in ("closed", "open", "rules", "soak"):
+            if args.only and args.only != kind and kind in before:
+                facts[kind] = before[kind]
+        if "closed" not in facts:
+            runs: dict[str, list[dict[str, Any]]] = {name: [] for name in calls}
+            for _ in range(args.rounds):
+                for rule, call in calls.items():
+                    closed(call, images, 1.0)
+                    runs[rule].append(closed(call, images, args.seconds))
+                    print(rule, runs[rule][-1], flush=True)
+            keys = "rate", "p50_ms", "p99_ms"
+            facts["closed"] = [
+                {"rules": rule} | {key: median(one[key] for one in found) for key in keys}
+                for rule, found in runs.items()
+            ]
+        rate = facts["closed"][-1]["rate"]
+        if "open" not in facts:
+            facts["open"] = []
+            for load in LOADS:
+                row = {"load": load} | offered(batcher, images, load * rate, args.seconds * args.rounds, deadline)
+                facts["open"].append(row)
+                print(row, flush=True)
+        costs = {size: ms / 1e3 for size, ms in batcher.stats().batch_ms.items()}
+        facts["batch_ms"] = batcher.stats().batch_ms
+        runner = batcher._runner
+        facts.setdefault("rules", rules(costs, runner.servers, runner.ahead))
+        if "soak" not in facts and args.soak:
+            facts["soak"] = offered(batcher, images, 0.8 * rate, args.soak, deadline)
+            print(facts["soak"], flush=True)
+    save(name, facts, *GROUPS, ENGINES[args.device], "model")
+
+
+if __name__ == "__main__":
+    main()

@@ -40,12 +40,12 @@ FULL_RATE = 32 / gpu(32)
 
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.8, 3.0])
 def test_admitted_requests_meet_their_deadline(load: float) -> None:
-    requests = poisson(load * FULL_RATE, 2.0, within=0.02)
+    requests = poisson(load * FULL_RATE, 0.6, within=0.02)
     outcome = simulate(queue_of(gpu, ahead=1), requests, noisy(gpu))
     admitted = len(requests) - len(outcome.refused)
     missed = sum(latency > 0.02 for latency in outcome.latencies(requests)) + len(outcome.late)
     assert missed <= 0.001 * admitted
-    assert admitted >= 0.85 * min(len(requests), 2.0 * FULL_RATE)
+    assert admitted >= 0.85 * min(len(requests), 0.6 * FULL_RATE)
 
 
 def test_without_load_a_request_starts_at_once() -> None:
@@ -55,7 +55,7 @@ def test_without_load_a_request_starts_at_once() -> None:
 
 
 def test_batches_form_under_load() -> None:
-    requests = poisson(0.8 * FULL_RATE, 1.0)
+    requests = poisson(0.8 * FULL_RATE, 0.4)
     outcome = simulate(queue_of(gpu, ahead=1), requests, gpu)
     assert len(outcome.ended) == len(requests)
     assert np.mean([size for _, size in outcome.batches]) > 8
@@ -70,7 +70,7 @@ def test_a_model_that_gains_nothing_runs_single_requests() -> None:
 
 def test_better_than_the_largest_batch_with_a_fixed_delay() -> None:
     """As servers with such rules do: at the same throughput, the slowest answers come sooner."""
-    requests = poisson(0.6 * FULL_RATE, 2.0)
+    requests = poisson(0.6 * FULL_RATE, 0.5)
     ours = simulate(queue_of(gpu, ahead=1), requests, gpu).latencies(requests)
     fixed = simulate(queue_of(gpu, ahead=1, min_batch_size=32, max_queue_delay=0.005), requests, gpu)
     assert len(ours) == len(fixed.ended) == len(requests)
@@ -95,7 +95,7 @@ def test_a_deadline_ends_waiting_for_company() -> None:
     assert 0.09 < wake < 0.1
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_urgent_requests_overtake_and_nothing_starves(seed: int) -> None:
     """Twice the load, most of it urgent: only what comes within the time of the overtaking goes first."""
     queue = RequestQueue(Costs([1], {1: 0.01}), max_queue=10_000)
@@ -172,7 +172,7 @@ def test_buckets_do_not_mix_and_do_not_block_each_other() -> None:
     assert [one.number for one in batch.requests] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_nothing_is_lost_or_doubled(seed: int) -> None:
     """Random loads, priorities, sources, buckets, deadlines and limits: each request ends exactly once."""
     chance = np.random.default_rng(seed)
@@ -186,7 +186,7 @@ def test_nothing_is_lost_or_doubled(seed: int) -> None:
         ahead=ahead,
     )
     queue.limit = int(chance.choice([1, 3, 32]))
-    requests = poisson(rate, 0.3, seed=seed)
+    requests = poisson(rate, 0.15, seed=seed)
     for one in requests:
         one.priority = int(chance.integers(PRIORITIES))
         one.source = chance.choice([None, "a", "b"])

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from framefuse.batching import tuning as tunings
 from framefuse.batching.tuning import BatchPoint, BatchTuning, read_tuning, tuned
 from framefuse.errors import ConfigError, UsageError
 
 GPU = {size: 0.0006 + 0.00008 * size for size in (1, 2, 4, 8, 16, 32)}
 CPU = {size: 0.05 * size for size in (1, 2, 4)}
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunings, "REQUESTS", 300)
 
 
 def test_a_gpu_gets_large_batches_and_a_cpu_single_requests() -> None:

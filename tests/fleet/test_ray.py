@@ -218,7 +218,8 @@ def test_a_camera_and_a_mixed_folder(tmp_path: Path, clips: list[Path]) -> None:
 def test_ray_is_not_installed(clips: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(CapabilityError, match="Ray is not installed") as caught:
-        RayFleet(clips, "scout-n", project=tmp_path, **OPTIONS).run()
+        RayFleet(clips, "scout-n", project=tmp_path, **OPTIONS)
+    assert list(tmp_path.iterdir()) == []
     assert "framefuse[ray]" in str(caught.value.remedy)
 
 

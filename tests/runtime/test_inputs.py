@@ -234,7 +234,7 @@ def test_swapping_sources_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
             swap(number)
         gc.collect()
         before = threading.active_count(), len(os.listdir("/proc/self/fd"))
-        for number in range(20, 120):
+        for number in range(20, 60):
             swap(number)
         time.sleep(0.2)
         gc.collect()
@@ -243,7 +243,7 @@ def test_swapping_sources_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
         assert after[1] <= before[1] + 2
         feed.finish()
     lines = [json.loads(line) for file in (tmp_path / "run").glob("*.jsonl") for line in file.read_text().splitlines()]
-    assert len(lines) == 1 + 2 * 120
+    assert len(lines) == 1 + 2 * 60
 
 
 def test_an_engine_error_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

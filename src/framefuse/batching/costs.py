@@ -16,7 +16,7 @@ UNKNOWN = 1.25
 """Share of the expected time that counts as the bound as long as no spread is known."""
 LEARNING = 0.1
 """Weight of the newest batch in the expected time."""
-ENOUGH_GAIN = 0.05
+ENOUGH_GAIN = 0.1
 """Share by which a larger batch must be faster per request to be preferred."""
 
 

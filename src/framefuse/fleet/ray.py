@@ -112,6 +112,7 @@ class RayFleet:
         report: the result, once a run has ended.
 
     Raises:
+        CapabilityError: Ray is not installed.
         UsageError: a live source among the inputs, outputs other than MERGED, or a wrong option.
         SourceError: a path does not exist.
         ModelError: the model cannot be used.
@@ -133,6 +134,7 @@ class RayFleet:
             given = f"{', '.join(others)} cannot be merged" if others else "a job on a cluster needs outputs"
             raise UsageError(given, remedy=f"ask for {' or '.join(MERGED)}")
         inputs = inputs_of([sources] if isinstance(sources, str | Path) else sources)
+        load()
         self._inputs = {file: [Path(path) for path in find(file)] for file in dict.fromkeys(inputs)}
         for file, paths in self._inputs.items():
             if len({is_image_path(str(path)) for path in paths}) > 1:
@@ -149,7 +151,7 @@ class RayFleet:
             on_count: called with the number of frames whenever a unit is done.
 
         Raises:
-            CapabilityError: Ray is not installed, or the cluster cannot be reached or has another version.
+            CapabilityError: the cluster cannot be reached or has another version.
             SourceError: no file could be read.
             SinkError: an output cannot be written.
         """
@@ -305,14 +307,20 @@ def _actors(ray: Any, settings: Settings) -> tuple[int, dict[str, float]]:
     return sum(count // min(cores) for count in cores), {"num_cpus": min(cores)}
 
 
-@contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """The package ray, connected to a cluster. CapabilityError: it is not installed, or there is no such cluster."""
+def load() -> Any:
+    """The package ray, with its module data. CapabilityError: it is not installed."""
     try:
         import ray
         import ray.data
     except ImportError as error:
         raise CapabilityError("Ray is not installed", remedy="pip install 'framefuse[ray]'") from error
+    return ray
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """The package ray, connected to a cluster. CapabilityError: there is no such cluster, or it cannot be used."""
+    ray = load()
     ours = not ray.is_initialized()
     if ours:
         options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {"address": address}

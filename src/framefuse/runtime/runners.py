@@ -18,7 +18,7 @@ from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, MAX_BATCH
 from framefuse.runtime.program import Program
 
-WORTH = 0.05
+WORTH = 0.1
 """Share by which a batch of twice the size must be faster a row for the size to be kept."""
 
 Answer = tuple[int, Any]

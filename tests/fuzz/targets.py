@@ -24,7 +24,6 @@ from framefuse.lab.evaluation.coco import open_coco
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.report.report import Report, build_report
-from framefuse.sinks import labels
 from framefuse.sinks.repair import repair_folder
 from framefuse.sources import SourceOptions, open_source, videos_in
 from framefuse.sources.address import Address
@@ -139,12 +138,11 @@ def use_image(content: bytes, folder: Path) -> None:
 
 
 def use_coco(content: bytes, folder: Path) -> None:
-    """As the ground truth of `framefuse val`, and as each half of what a killed run leaves."""
+    """As the ground truth of `framefuse val`, and as what a killed run leaves, whole and after its first line."""
     for name in ("a.png", "b.png"):
         (folder / name).write_bytes(b"not read here")
-    for left, other in (("run.json.part", "run.images.part"), ("stop.images.part", "stop.json.part")):
-        (folder / left).write_bytes(content)
-        (folder / other).write_bytes(unfinished()[other.endswith("images.part")])
+    (folder / "run.coco.part").write_bytes(content)
+    (folder / "stop.coco.part").write_bytes(unfinished().splitlines(keepends=True)[0] + content)
     for done in repair_folder(folder):
         assert done
     (folder / "truth.json").write_bytes(content)
@@ -156,11 +154,11 @@ def use_coco(content: bytes, folder: Path) -> None:
 
 
 @cache
-def unfinished() -> tuple[bytes, bytes]:
-    """The two files of COCO results that a killed run leaves: annotations and images."""
-    kinds = ("categories", "annotations", "images")
-    categories, annotations, images = (b",\n".join(json.dumps(row).encode() for row in TRUTH[kind]) for kind in kinds)
-    return labels.BEGINNING + categories + labels.ANNOTATIONS + annotations, b" " * labels.RESERVE + images
+def unfinished() -> bytes:
+    """The stream of COCO results that a killed run leaves."""
+    about = {"labels": "coco", "stem": "run", "names": {row["id"] - 1: row["name"] for row in TRUTH["categories"]}}
+    lines = [about, *({"image": row, "annotations": TRUTH["annotations"]} for row in TRUTH["images"])]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
 def use_address(content: bytes, folder: Path) -> None:
@@ -197,7 +195,7 @@ TARGETS = {
     "card": Target(lambda: [CARD.encode()], use_card),
     "config": Target(lambda: [CONFIG.encode()], use_config),
     "report": Target(lambda: [build_report(measurements()).to_json().encode()], use_report),
-    "coco": Target(lambda: [json.dumps(TRUTH).encode(), *unfinished()], use_coco),
+    "coco": Target(lambda: [json.dumps(TRUTH).encode(), unfinished()], use_coco),
     "address": Target(lambda: [address.encode() for address in ADDRESSES], use_address),
     "video": Target(media_samples.videos, use_video),
     "image": Target(media_samples.images, use_image, media_samples.with_valid_sums),

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from framefuse.report.report import build_report
 from framefuse.sinks import SinkSet, open_sink
 from framefuse.sinks.mp4 import remux
 from framefuse.sinks.records import HEADER
+from framefuse.sinks.repair import repair_folder
 from framefuse.sources import SourceInfo
 from measured import measurements
 from reading import decoded
@@ -84,18 +86,23 @@ def test_text_on_a_full_disk_ends_with_a_whole_record(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("crowd", [0, 1, 40])
-def test_coco_on_a_full_disk_is_still_whole(full_disk: Path, crowd: int) -> None:
+def test_coco_on_a_full_disk_is_completed_where_there_is_room(full_disk: Path, tmp_path: Path, crowd: int) -> None:
     sink = open_sink("coco")
     sink.open(context(full_disk))
     found = detections(*[(10, 20, 60, 50, 0.875, 1)] * crowd)
     with pytest.raises(SinkError, match="No space left on device"):
         for i in range(10_000):
             sink.write(result(frame(i), found), None)
-    sink.close()
-    data = json.loads((full_disk / "clip.json").read_text())
-    assert len(data["images"]) in (i, i + 1)
+    with pytest.raises(SinkError, match=r"clip\.json: No space left on device\n.*framefuse repair"):
+        sink.close()
+    assert os.listdir(full_disk) == ["clip.coco.part"]
+    shutil.copy(full_disk / "clip.coco.part", tmp_path)
+    assert [str(repair) for repair in repair_folder(tmp_path)] == [
+        f"{tmp_path}/clip.coco.part: completed, {i:,} frames"
+    ]
+    data = json.loads((tmp_path / "clip.json").read_text())
+    assert len(data["images"]) == i
     assert len(data["annotations"]) == i * crowd
-    assert os.listdir(full_disk) == ["clip.json"]
 
 
 @pytest.mark.parametrize("words", [(), ("--images",)])

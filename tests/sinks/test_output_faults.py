@@ -42,6 +42,7 @@ WRITERS += ["parquet"] if find_spec("pyarrow") else []
         ("video", "clip.mp4.part"),
         ("jsonl", "clip.jsonl.part"),
         ("csv", "clip.csv.part"),
+        ("coco", "clip.coco.part"),
         ("coco", "clip.json.part"),
         ("images", "clip_0.png.part"),
         ("yolo_txt", "labels/clip_0.txt.part"),
@@ -95,7 +96,7 @@ def test_no_sink_overwrites_its_source(tmp_path: Path, name: str, file: str, lin
         ("video", "clip_2.mp4"),  # begun when the size changes
         ("video", "clip.mp4.part"),
         ("images", "clip_1.png"),
-        ("coco", "clip.images.part"),
+        ("coco", "clip.coco.part"),
         ("yolo_txt", "labels/clip_1.txt"),
     ],
 )

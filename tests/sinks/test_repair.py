@@ -55,7 +55,7 @@ def killed(tmp_path: Path) -> Path:
 
 def test_coco_of_a_killed_run(killed: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["repair", str(killed)]) == 0
-    assert capfd.readouterr().out == f"{killed}/clip.json.part: completed as clip.json, 6 images\n"
+    assert capfd.readouterr().out == f"{killed}/clip.coco.part: completed, 6 frames\n"
     found = coco(killed)
     assert [image["frame"] for image in found["images"]] == list(range(6))
     assert [row["image_id"] for row in found["annotations"]] == [1, 1, 2, 2, 4, 4, 5, 5]
@@ -65,39 +65,29 @@ def test_coco_of_a_killed_run(killed: Path, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().out == "every output is complete\n"
 
 
-@pytest.mark.parametrize("part", ["clip.json.part", "clip.images.part"])
-def test_coco_that_ends_anywhere(tmp_path: Path, part: str) -> None:
-    """Cut after each byte of the last two rows: what is whole before the cut is kept, and the rest is not there."""
-    whole = unfinished(tmp_path / "whole")
-    content = (whole / part).read_bytes()
-    begin = content.rfind(b"\n", 0, content.rfind(b"\n"))
+def test_coco_that_ends_anywhere(tmp_path: Path) -> None:
+    """Cut after each byte of the last two lines: what is whole before the cut is kept, and the rest is not there."""
+    content = (unfinished(tmp_path / "whole") / "clip.coco.part").read_bytes()
+    begin = content.rfind(b"\n", 0, content.rfind(b"\n", 0, -1))
     for end in range(begin, len(content) + 1):
         folder = tmp_path / "cut"
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(whole, folder)
-        (folder / part).write_bytes(content[:end])
+        folder.mkdir()
+        (folder / "clip.coco.part").write_bytes(content[:end])
         list(repair_folder(folder))
         found = coco(folder)
-        rows = found["images" if "images" in part else "annotations"]
-        complete = {"images": 6, "annotations": 8}["images" if "images" in part else "annotations"]
-        assert complete - 2 <= len(rows) <= complete
-        assert [row["id"] for row in rows] == list(range(1, len(rows) + 1))
+        assert 6 - 2 <= len(found["images"]) <= 6
+        assert len(found["annotations"]) == [0, 2, 4, 4, 6, 8, 8][len(found["images"])]
+        for rows in found["images"], found["annotations"]:
+            assert [row["id"] for row in rows] == list(range(1, len(rows) + 1))
+        assert [path.name for path in folder.iterdir()] == ["clip.json"]
 
 
 def test_coco_whose_end_was_being_written(killed: Path) -> None:
-    rows = (killed / "clip.images.part").read_bytes().lstrip()
-    with (killed / "clip.json.part").open("ab") as file:
-        file.write(b'],\n"images": [' + rows[: len(rows) // 2])
+    (killed / "clip.json.part").write_text('{"categories": [')
     list(repair_folder(killed))
     assert len(coco(killed)["images"]) == 6
-
-
-def test_coco_without_its_images(killed: Path) -> None:
-    (killed / "clip.images.part").unlink()
-    (repair,) = repair_folder(killed)
-    assert repair.failed and "not repaired" in str(repair)
-    assert main(["repair", str(killed)]) == 1
-    assert (killed / "clip.json.part").exists()
+    assert [path.name for path in killed.iterdir()] == ["clip.json"]
 
 
 def test_a_name_does_not_decide_the_exit_code(tmp_path: Path) -> None:
@@ -110,9 +100,11 @@ def test_a_name_does_not_decide_the_exit_code(tmp_path: Path) -> None:
 
 
 def test_coco_that_holds_nothing_yet(tmp_path: Path) -> None:
-    (tmp_path / "clip.json.part").write_bytes(b'{"categories": [{"id')
-    (tmp_path / "clip.images.part").write_bytes(b"")
-    assert any("ends before its first frame" in repair.done for repair in repair_folder(tmp_path))
+    header = (unfinished(tmp_path / "none", frames=0) / "clip.coco.part").read_bytes()
+    for content, left in ((header, []), (header[:20], ["clip.coco.part"])):
+        (tmp_path / "none" / "clip.coco.part").write_bytes(content)
+        assert list(repair_folder(tmp_path / "none")) == []
+        assert [path.name for path in (tmp_path / "none").iterdir()] == left
 
 
 def test_lines_and_copies(tmp_path: Path) -> None:

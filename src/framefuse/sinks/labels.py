@@ -1,7 +1,8 @@
 """Labels that people correct: COCO JSON (save_json), XML of CVAT (save_cvat), JSON of Label Studio (save_label_studio).
 
-The last two list one track after the other, so they are written at the end only, from a line of JSON for each frame in
-<stem>.<name>.part, by `close`, or by `framefuse repair` after a kill. Boxes without tracks become shapes of frames.
+COCO lists all images before all annotations, the last two one track after the other, so they are written at the end
+only, from a line of JSON for each frame in <stem>.<name>.part, by `close`, or by `framefuse repair` after a kill. Boxes
+without tracks become shapes of frames.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
@@ -24,144 +25,18 @@ import numpy as np
 from framefuse.errors import SinkError
 from framefuse.frame import Frame
 from framefuse.prediction import Masks, Result
-from framefuse.sinks import UNTINTED, BaseSink, RecordSink, SinkContext, rows_of, tracks_of
-from framefuse.sinks.run_folder import RecordFile, encode, is_json, make_durable, part_of, sink_errors, written_whole
+from framefuse.sinks import UNTINTED, RecordSink, rows_of, tracks_of
+from framefuse.sinks.run_folder import encode, sink_errors, written_whole
 
 Record = Mapping[str, Any]
 Row = Callable[[Record, list[Any], int | None, bool], Any]
 """(frame, box, number of the next frame if the track pauses or ends there) -> a box in a track."""
 LAST = -1
 """In place of the number of the next frame: there is none."""
-SUFFIX = {"cvat": "cvat.xml", "label_studio": "label_studio.json"}
+SUFFIX = {"coco": "json", "cvat": "cvat.xml", "label_studio": "label_studio.json"}
 NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-CHUNK = 1 << 20
-TAIL = 64 << 20
-"""Bytes in which the last row of a file begins; a row is a few hundred bytes, a mask up to a few megabytes."""
-BEGINNING = b'{"categories": ['
-ANNOTATIONS, IMAGES, IMAGES_PART = b'],\n"annotations": [', b'],\n"images": [', ".images.part"
-"""Where the parts of a COCO file begin, and what its second file is called."""
 FIRST = 1
 """Category id of class 0, as in COCO itself: CVAT takes the id 0 for an object without a label and refuses the file."""
-RESERVE = 8192
-"""Bytes reserved for the end of the JSON, in case the disk is full by then."""
-
-
-class CocoSink(BaseSink):
-    """Writes <stem>.json with COCO annotations, each with a `score`, and the `track_id` of a tracked object. Category
-    ids are the model's class ids plus FIRST. From a semantic segmenter, each class in a frame (except background) is
-    one annotation with a run-length `segmentation`; of a box it is empty, since labelling tools require the key.
-
-    Memory does not grow with the number of frames: annotations are written immediately, and image rows to a second file
-    that `close` appends. Until then the two are named <stem>.json.part and <stem>.images.part, from which `framefuse
-    repair` makes the file after a kill. On a full disk, only the rows that did not fit are lost.
-    """
-
-    name = "coco"
-
-    _image_count = _annotation_count = 0
-    _open = False
-
-    def open(self, context: SinkContext) -> None:
-        super().open(context)
-        path = context.output(f"{context.stem}.json")
-        categories = [{"id": number + FIRST, "name": name} for number, name in sorted(context.names.items())]
-        self._images = RecordFile(context.output(f"{context.stem}{IMAGES_PART}"))
-        try:
-            self._images.append(b" " * RESERVE)
-            self._main = RecordFile(part_of(path))
-            self._main.append(BEGINNING + _rows(categories) + ANNOTATIONS)
-        except SinkError:
-            self._images.discard()
-            raise
-        self.paths.append(path)
-        self._open = True
-
-    def write(self, result: Result, frame: Frame | None) -> None:
-        info, found = result.frame, result.detections
-        image_id = self._image_count + 1
-        still = self._context.source.kind == "images"
-        name = self._context.relative(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg"
-        image = {"id": image_id, "file_name": name, "width": info.width, "height": info.height}
-        image |= {"frame": info.index, "seconds": info.seconds} | ({} if result.inferred else {"inferred": False})
-        # The image first: an image without its annotations is valid COCO, an annotation without its image is not.
-        self._images.append((b",\n" if self._image_count else b"") + _rows([image]))
-        self._image_count += 1
-        rows = [] if result.masks is None else _outlines(result.masks, image_id)
-        for row, track in zip(found.to_coco(image_id), tracks_of(found), strict=True):
-            _, _, width, height = row["bbox"]
-            row["category_id"] += FIRST
-            row |= {"area": round(width * height, 3), "segmentation": [], "iscrowd": 0}
-            rows.append(row if track is None else {**row, "track_id": track})
-        if rows:
-            numbered = [{"id": number, **row} for number, row in enumerate(rows, self._annotation_count + 1)]
-            self._main.append((b",\n" if self._annotation_count else b"") + _rows(numbered))
-            self._annotation_count += len(rows)
-
-    def close(self) -> None:
-        was_open, self._open = self._open, False
-        if was_open:
-            join(self._main, self._images, self.paths[0])
-
-
-def join(main: RecordFile, images: RecordFile, path: Path) -> None:
-    """Append the rows of the images to the annotations, and give the file its name. SinkError: it cannot be written."""
-    end = main.size
-    try:
-        with sink_errors(path):
-            try:
-                main.append(IMAGES)
-                for start in range(RESERVE, images.size, CHUNK):
-                    main.append(images.read(start, CHUNK))
-                main.append(b"]}\n")
-            except SinkError:
-                # The disk is full: empty the second file first, to make room for its rows here.
-                rows = images.read(RESERVE)
-                images.truncate(0)
-                main.truncate(end)
-                main.append(IMAGES + rows + b"]}\n")
-            main.close()
-            main.path.replace(path)
-            make_durable(path)
-            images.discard()
-    finally:
-        main.close()
-        images.close()
-
-
-def repair_coco(path: Path) -> int:
-    """Make <stem>.json of <stem>.json.part and <stem>.images.part, which a killed run left; the number of its images.
-
-    SinkError: one of the two is missing, cannot be read or written, or ends before its first row.
-    """
-    target = path.with_suffix("")
-    with ExitStack() as opened:
-        main = RecordFile(path, resume=True)
-        opened.callback(main.close)
-        images = RecordFile(target.with_name(target.stem + IMAGES_PART), resume=True)
-        opened.callback(images.close)
-        header = main.read(0, TAIL).find(ANNOTATIONS)
-        if header < 0 or images.size < RESERVE:
-            raise SinkError(f"{path} ends before its first frame", remedy="delete it, and run again")
-        tail = max(main.size - TAIL, 0)
-        before, found, rest = main.read(tail).rpartition(IMAGES)
-        main.truncate(tail + len(before if found else rest))
-        _cut_to_rows(main, header + len(ANNOTATIONS))
-        _cut_to_rows(images, RESERVE)
-        rows = sum(images.read(start, CHUNK).count(b"\n") for start in range(RESERVE, images.size, CHUNK))
-        count = rows + (images.size > RESERVE)
-        opened.pop_all()
-    join(main, images, target)
-    return count
-
-
-def _cut_to_rows(file: RecordFile, begin: int) -> None:
-    """Remove a last row that is not complete. Rows begin at `begin`, each on its own line."""
-    start = max(begin, file.size - TAIL)
-    tail = file.read(start)
-    before, _, last = tail.rpartition(b"\n")
-    if not is_json(last.rstrip(b",")):
-        tail = before
-    file.truncate(start + len(tail.rstrip(b",\n")))
 
 
 def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
@@ -179,10 +54,6 @@ def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
         row = {"image_id": image_id, "category_id": number + FIRST, "bbox": box, "area": int(mask.sum()), "iscrowd": 0}
         rows.append({**row, "segmentation": {**outline, "counts": outline["counts"].decode()}})
     return rows
-
-
-def _rows(rows: Sequence[dict[str, Any]]) -> bytes:
-    return b",\n".join(encode(json.dumps(row, ensure_ascii=False, allow_nan=False)) for row in rows)
 
 
 class LabelsSink(RecordSink):
@@ -211,6 +82,34 @@ class LabelsSink(RecordSink):
             self.notes.append(f"{self.paths[0].name} has boxes of single frames, since nothing was tracked")
 
 
+class CocoSink(LabelsSink):
+    """Writes <stem>.json with COCO annotations, each with a `score`, and the `track_id` of a tracked object. Category
+    ids are the model's class ids plus FIRST. From a semantic segmenter, each class in a frame (except background) is
+    one annotation with a run-length `segmentation`; of a box it is empty, since labelling tools require the key."""
+
+    name, suffix, stream = "coco", SUFFIX["coco"], "coco.part"
+
+    _count = 0
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        info, found = result.frame, result.detections
+        self._count += 1
+        still = self._context.source.kind == "images"
+        name = self._context.relative(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg"
+        image = {"id": self._count, "file_name": name, "width": info.width, "height": info.height}
+        image |= {"frame": info.index, "seconds": info.seconds} | ({} if result.inferred else {"inferred": False})
+        rows = [] if result.masks is None else _outlines(result.masks, self._count)
+        for row, track in zip(found.to_coco(self._count), tracks_of(found), strict=True):
+            _, _, width, height = row["bbox"]
+            row["category_id"] += FIRST
+            row |= {"area": round(width * height, 3), "segmentation": [], "iscrowd": 0}
+            rows.append(row if track is None else {**row, "track_id": track})
+        self._file.append(encode(_json({"image": image, "annotations": rows}) + "\n"))
+
+    def _complete(self, stream: Path) -> None:
+        complete(stream)
+
+
 class CvatSink(LabelsSink):
     name, suffix, stream = "cvat", SUFFIX["cvat"], "cvat.part"
 
@@ -227,16 +126,20 @@ def complete(stream: Path) -> int:
     with sink_errors(stream):
         about: Any = next(_lines(stream), None)
         name = about.get("labels") if isinstance(about, dict) else None
-        if name not in SUFFIX:
+        if name not in WRITERS:
             return 0
         frames = partial(_lines, stream, 1)
-        tracked = [any(track is not None for *_, track in frame["boxes"]) for frame in frames()]
-        if not tracked:
-            stream.unlink()
-            return 0
-        with written_whole(stream.with_name(stream.name.removesuffix(f"{name}.part") + SUFFIX[name]), stream) as out:
-            for text in (_cvat if name == "cvat" else _label_studio)(about, frames, any(tracked)):
-                out.write(text.encode())
+        try:
+            tracked = [any(track is not None for *_, track in frame.get("boxes", ())) for frame in frames()]
+            if not tracked:
+                stream.unlink()
+                return 0
+            target = stream.with_name(stream.name.removesuffix(f"{name}.part") + SUFFIX[name])
+            with written_whole(target, stream) as out:
+                for text in WRITERS[name](about, frames, any(tracked)):
+                    out.write(encode(text))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise SinkError(f"{stream} has lines that framefuse has not written", remedy="remove it") from error
         return len(tracked)
 
 
@@ -245,6 +148,23 @@ def _lines(path: Path, start: int = 0) -> Iterator[Record]:
     with path.open("rb") as file, suppress(ValueError):
         for line in islice(file, start, None):
             yield json.loads(line)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _coco(about: Record, frames: Callable[[], Iterator[Record]], tracked: bool) -> Iterator[str]:
+    """COCO instances: a line for each image, then for each annotation."""
+    names = {int(number): name for number, name in about["names"].items()}
+    categories = [{"id": number + FIRST, "name": names[number]} for number in sorted(names)]
+    yield f'{{"categories": {_json(categories)},\n"images": ['
+    for number, frame in enumerate(frames()):
+        yield (",\n" if number else "") + _json(frame["image"])
+    yield '],\n"annotations": ['
+    for number, row in enumerate((row for frame in frames() for row in frame["annotations"]), 1):
+        yield (",\n" if number > 1 else "") + _json({"id": number, **row})
+    yield "]}\n"
 
 
 def _tracks(about: Record, frames: Iterator[Record], row: Row) -> Iterator[tuple[int, str, float, list[Any]]]:
@@ -347,3 +267,6 @@ def _label_studio(about: Record, frames: Callable[[], Iterator[Record]], tracked
         name = frame.get("name", f"images/{about['stem']}_{frame['frame']}.jpg")
         yield f"{',' if number else '['}\n{task('image', name, found)}"
     yield "]\n"
+
+
+WRITERS = {"coco": _coco, "cvat": _cvat, "label_studio": _label_studio}

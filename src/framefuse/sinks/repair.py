@@ -1,7 +1,7 @@
 """Complete the outputs of a run that was killed: `framefuse repair FOLDER`.
 
 While a run writes, its outputs are such that a kill leaves something complete or something that can be completed: JSON
-lines and CSV end with a whole line, COCO JSON lies in two growing files, Parquet is a stream of rows, and an MP4 is
+lines and CSV end with a whole line, COCO JSON, labels and Parquet lie in a stream of lines or rows, and an MP4 is
 fragmented. What is not complete ends in ".part", except where the source is live, and is never complete.
 """
 
@@ -56,16 +56,6 @@ def _repair(path: Path) -> str:
     """What was done to a file; "" if nothing was. Only what framefuse has written is changed."""
     if not path.is_file() or path.is_symlink():
         return ""
-    if path.name.endswith(labels.IMAGES_PART):
-        main = path.with_name(path.name.removesuffix(labels.IMAGES_PART) + ".json")
-        if part_of(main).exists() or not main.exists():
-            return ""  # used with the annotations
-        path.unlink()
-        return f"removed: {main.name} is complete"
-    if path.name.endswith(".json.part"):
-        with path.open("rb") as file:
-            ours = file.read(len(labels.BEGINNING)) == labels.BEGINNING
-        return f"completed as {path.stem}, {counted(labels.repair_coco(path), 'image')}" if ours else ""
     if path.name.endswith(f".{parquet.STREAM}"):
         rows = parquet.complete(path)
         return f"completed as {path.name.removesuffix(parquet.STREAM)}parquet, {counted(rows, 'row')}" if rows else ""

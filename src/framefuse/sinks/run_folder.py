@@ -185,14 +185,15 @@ def written_whole(path: Path, stream: Path | None = None) -> Iterator[BinaryIO]:
             make_durable(path)
             stream.unlink()
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         failed = write_error(path, error)
         if stream is not None:
             failed.remedy = (
                 f"what was written is in {stream.name}: free some space, then: framefuse repair {path.parent}"
             )
         raise failed from error
+    finally:
+        with suppress(OSError):  # it has its name
+            part.unlink()
 
 
 def save(path: Path, data: bytes) -> None:
@@ -269,23 +270,12 @@ class RecordFile:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             with suppress(OSError):  # the first error is the one to report
-                self.truncate(self.size)
+                self._file.truncate(self.size)
+                self._file.seek(self.size)
             if not self.size:
                 self.discard()
             raise write_error(self.path, error) from error
         self.size += len(record)
-
-    def read(self, start: int, count: int = -1) -> bytes:
-        """Up to `count` bytes from `start` (all by default)."""
-        self._file.seek(start)
-        found = self._file.read(count) or b""
-        self._file.seek(self.size)
-        return found
-
-    def truncate(self, size: int) -> None:
-        """Remove everything after `size` bytes."""
-        self._file.truncate(size)
-        self.size = self._file.seek(size)
 
     def close(self) -> None:
         """Complete the file, and wait until the disk has it. May be called twice."""
@@ -347,8 +337,9 @@ class Manifest:
         """Record that the outputs of an input are complete. SinkError: the manifest cannot be written."""
         if self._file is None:
             path = self.folder / MANIFEST
-            self._file = RecordFile(path, resume=self._resume and path.is_file())
-            if self._file.size and self._file.read(self._file.size - 1) != b"\n":
+            earlier = path.read_bytes() if self._resume and path.is_file() else b""
+            self._file = RecordFile(path, resume=bool(earlier))
+            if earlier and not earlier.endswith(b"\n"):
                 self._file.append(b"\n")
         names = [os.path.relpath(path, self.folder) for path in outputs]
         entry = {"input": name, "key": key, "stem": stem, "outputs": names}

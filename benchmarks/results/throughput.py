@@ -57,7 +57,39 @@ def rules(records: Records, gpu: bool = False) -> list[str]:
     return rows
 
 
+HOURS, GPUS, FPS = 1000, 64, 30
+
+
+def plan(records: Records) -> list[str]:
+    """What a job of many hours on many GPUs would take, at the measured rate of one. Nothing of it was run."""
+    record = records("gpu_files")
+    rate = next(row["fleet_whole_fps"] for row in record["summary"] if (row["streams"], row["times"]) == (14, 4))
+    boxes = next(row["boxes_a_frame"] for row in record["rows"] if row["row"] == "detect")
+    megabits = float(record["clip"].rpartition("H.264, ")[2].partition(" Mb/s")[0])
+    frames = HOURS * 3600 * FPS
+    seconds = frames / (rate * GPUS)
+    read = HOURS * 3600 * megabits / 8e3
+    units = HOURS * 30
+    each = 120 * FPS / rate * 3
+    rows = [
+        ("frames, at 30 a second", f"{frames / 1e6:,.0f} million"),
+        ("rate of a GPU, files to boxes, start-up included", f"{rate:,.0f} frames/s"),
+        (f"time on {GPUS} GPUs", f"{seconds / 60:.0f} minutes"),
+        (
+            f"read, at {megabits:g} Mb/s of video",
+            f"{read:,.0f} GB, {read / seconds:.1f} GB/s from what all machines share",
+        ),
+        ("boxes, at those of the benchmark clip", f"{frames * boxes / 1e6:,.0f} million"),
+        (
+            "units, ranges of two minutes",
+            f"{units:,}, {units / GPUS:,.0f} a GPU, of {each:.1f} s each",
+        ),
+    ]
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+
+
 TABLES: dict[str, Table] = {
+    "ray-plan": plan,
     "throughput": closed,
     "throughput-deadlines": deadlines,
     "throughput-rules": rules,

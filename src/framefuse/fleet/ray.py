@@ -40,6 +40,8 @@ LOCAL = "local"
 """Address for a cluster of this machine alone."""
 RANGE_SECONDS = 120.0
 """Of a long file that one machine reads."""
+PROCESSES = 3
+"""Of a GPU: with one, its decoders wait for Python (docs/guide/gpu.md)."""
 ATTEMPTS = 3
 """How often a unit may end the process that runs it."""
 MERGED = "save_jsonl", "save_parquet"
@@ -294,13 +296,13 @@ class Worker:
 
 
 def _actors(ray: Any, settings: Settings) -> tuple[int, dict[str, float]]:
-    """How many actors, and what each needs: a GPU, or the cores of the smallest machine."""
+    """How many actors, and what each needs: a share of a GPU, or the cores of the smallest machine."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     if settings.device == "cuda" or (settings.device == "auto" and gpus):
         if not gpus:
             raise CapabilityError("the cluster has no GPU", remedy="leave out --device cuda")
-        return gpus, {"num_gpus": 1}
+        return gpus * PROCESSES, {"num_gpus": 1 / PROCESSES}
     cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
     if not cores:
         raise CapabilityError("no machine of the cluster has a core to spare", remedy="start nodes with CPUs")

@@ -3,7 +3,8 @@
 #
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
-# first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines adaptive fleet faults.
+# first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines adaptive fleet throughput
+# faults.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -22,7 +23,7 @@
 # MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
 # Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.gpu.tvm_cuda
 # yolov8n.onnx --compile TVM` made elsewhere.
-# FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. FLEET_FILES:
+# SOAK: seconds of the soak of throughput (60). FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. FLEET_FILES:
 # how many are in the list (48); two GPUs need a longer one. TESTS: those to be run, with options of pytest.
 # COMMIT=$(git describe --always --dirty), from where the tree comes, goes into the results.
 set -uo pipefail
@@ -33,7 +34,7 @@ TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program views central memory network11 precision"
-SECOND="accuracy+parity tests files ledger engines adaptive fleet faults" # tests and faults take all of the GPU's memory
+SECOND="accuracy+parity tests files ledger engines adaptive fleet throughput faults" # tests and faults take all of the GPU's memory
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
     tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
 STEPS=()
@@ -196,6 +197,8 @@ run_fleet() { # a second GPU where CUDA shows one
 }
 
 run_adaptive() { bench adaptive 420 gpu.adaptive; }
+
+run_throughput() { bench throughput $((${SOAK:-60} + 150)) throughput --device cuda --seconds 6 --soak "${SOAK:-60}"; }
 
 run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu.faults; }
 

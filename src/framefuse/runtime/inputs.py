@@ -15,6 +15,18 @@ from framefuse.prediction import Result
 from framefuse.sources import Source, SourceInfo
 
 
+class _Ended:
+    """What remains of a source that has ended: many may come and go."""
+
+    def __init__(self, info: SourceInfo) -> None:
+        self.info = info
+
+    def __iter__(self) -> Iterator[Frame]:
+        return iter(())
+
+    def close(self) -> None: ...
+
+
 class Inputs:
     """The sources of a run, by number. A source that has ended keeps its number and its facts.
 
@@ -113,6 +125,7 @@ class Inputs:
             left = {number for number in self._ended if self._pending.get(number) == 0}
             for number in left:
                 del self._pending[number]
+                self.sources[number] = _Ended(self.sources[number].info)
         return left
 
     def reader_of(self, source_id: str) -> int:

@@ -186,6 +186,24 @@ def test_a_job_that_was_stopped_goes_on(
     assert outputs(tmp_path / "run") == expected
 
 
+def test_a_worker_of_a_gpu_reads_several_files_at_once(
+    clips: list[Path], expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    values = {**OPTIONS, "device": "cpu"}
+    (tmp_path / "broken.mp4").write_bytes(b"nothing")
+    units = [fleet.Unit(str(file), f"key{number}") for number, file in enumerate([*clips, tmp_path / "broken.mp4"])]
+    units.append(fleet.Unit(str(clips[0]), "range", 0.0, 1.0))
+    worker = fleet.Worker("scout-n", values, str(tmp_path))
+    batch = worker({"unit": [json.dumps(vars(unit)) for unit in units]})
+    said = [json.loads(one) for one in batch["said"]]
+    assert [one["frames"] for one in said] == [75, 20, 100, 20, 0, 30]
+    assert [bool(one["error"]) for one in said] == [False] * 4 + [True, False]
+    for number, name in enumerate(["clip0", "clip1", "clip2", "clip1"]):
+        (file,) = (tmp_path / f"key{number}").glob("*.jsonl")
+        assert file.read_bytes() == expected[f"{name}.jsonl"]
+    assert sorted(path.name for path in tmp_path.glob("together*")) == []
+
+
 def test_nothing_can_be_read(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"nothing")
     with pytest.raises(SourceError, match="no file could be read"):

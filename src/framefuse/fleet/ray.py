@@ -14,6 +14,7 @@ import logging
 import shutil
 import socket
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -32,8 +33,9 @@ from framefuse.pipeline import DEFAULT_MODEL, Pipeline
 from framefuse.report.facts import few
 from framefuse.runtime.job import manifest_of
 from framefuse.runtime.model import Model
+from framefuse.runtime.readers import READERS
 from framefuse.sinks.parquet import merge as merge_parquet
-from framefuse.sinks.run_folder import FolderLock, UniqueNames, make_run_folder, save, shorten, written_whole
+from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, save, shorten, written_whole
 from framefuse.sources import find, is_image_path, open_source
 
 LOCAL = "local"
@@ -235,7 +237,7 @@ class RayFleet:
             rows = ray.data.from_items(units, override_num_blocks=len(units)).map_batches(
                 Worker,
                 fn_constructor_args=(self._model, given, str(parts)),
-                batch_size=1,
+                batch_size=READERS if "num_gpus" in needs else 1,  # as many as keep the decoders busy
                 compute=ray.data.ActorPoolStrategy(size=min(count, len(units))),
                 **needs,
             )
@@ -267,32 +269,66 @@ class Worker:
         self._parts = Path(parts)
 
     def __call__(self, batch: dict[str, Sequence[str]]) -> dict[str, list[str]]:
-        """What became of each unit, as JSON."""
-        return {"said": [json.dumps(self._run(Unit(**json.loads(text)))) for text in batch["unit"]]}
+        """What became of each unit, as JSON. Whole files of one batch are read at the same time."""
+        units = [Unit(**json.loads(text)) for text in batch["unit"]]
+        whole = [unit for unit in units if not (unit.start or unit.end)]
+        said = self._together(whole) if len(whole) > 1 else {}
+        return {"said": [json.dumps(said.get(unit.key) or self._alone(unit)) for unit in units]}
 
-    def _run(self, unit: Unit) -> dict[str, Any]:
-        final, said = self._parts / unit.key, {"key": unit.key, "machine": socket.gethostname(), "frames": 0}
-        tries = self._parts / f"{unit.key}{TRIES}"
+    def _together(self, units: Sequence[Unit]) -> dict[str, dict[str, Any]]:
+        """What became of each file that was read to its end; `_alone` finds out what is wrong with the others."""
+        files, frames, own = [unit.file for unit in units], Counter[str](), self._new("together")
+        try:
+            for result in Pipeline(files, self._model, project=own.parent, name=own.name, readers=len(files)):
+                frames[result.frame.source_id] = result.frame.index + 1
+            entries = [json.loads(line) for line in (own / MANIFEST).read_text().splitlines()]
+        except (FramefuseError, OSError):
+            entries = []
+        said = {}
+        outputs = {entry["input"]: entry["outputs"] for entry in entries}
+        for unit in units:
+            if unit.file in outputs:
+                part = self._new(unit.key)
+                part.mkdir()
+                for name in outputs[unit.file]:
+                    (own / name).rename(part / Path(name).name)
+                said[unit.key] = self._finished(unit, part, frames[unit.file])
+        shutil.rmtree(own, ignore_errors=True)
+        return said
+
+    def _alone(self, unit: Unit) -> dict[str, Any]:
+        tries, frames, own = self._parts / f"{unit.key}{TRIES}", 0, self._new(unit.key)
         with tries.open("a") as file:
             file.write("started\n")
         if len(tries.read_text().splitlines()) > ATTEMPTS:
-            return said | {"error": f"it has ended the process that read it {ATTEMPTS} times"}
-        own = self._parts / f"{unit.key}.{uuid.uuid4().hex}"
+            return _said(unit, error=f"it has ended the process that read it {ATTEMPTS} times")
         try:
             bounds: dict[str, Any] = {"start": unit.start, "end": unit.end} if unit.end or unit.start else {}
             for result in Pipeline(unit.file, self._model, project=own.parent, name=own.name, **bounds):
-                said["frames"] = result.frame.index + 1
+                frames = result.frame.index + 1
         except FramefuseError as error:
             shutil.rmtree(own, ignore_errors=True)
-            return said | {"error": error.message}
-        save(own / DONE, json.dumps(said).encode())
-        try:
-            own.rename(final)
-        except OSError:  # it was done by another one meanwhile
-            shutil.rmtree(own, ignore_errors=True)
-            said["frames"] = 0
+            return _said(unit, error=error.message)
         tries.unlink(missing_ok=True)
-        return said
+        return self._finished(unit, own, frames)
+
+    def _new(self, key: str) -> Path:
+        """A name that no other folder has."""
+        return self._parts / f"{key}.{uuid.uuid4().hex}"
+
+    def _finished(self, unit: Unit, part: Path, frames: int) -> dict[str, Any]:
+        """Give the part of a unit its final name, at once."""
+        save(part / DONE, json.dumps({"frames": frames}).encode())
+        try:
+            part.rename(self._parts / unit.key)
+        except OSError:  # it was done by another one meanwhile
+            shutil.rmtree(part, ignore_errors=True)
+            frames = 0
+        return _said(unit, frames)
+
+
+def _said(unit: Unit, frames: int = 0, error: str = "") -> dict[str, Any]:
+    return {"key": unit.key, "machine": socket.gethostname(), "frames": frames, "error": error}
 
 
 def _actors(ray: Any, settings: Settings) -> tuple[int, dict[str, float]]:

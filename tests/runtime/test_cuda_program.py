@@ -23,10 +23,14 @@ from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
 from framefuse.prediction import Result
 from framefuse.preprocess import Preprocess
+from framefuse.runtime import runners
+from framefuse.runtime.batcher import Batcher
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import Threaded
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
+from framefuse.runtime.model import Model
+from framefuse.runtime.plan import plan_run
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
 from framefuse.runtime.stages import infer, warm_up
@@ -391,3 +395,28 @@ def test_views_are_merged_on_the_gpu_as_on_the_host(
         np.testing.assert_array_equal(here.detections.confidence, expected.detections.confidence)
         np.testing.assert_array_equal(here.detections.xyxy, expected.detections.xyxy)
     program.close()
+
+
+def test_a_batcher_of_a_model_on_a_gpu(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of two sizes in batches of up to four; one batch may wait on the GPU while another runs."""
+    monkeypatch.setattr(runners, "LIKELY", (80, 61))
+
+    def alike(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        return [scores(1, height, width)[0].repeat(batch, axis=0)]
+
+    model = Model.__new__(Model)
+    model.card, model.engine, model._viewer = segmenter, CudaNullEngine(alike), None
+    plan = plan_run(segmenter, Settings(device="cpu", engine="null"), None, None)
+    model._plan = replace(plan, settings=plan.settings.model_copy(update={"device": "cuda"}))
+    monkeypatch.setattr(model, "program", lambda size: on_cuda(segmenter, size, alike))
+    frames = [*pictures(9), *pictures(5, 50, 70)]
+    host = HostProgram(
+        NullEngine(lambda pixels: alike(1, *pixels.shape[2:])), segmenter, Preprocess(*SIZE), Selection(), batch=1
+    )
+    expected = [found.result for frame in frames for found in run(host, [frame], 1)]
+    with Batcher(model, max_batch_size=4) as batcher:
+        assert batcher._runner.ahead == 1
+        results = [future.result(30).result for future in [batcher.submit(frame) for frame in frames]]
+    for one, other in zip(results, expected, strict=True):
+        assert one.masks is not None and other.masks is not None
+        assert (one.masks.class_id == other.masks.class_id).mean() > 0.999

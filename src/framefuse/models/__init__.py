@@ -4,8 +4,6 @@ The first are files in `weights/`, each with a card (card.py). They are made by 
 recipes, seeds, curves and scores.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The YAML card beside a model (model.yaml for model.onnx): its keys and their validation."""
 
-from __future__ import annotations
-
 import ast
 import json
 from contextlib import suppress

@@ -4,8 +4,6 @@ A fetched model has a folder of its own in the user's cache, with its card, whic
 its licence and its SHA-256. From then on its name is enough, and no network is needed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

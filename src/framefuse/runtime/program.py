@@ -1,7 +1,5 @@
 """Program: frames -> request -> engine -> predictions, on the host. Results keep the order of the frames."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -9,7 +7,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from time import perf_counter, sleep, thread_time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from numpy.typing import NDArray
 
@@ -69,7 +67,7 @@ class WallCpuTime(NamedTuple):
     cpu: float
 
     @classmethod
-    def now(cls) -> WallCpuTime:
+    def now(cls) -> Self:
         return cls(perf_counter(), thread_time())
 
 

@@ -4,8 +4,6 @@ The last two list one track after the other, so they are written at the end only
 <stem>.<name>.part, by `close`, or by `framefuse repair` after a kill. Boxes without tracks become shapes of frames.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,11 +1,9 @@
 """Ground truth of a world as a COCO file, written row by row."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +76,7 @@ class CocoTruth:
         if failure is not None:
             raise failure
 
-    def __enter__(self) -> CocoTruth:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:

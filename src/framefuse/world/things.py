@@ -2,8 +2,6 @@
 travelled, in their own lengths.
 """
 
-from __future__ import annotations
-
 import math
 
 from framefuse.world.chance import Chance

@@ -4,8 +4,6 @@ A plan belongs to one version of TensorRT, one GPU and one driver. TensorRT for 
 belong to a version and a kind of machine only.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -5,16 +5,17 @@ A block of frames waits until the two that bound it have been inferred and the g
 results come up to `Limits.ahead` frames later than without, and in the order of the frames.
 """
 
+from __future__ import annotations
+
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framefuse.adaptive import Blocks, Budget, Governor, Guard, Limits, disagreement
 from framefuse.adaptive.blocks import Ready
 from framefuse.common.text import counted
-from framefuse.config import Settings
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import Card
@@ -25,6 +26,9 @@ from framefuse.runtime.rungs import Rungs
 from framefuse.runtime.temperature import thermometer
 from framefuse.runtime.tracking import least_confidence, rate_of
 from framefuse.sources import SourceInfo
+
+if TYPE_CHECKING:
+    from framefuse.config import Settings
 
 LIVE_LATENCY = 0.3
 """Seconds for which frames of a live source are held back, unless `max_latency` says otherwise."""
@@ -38,7 +42,7 @@ Group = tuple[list[Frame], int]
 
 def adapter_for(
     settings: Settings, card: Card, info: SourceInfo, *, views: bool, gpu: int | None = None
-) -> "Adapter | None":
+) -> Adapter | None:
     """What adapts the compute, if the settings ask for it.
 
     Args:

@@ -1,5 +1,7 @@
 """The parameters of a world, their validation, and the synthetic:// addresses that state them."""
 
+from __future__ import annotations
+
 import math
 import operator
 import re

@@ -5,6 +5,8 @@ stripes: the styles of the test split lie between those of the training split an
 has a bank of textures too, small tileable images that objects and backgrounds share.
 """
 
+from __future__ import annotations
+
 import colorsys
 from collections.abc import Sequence
 from functools import lru_cache

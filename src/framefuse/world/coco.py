@@ -1,9 +1,11 @@
 """Ground truth of a world as a COCO file, written row by row."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +78,7 @@ class CocoTruth:
         if failure is not None:
             raise failure
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> CocoTruth:
         return self
 
     def __exit__(self, *raised: object) -> None:

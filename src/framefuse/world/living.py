@@ -1,5 +1,7 @@
 """Articulated figures: person, dog, bird. Each has a fixed style and is animated by a phase."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 

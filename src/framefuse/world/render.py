@@ -4,6 +4,8 @@ The backdrop is one wide image that wraps around; every frame shows a window of 
 objects, and contains distractor shapes in the colours of objects.
 """
 
+from __future__ import annotations
+
 import io
 import math
 from typing import NamedTuple

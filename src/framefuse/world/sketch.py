@@ -4,6 +4,8 @@ Figures are solid shapes seen from slightly above, in parallel projection. Their
 units of the figure's longer side; the ground is up = 0.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from itertools import chain, islice

@@ -2,6 +2,8 @@
 travelled, in their own lengths.
 """
 
+from __future__ import annotations
+
 import math
 
 from framefuse.world.chance import Chance

@@ -5,6 +5,8 @@ Positions are in frame heights: x from the left edge, y from the top. A camera t
 `far` of these heights. Nothing here depends on pixels.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -113,7 +115,7 @@ class Scene:
 
     calm: ClassVar[int]
     """Tracks of the calm scene."""
-    order: ClassVar["attrgetter[Any]"]
+    order: ClassVar[attrgetter[Any]]
     """What tracks are sorted by, back to front."""
     crowd: int
     """Tracks that are present at most, each in a slot of its own, in which one follows another."""

@@ -1,5 +1,7 @@
 """The exact ground truth of a frame of a world."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,5 +1,7 @@
 """World: a seeded scene. `world[i]` renders frame i with its exact ground truth."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -6,8 +6,6 @@ for result in framefuse.Pipeline("video.mp4", "yolov8n.onnx"):
     print(result.frame.index, result.frame.seconds, result.detections.xyxy)
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from framefuse.common.version import __version__

@@ -4,8 +4,6 @@ Precedence, lowest first: default, preset, YAML file, environment, command line.
 where each value comes from.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping

@@ -22,8 +22,6 @@ FramefuseError                 1  base of all; `.remedy` says what to do, `.stag
 `-- SinkError                  1  a result could not be written; what was written before is complete
 """
 
-from __future__ import annotations
-
 
 class FramefuseError(Exception):
     """Base of all errors of framefuse.

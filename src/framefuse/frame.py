@@ -4,12 +4,10 @@ Nothing here converts pixels. A Frame describes its bytes (format, colour matrix
 `kernels.preprocess` reads them in place.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -159,7 +157,7 @@ class Frame:
     joined: int = 0
     """Rows of a batch, with this one, that show this frame and whose objects the program merges; 0: it merges none."""
 
-    def replace_unchecked(self, **facts: Any) -> Frame:
+    def replace_unchecked(self, **facts: Any) -> "Frame":
         """A copy with other attributes, not validated; new planes must have the same shapes and dtypes.
 
         This takes a tenth of the time of the constructor, which matters at thousands of frames a second.
@@ -223,7 +221,7 @@ class Frame:
     @classmethod
     def from_array(
         cls, image: np.ndarray[Any, Any], *, channels: str = "bgr", index: int = 0, source_id: str = "array"
-    ) -> Frame:
+    ) -> Self:
         """Wrap a packed (h, w, 3|4) or gray (h, w) uint8 or uint16 image, without a copy if rows are contiguous.
 
         Args:
@@ -233,10 +231,8 @@ class Frame:
             UsageError: the dtype or shape is not supported.
         """
         if image.dtype not in (np.uint8, np.uint16) or image.ndim not in (2, 3):
-            raise UsageError(
-                f"image has dtype {image.dtype} and shape {image.shape}",
-                remedy="pass uint8 or uint16 of shape (height, width), (height, width, 3) or (height, width, 4)",
-            )
+            remedy = "pass uint8 or uint16 of shape (height, width), (height, width, 3) or (height, width, 4)"
+            raise UsageError(f"image has dtype {image.dtype} and shape {image.shape}", remedy=remedy)
         if image.ndim == 3 and image.shape[2] == 1:
             image = image[:, :, 0]
         formats: dict[tuple[Any, ...], str] = {
@@ -246,10 +242,9 @@ class Frame:
         key = (image.dtype.name,) if image.ndim == 2 else (image.dtype.name, image.shape[2], channels)
         name = formats.get(key)
         if name is None:
-            raise UsageError(
-                f"image of shape {image.shape}, dtype {image.dtype} with channels={channels!r} is not supported",
-                remedy="use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel",
-            )
+            message = f"image of shape {image.shape}, dtype {image.dtype} with channels={channels!r} is not supported"
+            remedy = "use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel"
+            raise UsageError(message, remedy=remedy)
         packed = image.strides[-1] == image.itemsize and (image.ndim == 2 or image.strides[1] == image.shape[2])
         plane = image if packed and image.strides[0] > 0 else np.ascontiguousarray(image)
         return cls(

@@ -1,13 +1,11 @@
 """Outputs: Predictions (a batch, on the model's device); Detections, Masks and Result (one frame, on the host);
 Event (a change in the life of one object)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from html import escape
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +71,7 @@ class Detections:
     """(n,) int64: the track of the same object in the other eye, -1 without one; None: no tracks of two eyes."""
 
     @classmethod
-    def none(cls, names: Mapping[int, str]) -> Detections:
+    def none(cls, names: Mapping[int, str]) -> Self:
         """No objects."""
         return cls(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int64), names)
 
@@ -86,8 +84,8 @@ class Detections:
     @overload
     def __getitem__(self, rows: int | np.integer[Any]) -> Detection: ...
     @overload
-    def __getitem__(self, rows: slice | Array | Sequence[int] | Sequence[bool]) -> Detections: ...
-    def __getitem__(self, rows: Any) -> Detection | Detections:
+    def __getitem__(self, rows: slice | Array | Sequence[int] | Sequence[bool]) -> "Detections": ...
+    def __getitem__(self, rows: Any) -> "Detection | Detections":
         if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
             number = int(self.class_id[rows])
             numbers = (None if part is None else int(part[rows]) for part in (self.tracker_id, self.view, self.pair_id))
@@ -99,7 +97,7 @@ class Detections:
         rest = (None if part is None else part[rows] for part in parts)
         return Detections(self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names, *rest)
 
-    def followed_by(self, more: Detections) -> Detections:
+    def followed_by(self, more: "Detections") -> "Detections":
         """These objects, then those, without masks; tracks and views only where both have them."""
         joined: dict[str, Any] = {}
         for name in ("xyxy", "confidence", "class_id", "tracker_id", "view"):
@@ -117,7 +115,7 @@ class Detections:
         """Name of a class, or its number if the model has no name for it."""
         return self.names.get(int(class_id), str(int(class_id)))
 
-    def at_least(self, area: float, width: int, height: int) -> Detections:
+    def at_least(self, area: float, width: int, height: int) -> "Detections":
         """The objects whose box is no smaller than the setting `min_area`, in a frame of that size."""
         return self[large_enough(self.xyxy, area, width * height)] if area else self
 
@@ -132,7 +130,7 @@ class Detections:
         return pandas.DataFrame(columns if self.tracker_id is None else columns | {"tracker_id": self.tracker_id})
 
     @classmethod
-    def from_supervision(cls, found: Any) -> Detections:
+    def from_supervision(cls, found: Any) -> Self:
         """From a `supervision.Detections`. Objects without confidence get 1, those without class get class 0."""
         count = len(found.xyxy)
         confidence = np.asarray(np.ones(count) if found.confidence is None else found.confidence, np.float32)
@@ -290,7 +288,7 @@ class FrameInfo:
         return None if self.pts is None else float(self.pts * self.time_base)
 
     @classmethod
-    def of(cls, frame: Frame) -> FrameInfo:
+    def of(cls, frame: Frame) -> Self:
         when = frame.index, frame.pts, frame.time_base
         return cls(*when, frame.width, frame.height, frame.source_id, frame.connection)
 

@@ -1,7 +1,5 @@
 """Preprocess: how a model expects its input, where an image is placed in it, and the call that fills it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 

@@ -1,7 +1,5 @@
 """Costs: how long a batch of each size takes, learnt from the batches that have run."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -13,8 +13,6 @@ Admission. A request with a deadline is refused at once if its predicted end lie
 whose deadline then could not be met. The prediction is the work before it at the measured times of batches.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Hashable

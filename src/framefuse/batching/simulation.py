@@ -1,7 +1,5 @@
 """A request queue in simulated time: requests arrive at random, and batches take their measured time."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Callable, Hashable, Iterable

@@ -4,8 +4,6 @@
 does to the latency is simulated with the very rules of the `Batcher`. Pure, except for reading the file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -2,8 +2,6 @@
 detection on one, checked against its exact ground truth, without a download.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -55,7 +53,7 @@ def synth(
 
 
 def write_clip(
-    world: World, out: Path, *, images: bool = False, on_frame: Callable[[int], None] = lambda done: None
+    world: "World", out: Path, *, images: bool = False, on_frame: Callable[[int], None] = lambda done: None
 ) -> tuple[Path, Path]:
     """Write a world as H.264 video and its ground truth as COCO into a folder, which is created if missing; returns
     their paths. `on_frame` is called after each frame with the number of finished frames.

@@ -24,12 +24,14 @@ def file_hash(path: Path) -> str:
 
 
 @contextmanager
-def os_errors_as(kind: type[FramefuseError], what: str, remedy: str) -> Iterator[None]:
-    """Raise OSErrors as errors of ours, with what could not be done and why."""
+def os_errors_as(
+    kind: type[FramefuseError], what: str, remedy: str, caught: tuple[type[Exception], ...] = (OSError,)
+) -> Iterator[None]:
+    """Raise OSErrors, or what else is `caught`, as errors of ours, with what could not be done and why."""
     try:
         yield
-    except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}", remedy=remedy) from error
+    except caught as error:
+        raise kind(f"{what}: {getattr(error, 'strerror', None) or error}", remedy=remedy) from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

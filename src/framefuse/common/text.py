@@ -1,4 +1,5 @@
-"""Names of files and classes come from others: how a terminal and a page of Markdown show them as text."""
+"""Names of files and classes come from others, and so do messages of errors: how a terminal and a page of Markdown show
+them as text."""
 
 import re
 from html import escape
@@ -35,3 +36,13 @@ def in_markdown(text: str) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: 1 frame, 2,000 frames."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """The lines of an error's message that are not empty; the name of its class if there are none."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    """The first of `lines_of`, of at most so many characters."""
+    return lines_of(error)[0][:most]

@@ -1,8 +1,6 @@
 """Backend: what is known about an engine without loading it, and where to find the rest. Which engines there are: a
 table, and the entry points `framefuse.engines`; how one of them is opened."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

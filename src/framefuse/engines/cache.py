@@ -7,8 +7,6 @@ of the same name states the key, the artifact's own hash and the time it took to
 again, and `note` says why. If two processes need the same one, the second waits for the first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Engine: what runs a model. It knows nothing about frames, boxes or videos."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Null: an engine that computes nothing. It measures everything around the model, and is the double that tests use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ONNX models at one input shape, and the profile of shapes that a file was built for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

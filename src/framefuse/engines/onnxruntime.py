@@ -8,8 +8,6 @@ Title: how it gets into our CUDA graph
     contains the session's scratch memory.
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from copy import deepcopy
@@ -23,6 +21,7 @@ import numpy as np
 from framefuse.common.files import user_cache
 from framefuse.common.machine import available_cores
 from framefuse.common.ort import cpu_session, onnxruntime
+from framefuse.common.text import lines_of
 from framefuse.cuda import device
 from framefuse.cuda.device import StreamPool, new_stream, translate_cuda_error
 from framefuse.engines.backend import CUPY, Backend, Needs, Package
@@ -79,10 +78,8 @@ def no_room(doing: str, error: Exception) -> EngineError | None:
 
 
 def first_line(error: BaseException) -> str:
-    if said := LIBRARY.search(str(error)):
-        return said[0][:300]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    said = LIBRARY.search(str(error))
+    return (said or lines_of(error))[0][:300]
 
 
 class OnnxRuntimeEngine(Engine):
@@ -169,7 +166,7 @@ class OnnxRuntimeCudaEngine(Engine):
         kind = inputs_of(self._model)[0].type.tensor_type.elem_type
         self.input_dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
-    def _make_execution(self, batch: int, height: int, width: int) -> Execution:
+    def _make_execution(self, batch: int, height: int, width: int) -> "Execution":
         model = at_shape(deepcopy(self._model), (batch, 3, height, width))
         if self.precision == "fp32":
             model = to_fp32(model)
@@ -256,7 +253,7 @@ class Execution(DeviceExecution):
             capture(self._stream, self._run)
         except Exception as error:  # ONNX Runtime's, or CUDA's
             self.capturable = False
-            why = str(error).strip().splitlines()[0][:200]
+            why = lines_of(error)[0][:200]
             self._session = self._binding = None
             self.how = f"{self._with_own_graph(open_session, model)} ({why})"
 

@@ -6,8 +6,6 @@ decodes only the boxes above the threshold. The cut is found by the shape of the
 computes on random logits what `kernels.reference.boxes` says of the layout "yolov8_head".
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -22,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores, lacks_memory
+from framefuse.common.text import lines_of
 from framefuse.engines.backend import Backend, Needs, Package
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions, check_int8
 from framefuse.engines.requests import Slot, SlotPool
@@ -100,7 +99,7 @@ class OpenVinoEngine(Engine):
             if found := re.search(r"No conversion rule found for operations: (.+)", str(error)):
                 message = f"OpenVINO has no operator {found[1].strip()}, which {self._model} uses"
                 raise ModelError(message, remedy="export the model without it, or use another engine") from error
-            raise ModelError(f"OpenVINO cannot read {self._model}: {_last_line(error)}") from error
+            raise ModelError(f"OpenVINO cannot read {self._model}: {lines_of(error)[-1]}") from error
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Any:
         remedy = "ask for another size (sides are multiples of the stride, mostly 32), or use another engine"
@@ -257,12 +256,7 @@ def _reported(shape: object, failure: str, *, slots: int = 0, remedy: str | None
             message = f"not enough memory for OpenVINO at input {shape}{requests}: {lacking}"
             remedy = "use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else "")
             raise HostMemoryError(message, remedy=remedy) from error
-        raise EngineError(f"OpenVINO {failure}: {_last_line(error)}", remedy=remedy) from error
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+        raise EngineError(f"OpenVINO {failure}: {lines_of(error)[-1]}", remedy=remedy) from error
 
 
 def find_head(ov: Any, core: Any, network: Any) -> list[str] | None:

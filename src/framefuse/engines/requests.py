@@ -3,8 +3,6 @@
 On the GPU an execution is a model with its own memory; a request pool over executions is in pinned host memory.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The smallest job for an engine: two convolutions with SiLU and a residual, against onnx's evaluator in NumPy."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import closing
 from pathlib import Path

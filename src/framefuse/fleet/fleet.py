@@ -8,8 +8,6 @@ If a worker dies, only the inputs it was reading are lost; the others process th
 JSON: names of inputs, frame counts, reports. `worker.py` is the other end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -7,8 +7,6 @@
 -> {"kind": "skipped", "texts": [...]}, {"kind": "report", "report": {...}}, {"kind": "error", "error": {...}}
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

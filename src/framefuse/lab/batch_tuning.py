@@ -1,7 +1,5 @@
 """Measures the batches of a model, and finds the size and the delay that serve the most requests."""
 
-from __future__ import annotations
-
 import io
 
 from framefuse.batching.tuning import BatchTuning, tuned

@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.text import first_line
 from framefuse.cuda import device as gpus
 from framefuse.engines import Device, DeviceExecution, Engine, EngineOptions, Precision, engine_names, open_engine
 from framefuse.engines.requests import RequestPool, Slot, capture, device_request_pool
@@ -234,7 +235,7 @@ def bench_engines(
             except FramefuseError as error:
                 row.not_run = error.message
             except Exception as error:  # an engine that fails gets a row too
-                row.not_run = f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+                row.not_run = f"it failed: {type(error).__name__}: {first_line(error)}"
             if row.key not in {other.key for other in rows}:
                 rows.append(row)
     reference = _compare(peers)

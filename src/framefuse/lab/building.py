@@ -27,6 +27,7 @@ from typing import Any, cast, get_args
 import yaml
 
 from framefuse.common.files import os_errors_as, write_atomically
+from framefuse.common.text import first_line
 from framefuse.cuda import device as gpus
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
@@ -135,7 +136,7 @@ def build_engine(
             try:
                 _trace(model, path, profile.opt, free)
             except Exception as error:  # whatever the module's own code or the exporter raises
-                message = f"PyTorch cannot export {type(model).__name__} at {profile.opt}: {_first_line(error)[:300]}"
+                message = f"PyTorch cannot export {type(model).__name__} at {profile.opt}: {first_line(error)}"
                 raise ModelError(message, remedy="export it to ONNX yourself") from error
             reasons.append(f"exported from PyTorch, opset {OPSET}")
         else:
@@ -232,7 +233,7 @@ def export_model(
             written.replace(path)
     except Exception as error:  # almost any: the network's own code runs
         remedy = "a network takes images (batch, 3, height, width) and returns a tensor, or a dictionary with `out`"
-        raise ModelError(f"{network} cannot be exported: {_first_line(error)}", remedy=remedy) from error
+        raise ModelError(f"{network} cannot be exported: {first_line(error)}", remedy=remedy) from error
     if names:
         facts["names"] = list(names)
     path.with_suffix(".yaml").write_text(yaml.safe_dump(facts, sort_keys=False), encoding="utf-8")
@@ -267,10 +268,6 @@ def _trace(module: Any, path: Path, shape: Sequence[int], free: Mapping[int, str
             )  # fmt: skip
     finally:
         module.train(was_training)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def usable_device() -> Device:

@@ -16,6 +16,7 @@ import numpy as np
 
 from framefuse.common.machine import available_cores, memory_limit
 from framefuse.common.ort import onnxruntime
+from framefuse.common.text import first_line
 from framefuse.common.version import __version__
 from framefuse.config import settings_from
 from framefuse.cuda import device as gpus
@@ -105,8 +106,7 @@ def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str =
         status: Status = "ABSENT" if isinstance(error, CapabilityError) else "FAIL"
         return Check(name, status, error.message, error.remedy or remedy, core)
     except Exception as error:  # any failure of a part is a finding
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        return Check(name, "FAIL", f"{type(error).__name__}: {first_line}", remedy, core)
+        return Check(name, "FAIL", f"{type(error).__name__}: {first_line(error)}", remedy, core)
 
 
 def _of_gpu(check: Check, driver: Check, install: str = "pip install 'framefuse[cuda13]'") -> Check:

@@ -4,8 +4,6 @@ The first are files in `weights/`, each with a card (card.py). They are made by 
 recipes, seeds, curves and scores.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from framefuse.common.files import file_hash, user_cache
+from framefuse.common.files import file_hash, os_errors_as, user_cache
 from framefuse.common.names import nearby, nearest
 from framefuse.common.redact import brief, redact_source
 from framefuse.errors import CardError, ModelError, UsageError
@@ -78,11 +76,9 @@ def find_model(model: str | Path) -> Path:
     if str(model) in SHIPPED:
         return shipped_model(str(model))
     path = Path(model)
-    try:
+    with os_errors_as(ModelError, f"{redact_source(model)} cannot be read", "check the path"):
         if str(model) and path.exists():
             return path
-    except OSError as error:
-        raise ModelError(f"{redact_source(model)} cannot be read: {error.strerror}", remedy="check the path") from error
     if fetched := fetched_model(str(model)):
         return fetched
     raise ModelError(f"there is no model {redact_source(model)!r}", remedy=_how_to_get(str(model), path))
@@ -108,10 +104,8 @@ def shipped_model(name: str) -> Path:
         ModelError: the file is missing or was changed.
     """
     path = DATA / f"{name}.onnx"
-    try:
+    with os_errors_as(ModelError, f"{path}, the model {name}, cannot be read", REINSTALL):
         found = file_hash(path)
-    except OSError as error:
-        raise ModelError(f"{path}, the model {name}, cannot be read: {error.strerror}", remedy=REINSTALL) from error
     if found != SHA256[name]:
         message = f"{path} is not the model {name}: its SHA-256 is {found}, not {SHA256[name]}"
         raise ModelError(message, remedy=REINSTALL)

@@ -1,7 +1,5 @@
 """Card: a model's preprocessing, output layout and classes, read from the ONNX file or a YAML file beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

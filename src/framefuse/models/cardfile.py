@@ -1,7 +1,5 @@
 """The YAML card beside a model (model.yaml for model.onnx): its keys and their validation."""
 
-from __future__ import annotations
-
 import ast
 import json
 from contextlib import suppress
@@ -10,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
 
+from framefuse.common.files import os_errors_as
 from framefuse.common.names import nearest
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief
@@ -19,6 +18,8 @@ from framefuse.preprocess import Fit, Interpolation
 
 GreyLevel = Annotated[float, Field(ge=-1e6, le=1e6)]
 GreyLevels = tuple[GreyLevel, GreyLevel, GreyLevel]
+UNREADABLE = (OSError, ValueError, RuntimeError)
+"""What reading a file of unknown origin may raise."""
 
 
 def _size(value: Any) -> Any:
@@ -60,13 +61,10 @@ def read_card_file(path: Path) -> CardFile:
     Raises:
         CardError: not YAML, an unknown key, or an invalid value.
     """
-    try:
+    content: dict[str, Any] = {}
+    remedy = "write it as `key: value` lines"
+    with os_errors_as(CardError, f"card {path} cannot be read", remedy, UNREADABLE), suppress(FileNotFoundError):
         content = {key: value for key, (value, _) in read_mapping(path.read_bytes()).items()}
-    except FileNotFoundError:
-        content = {}
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CardError(f"card {path} cannot be read: {reason}", remedy="write it as `key: value` lines") from error
     for key in content:
         if key not in CardFile.model_fields:
             near = nearest(key, CardFile.model_fields)
@@ -90,7 +88,8 @@ def read_card_file(path: Path) -> CardFile:
 def _names_from_file(folder: Path, name: str) -> Any:
     """Class names from a text file, one per line, or from the key `names` of a YAML file. The file must be in the
     model's folder, because a card from elsewhere must not read other files."""
-    try:
+    what = f"class names {brief(name)} cannot be read"
+    with os_errors_as(CardError, what, "correct the key names", UNREADABLE):
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()):
             raise ValueError("it is outside the model's folder")
@@ -99,10 +98,6 @@ def _names_from_file(folder: Path, name: str) -> Any:
         if path.suffix in (".yaml", ".yml"):
             return read_mapping(path.read_bytes()).get("names", (None, 0))[0]
         return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        message = f"class names {brief(name)} cannot be read: {reason}"
-        raise CardError(message, remedy="correct the key names") from error
 
 
 def check_names(names: Any, where: str) -> dict[int, str]:

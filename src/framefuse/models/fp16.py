@@ -7,8 +7,6 @@ These stay in FP32, each with its reason in the report:
 - operators that ONNX does not define for FP16, and those with sub-graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any

@@ -4,8 +4,6 @@ A fetched model has a folder of its own in the user's cache, with its card, whic
 its licence and its SHA-256. From then on its name is enough, and no network is needed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -25,7 +23,7 @@ from urllib.request import Request, urlopen
 
 import yaml
 
-from framefuse.common.files import file_hash
+from framefuse.common.files import file_hash, os_errors_as
 from framefuse.common.redact import redact_source
 from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import KNOWN, NAME, Known, folder_of_models
@@ -91,7 +89,8 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
     if not NAME.fullmatch(name):
         raise UsageError(f"a model cannot be called {name!r}", remedy="use letters, digits, '-', '_' and '.' in --name")
     folder = folder_of_models()
-    try:
+    remedy = "free some space, or set XDG_CACHE_HOME to a writable folder"
+    with os_errors_as(ModelError, f"{redact_source(source)} cannot be put into {folder}", remedy):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
             staged = Path(scratch, name)
@@ -100,9 +99,6 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
             with suppress(FileNotFoundError):
                 os.rename(folder / name, Path(scratch, "earlier"))
             os.rename(staged, folder / name)
-    except OSError as error:
-        message = f"{redact_source(source)} cannot be put into {folder}: {error.strerror or error}"
-        raise ModelError(message, remedy="free some space, or set XDG_CACHE_HOME to a writable folder") from error
     path, problem = folder / name / f"{name}.onnx", None
     try:
         read_card(path)

@@ -10,8 +10,6 @@ The placement of Q/DQ nodes decides speed and accuracy:
   and last layers cost little time but most of the accuracy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import tempfile

@@ -1,7 +1,5 @@
 """Infers the output layout of a model from its output shapes and number of classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal

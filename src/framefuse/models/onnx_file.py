@@ -1,8 +1,6 @@
 """ONNX without an engine. Files: inputs, outputs and metadata. Graphs: who makes and reads a tensor, weighted layers,
 decoding; attributes and values of nodes."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.redact import brief
+from framefuse.common.text import lines_of
 from framefuse.errors import ModelError
 
 Array = NDArray[Any]
@@ -163,8 +162,7 @@ def is_quantised(model: Any) -> bool:
 
 def plain_words(error: BaseException) -> str:
     """The message of an ONNX Runtime error, without locations in its source."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |(Load model from )?\S* ?failed:(?=\S)", "", lines[-1])
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |(Load model from )?\S* ?failed:(?=\S)", "", lines_of(error)[-1])
     return re.sub(r"/onnxruntime_src/\S+:\d+ .*?\(.*?\) ", "", text)[:300]
 
 

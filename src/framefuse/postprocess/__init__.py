@@ -4,8 +4,6 @@ postprocess  raw outputs -> `Predictions`      BoxCheck    those -> `Detections`
 ClassMasks   class scores -> class masks       merge.py    what the views of one frame show -> what is in the frame
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -242,10 +240,8 @@ def scored(shape: tuple[int, ...], placement: Placement) -> tuple[float, float, 
     """
     (_, height, width), (wide, high) = shape, placement.size
     if height * wide != width * high:
-        raise CardError(
-            f"the model returned {width}x{height} scores for an input of {wide}x{high}",
-            remedy="export it with scores at the size of the input, or at 1/2, 1/4, ... of it",
-        )
+        remedy = "export it with scores at the size of the input, or at 1/2, 1/4, ... of it"
+        raise CardError(f"the model returned {width}x{height} scores for an input of {wide}x{high}", remedy=remedy)
     left, top, across, down = (side * width / wide for side in placement.content)
     return left, top, across, down
 

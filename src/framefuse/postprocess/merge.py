@@ -14,8 +14,6 @@ do a cut box that no other one continues and a box so long that the larger view 
 `kernels/boxes/merge.cu` does the same on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache

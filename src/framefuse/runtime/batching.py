@@ -1,7 +1,5 @@
 """Batching policy: which frames run together. Pure: time is passed in, and nothing waits."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar

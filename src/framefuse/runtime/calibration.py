@@ -1,7 +1,5 @@
 """Model inputs from the frames of a source, for engines and tools that calibrate on them."""
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import closing
 from dataclasses import replace

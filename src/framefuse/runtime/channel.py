@@ -4,8 +4,6 @@ Closing the tail of a chain closes its head: `close` wakes everything that waits
 the threads.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

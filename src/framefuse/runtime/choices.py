@@ -1,7 +1,5 @@
 """The automatic decisions of a run: pure functions of card and settings that return a value and its reason."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -60,10 +58,9 @@ def choose_rung(model: str | Path, settings: Settings) -> RungChoice:
     if not (settings.adaptive or settings.tiles == "auto"):  # nothing else takes a rate
         update["target_fps"] = None
     if ladder.machine != (here := processor(ladder.device)):
-        raise ConfigError(
-            f"{model} was measured on {ladder.machine}, and this is {here}, where other times hold",
-            remedy=f"measure again: framefuse profile {' '.join(dict.fromkeys(one.model for one in ladder.rungs))}",
-        )
+        message = f"{model} was measured on {ladder.machine}, and this is {here}, where other times hold"
+        remedy = f"measure again: framefuse profile {' '.join(dict.fromkeys(one.model for one in ladder.rungs))}"
+        raise ConfigError(message, remedy=remedy)
     return RungChoice(rung.model, settings.model_copy(update={"device": ladder.device, **update}), [why], below)
 
 
@@ -138,10 +135,8 @@ def choose_engine(settings: Settings, refuses: Refuses, engine: Engine | None = 
     """
     device, calibrate = "cuda" if settings.on_gpu else "cpu", settings.calib is not None
     if engine is not None and engine.device != device:
-        raise CapabilityError(
-            f"device {settings.device} was asked for, but the engine given was opened for {engine.device}",
-            remedy=f"open it with device {device}, or leave the device out",
-        )
+        message = f"device {settings.device} was asked for, but the engine given was opened for {engine.device}"
+        raise CapabilityError(message, remedy=f"open it with device {device}, or leave the device out")
     if engine is None and settings.engine != "auto":
         check_capabilities(find_backend(settings.engine), device, settings.precision, calibrate=calibrate)
     if settings.on_gpu:
@@ -183,10 +178,8 @@ def select(
         else:
             return backend, f"engine {name}: " + "; ".join(["the next best", *passed] if passed else [WHY[device]])
     what = " ".join(["the model", *[f"in {precision}"] * (precision != "auto"), *["with calibration"] * calibrate])
-    raise CapabilityError(
-        f"no engine here runs {what} on {device}: {'; '.join(passed)}",
-        remedy=who_can(device, precision, calibrate=calibrate, but=refused),
-    )
+    remedy = who_can(device, precision, calibrate=calibrate, but=refused)
+    raise CapabilityError(f"no engine here runs {what} on {device}: {'; '.join(passed)}", remedy=remedy)
 
 
 def check_cuda(gpu: int | None = None) -> None:
@@ -200,11 +193,10 @@ def check_cuda(gpu: int | None = None) -> None:
     names = [runtime.getDeviceProperties(number)["name"].decode() for number in range(count)]
     found = ", ".join(f"cuda:{number} ({name})" for number, name in enumerate(names))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    raise CapabilityError(
-        f"device cuda:{gpu} was asked for, but CUDA sees {found}"
-        + ("" if visible is None else f" only, because CUDA_VISIBLE_DEVICES is {visible!r}"),
-        remedy="use one of these, or --device cuda for the first one",
+    message = f"device cuda:{gpu} was asked for, but CUDA sees {found}" + (
+        "" if visible is None else f" only, because CUDA_VISIBLE_DEVICES is {visible!r}"
     )
+    raise CapabilityError(message, remedy="use one of these, or --device cuda for the first one")
 
 
 def check_driver() -> None:
@@ -214,10 +206,9 @@ def check_driver() -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise CapabilityError(
-            "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)",
-            remedy="use --device cpu, or --device auto to use whatever is available",
-        ) from error
+        message = "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)"
+        remedy = "use --device cpu, or --device auto to use whatever is available"
+        raise CapabilityError(message, remedy=remedy) from error
 
 
 def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) -> tuple[Preprocess, str]:
@@ -249,10 +240,8 @@ def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) ->
 def check_size(card: Card, height: int, width: int) -> None:
     """Raise UsageError if a model with a dynamic input size cannot take this one."""
     if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
-        raise UsageError(
-            f"imgsz {height}x{width} is not a multiple of the model's stride {card.preprocess.stride}",
-            remedy=f"use --imgsz {near[0]} {near[1]}",
-        )
+        message = f"imgsz {height}x{width} is not a multiple of the model's stride {card.preprocess.stride}"
+        raise UsageError(message, remedy=f"use --imgsz {near[0]} {near[1]}")
 
 
 def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int, str | None]:
@@ -264,10 +253,8 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
     if not card.dynamic_batch:
         if settings.batch in (1, card.batch):
             return card.batch, None
-        raise UsageError(
-            f"batch {settings.batch} was asked for, but {card.path.name} has a fixed batch of {card.batch}",
-            remedy="export the model with a dynamic batch, or leave batch out",
-        )
+        message = f"batch {settings.batch} was asked for, but {card.path.name} has a fixed batch of {card.batch}"
+        raise UsageError(message, remedy="export the model with a dynamic batch, or leave batch out")
     if settings.on_gpu and readers > 1 and "batch" not in settings.model_fields_set:
         return CUDA_BATCH, f"batch {CUDA_BATCH}: several videos are read side by side"
     return settings.batch, None
@@ -283,10 +270,8 @@ def check_task(card: Card, settings: Settings) -> None:
     fields = "save_txt", "save_csv", "save_mot", "save_parquet", "save_cvat", "save_label_studio", "save_crop"
     for field in (*fields, "classes", "track", "zones", "events", "save_events"):
         if getattr(settings, field):
-            raise UsageError(
-                f"{field} was asked for, but {card.path.name} assigns a class to each pixel and finds no boxes",
-                remedy="leave it out; --save, --save-json and --save-jsonl also work with masks",
-            )
+            message = f"{field} was asked for, but {card.path.name} assigns a class to each pixel and finds no boxes"
+            raise UsageError(message, remedy="leave it out; --save, --save-json and --save-jsonl also work with masks")
 
 
 def choose_classes(card: Card, settings: Settings) -> Settings:
@@ -311,17 +296,13 @@ def class_number(card: Card, item: int | str) -> int:
     if found is not None and (not card.names or found in card.names):
         return found
     if not card.names:
-        raise UsageError(
-            f"class {brief(item)} was asked for, but {card.path.name} names no classes",
-            remedy="pass class numbers, or state the names in its card",
-        )
+        remedy = "pass class numbers, or state the names in its card"
+        raise UsageError(f"class {brief(item)} was asked for, but {card.path.name} names no classes", remedy=remedy)
     names = {name.casefold(): f"{number} {name}" for number, name in card.names.items()}
     close = nearest(str(item), names, 3)
     known = [names[name] for name in close] or list(names.values())[:12]
-    raise UsageError(
-        f"class {brief(item)} was asked for, but {card.path.name} has {len(names)} classes",
-        remedy=f"its classes are {', '.join(known)}{', ...' if len(known) < len(names) else ''}",
-    )
+    remedy = f"its classes are {', '.join(known)}{', ...' if len(known) < len(names) else ''}"
+    raise UsageError(f"class {brief(item)} was asked for, but {card.path.name} has {len(names)} classes", remedy=remedy)
 
 
 def choose_tracker(settings: Settings) -> tuple[Settings, str | None]:

@@ -3,8 +3,6 @@
 A job is a list of inputs: a video is one, and so are images that follow one another, which share their outputs.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import itertools
@@ -110,10 +108,8 @@ def _units(paths: Sequence[str]) -> list[list[str]]:
 def _files(item: Any) -> list[str]:
     text = str(item)
     if not isinstance(item, str | Path) or is_camera(item) or "://" in text:
-        raise UsageError(
-            f"{brief(item)} is not a file, so a run of it has no shards and cannot be resumed",
-            remedy="name files, folders or globs, or leave resume and shard out",
-        )
+        message = f"{brief(item)} is not a file, so a run of it has no shards and cannot be resumed"
+        raise UsageError(message, remedy="name files, folders or globs, or leave resume and shard out")
     return list(find(text))
 
 

@@ -1,7 +1,5 @@
 """Opens the rungs of a ladder that a run may step down to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -47,11 +45,10 @@ def with_rungs(top: Program, plan: RunPlan, lower: Sequence[Below], info: Source
         for model, measured in lower:
             card = read_card(find_model(model))
             if card.names != top.card.names:
-                raise ConfigError(
-                    f"{card.path.name} has other classes than {top.card.path.name}, so it is no rung of the same "
-                    "ladder",
-                    remedy="profile models with the same classes",
+                message = (
+                    f"{card.path.name} has other classes than {top.card.path.name}, so it is no rung of the same ladder"
                 )
+                raise ConfigError(message, remedy="profile models with the same classes")
             settings = plan.settings.model_copy(update=dict(measured))
             sub = plan_run(card, settings, None, None).for_input(info)
             sub = replace(sub, batch=plan.batch, upload_mode=plan.upload_mode)

@@ -1,7 +1,5 @@
 """Ledger: bytes copied between host and device, by stage and kind. It makes "zero-copy" a number."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Model: a detector that stays open, for single images and for one Pipeline after another."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -148,10 +146,8 @@ class Model:
         while program.in_flight:
             finished = list(program.finish(timeout or None))
             if not finished:
-                raise EngineError(
-                    f"engine {self.engine.name} has not answered for {timeout:g} s",
-                    remedy="raise request_timeout, or use another engine",
-                )
+                remedy = "raise request_timeout, or use another engine"
+                raise EngineError(f"engine {self.engine.name} has not answered for {timeout:g} s", remedy=remedy)
             yield from finished
 
     def _discard(self) -> None:
@@ -177,10 +173,8 @@ class Model:
         elif isinstance(image, str | Path) and is_image_path(str(image)):
             source = open_paths(find(str(image)), options)
         else:
-            raise UsageError(
-                f"{brief(image)} is not an image",
-                remedy="pass an array, a PIL image, the path of an image or a list of these; a Pipeline reads videos",
-            )
+            remedy = "pass an array, a PIL image, the path of an image or a list of these; a Pipeline reads videos"
+            raise UsageError(f"{brief(image)} is not an image", remedy=remedy)
         with closing(source):
             return next(iter(source)).replace_unchecked(index=index)
 

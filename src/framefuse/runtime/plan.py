@@ -8,12 +8,10 @@ Each decision is made as soon as its facts are known, so that a wrong option fai
     RunPlan.for_output   encoder, upload mode                            once the engine has taken its memory
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from framefuse.config import Settings
 from framefuse.cuda import device as gpus
@@ -55,16 +53,16 @@ class RunPlan:
     reasons: Mapping[str, str | None]
     """Decision -> its reason."""
     preprocess: Preprocess
-    upload_mode: UploadMode = "copy"
+    upload_mode: "UploadMode" = "copy"
     merges: int = 0
     """Most views of a frame that run in one batch and are merged on the GPU; 0: views are merged on the host."""
 
-    def for_input(self, info: SourceInfo) -> RunPlan:
+    def for_input(self, info: SourceInfo) -> Self:
         """The plan with the size of the model input; UsageError if the model does not take the requested size."""
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
         return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason})
 
-    def for_views(self, viewer: Viewer, info: SourceInfo) -> RunPlan:
+    def for_views(self, viewer: Viewer, info: SourceInfo) -> Self:
         """The plan with batches that hold all views of a frame, where a GPU runs them. Another `batch` than 1 stays."""
         if not self.settings.on_gpu or self.card.task != "detect":
             return self
@@ -76,7 +74,7 @@ class RunPlan:
             viewer.merges = views  # otherwise boxes that only a tracker needs would hide others
         return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)
 
-    def for_output(self, info: SourceInfo) -> RunPlan:
+    def for_output(self, info: SourceInfo) -> Self:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
         settings, encoder = self.settings, None
         if settings.save and info.kind not in STILLS:
@@ -90,10 +88,8 @@ class RunPlan:
 
             mode, memory = choose_upload_mode(settings.memory)
         elif settings.memory != "auto":
-            raise UsageError(
-                f"memory {settings.memory} was asked for, but on device {settings.device} no frame enters a GPU",
-                remedy="leave it out, or use --device cuda",
-            )
+            message = f"memory {settings.memory} was asked for, but on device {settings.device} no frame enters a GPU"
+            raise UsageError(message, remedy="leave it out, or use --device cuda")
         reasons = {**self.reasons, "memory": memory, "encoder": encoder}
         return replace(self, settings=settings, upload_mode=mode, reasons=reasons)
 

@@ -5,8 +5,6 @@ counts everything on that device, other programs too. A `Meter` reads counters w
 where a counter is absent, cannot be read or shows nonsense, there is a reason in place of a number, and never a 0.
 """
 
-from __future__ import annotations
-
 import importlib
 import platform
 import re

@@ -3,8 +3,6 @@
 Whose CPU time is it? See that title in threads.py.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import threading
@@ -17,7 +15,7 @@ from itertools import pairwise
 from math import log
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from framefuse.runtime.power import EnergyFacts, Meter
 from framefuse.runtime.threads import COMM_LENGTH, HelperCpu
@@ -84,7 +82,7 @@ class Spread:
     total: float = 0.0
 
     @classmethod
-    def of(cls, seconds: Histogram) -> Spread:
+    def of(cls, seconds: Histogram) -> Self:
         if not seconds.count:
             return cls()
         shares = (seconds.percentile(percent) for percent in (50, 95, 99))

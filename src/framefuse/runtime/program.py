@@ -1,7 +1,5 @@
 """Program: frames -> request -> engine -> predictions, on the host. Results keep the order of the frames."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -9,9 +7,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from time import perf_counter, sleep, thread_time
-from typing import Any, NamedTuple
-
-from numpy.typing import NDArray
+from typing import Any, NamedTuple, Self
 
 from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
@@ -69,7 +65,7 @@ class WallCpuTime(NamedTuple):
     cpu: float
 
     @classmethod
-    def now(cls) -> WallCpuTime:
+    def now(cls) -> Self:
         return cls(perf_counter(), thread_time())
 
 
@@ -341,44 +337,35 @@ class HostProgram(Program):
         return flight.pool.wait(flight.slot, timeout)
 
     def _read(self, flight: InFlightBatch) -> tuple[list[FrameOutput], tuple[()]]:
-        layout, outputs = flight.slot.layout, flight.slot.outputs
+        card, layout, outputs = self.card, flight.slot.layout, flight.slot.outputs
+
+        def boxes(iou: float) -> list[Detections]:
+            """What the frames show, copied out of `outputs`, if suppression has this `iou`."""
+            predictions = postprocess(
+                outputs,
+                layout or card.layout,
+                flight.placements,
+                **vars(replace(self.selection, iou=iou)),
+                activation=card.activation,
+                box_units=card.box_units if layout is None else "relative",
+            )
+            return self.checked(*predictions)
+
         try:
             if layout is None:
-                outputs = tuple(outputs[index] for index in self.card.output_indices)
-            self.card.check_outputs(outputs, layout)
-            found = self._postprocess(outputs, layout, flight.placements)
+                outputs = tuple(outputs[index] for index in card.output_indices)
+            card.check_outputs(outputs, layout)
+            found: list[FrameOutput]
+            if self._class_masks is not None:
+                masks = self._class_masks(outputs[0], flight.placements)
+                found = [(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
+            else:
+                found = [(objects, None) for objects in boxes(self.selection.iou)]
             if self.observe is not None:
-                self.observe(
-                    flight.batch.infos,
-                    lambda iou: self._detections(outputs, layout, flight.placements, replace(self.selection, iou=iou)),
-                )
+                self.observe(flight.batch.infos, boxes)
         finally:
             flight.pool.release(flight.slot)
         return found, ()
-
-    def _postprocess(
-        self, outputs: Sequence[NDArray[Any]], layout: str | None, placements: Sequence[Placement]
-    ) -> list[FrameOutput]:
-        """Detections and masks of each frame, copied out of `outputs`."""
-        card = self.card
-        if self._class_masks is not None:
-            masks = self._class_masks(outputs[0], placements)
-            return [(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
-        return [(found, None) for found in self._detections(outputs, layout, placements, self.selection)]
-
-    def _detections(
-        self, outputs: Sequence[NDArray[Any]], layout: str | None, placements: Sequence[Placement], selection: Selection
-    ) -> list[Detections]:
-        card = self.card
-        predictions = postprocess(
-            outputs,
-            layout or card.layout,
-            placements,
-            **vars(selection),
-            activation=card.activation,
-            box_units=card.box_units if layout is None else "relative",
-        )
-        return self.checked(*predictions)
 
     def close(self) -> None:
         """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended, or

@@ -7,8 +7,6 @@ then interleave; those of each file stay in order. The setting `readers` overrid
 fewer videos each (`fleet`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The sinks that Settings ask for, plus those that the caller provides."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,10 +53,8 @@ def sinks_for(
         maker = callable(make) and (isinstance(make, type) or not hasattr(make, "write")) and _takes_nothing(make)
         sink = make() if maker else None
         if sink is None or not hasattr(sink, "write"):
-            raise UsageError(
-                f"sinks has {make!r}, which does not make a sink",
-                remedy="pass names such as 'csv', or classes or functions without arguments",
-            )
+            remedy = "pass names such as 'csv', or classes or functions without arguments"
+            raise UsageError(f"sinks has {make!r}, which does not make a sink", remedy=remedy)
         sinks.append(sink)
     return sinks
 

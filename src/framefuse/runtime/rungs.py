@@ -4,8 +4,6 @@ All of them are opened and warmed up before the first frame. A batch that was su
 results of different rungs may overtake each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The stages of a run as passive generators: decode, infer, write. `Pipeline` puts threads between them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Temperature: is a device too hot? By what the device itself says, since each has limits of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

@@ -15,8 +15,6 @@ Title: whose CPU time is it?
     the last sample and its end) is reported as "other". On systems other than Linux the CPU time of a stage is None.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tiles: how a frame or a region of it is divided, as asked for or chosen by measured time. Pure policy."""
 
-from __future__ import annotations
-
 import math
 import re
 from itertools import product

@@ -4,8 +4,6 @@ The model answers with every box from `track_low` on. The tracker sees all of th
 Events are made in the thread that writes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
@@ -116,7 +114,7 @@ class Tracks:
         return number
 
 
-def events_for(settings: Settings, card: Card, info_of: Callable[[str], SourceInfo]) -> Events | None:
+def events_for(settings: Settings, card: Card, info_of: Callable[[str], SourceInfo]) -> "Events | None":
     """What makes the events of a run; None: nobody wants any.
 
     Raises:

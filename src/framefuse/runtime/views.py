@@ -1,7 +1,5 @@
 """Views of frames: which parts of a frame the model sees, each as one row of a batch. Policy only: nothing waits."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,7 +74,7 @@ def _region(tag: str, numbers: tuple[float, ...], size: tuple[int, int]) -> View
     return View(region, tag, tuple(zip(xs, ys, strict=True)))
 
 
-def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None = None) -> Viewer | None:
+def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None = None) -> "Viewer | None":
     """What splits frames into views, by the settings or by a function of the caller; None: nothing does.
     UsageError: a setting cannot be used, or contradicts another one."""
     if settings.target_fps and settings.tiles != AUTO and not settings.adaptive:

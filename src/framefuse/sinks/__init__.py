@@ -1,8 +1,6 @@
 """Sinks write results. A run may use several kinds; SINKS names them, their classes say what they write. Here is what
 they have in common, and the two without files: a function, and a count. `SinkSet` gives each source its own sinks."""
 
-from __future__ import annotations
-
 import os
 import pkgutil
 import re

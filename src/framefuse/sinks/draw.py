@@ -4,8 +4,6 @@ Each plane is split into components (Y, U, V, or R, G, B), which are 2-D views w
 assignment per component, a label one copy of a cached tile per component.
 """
 
-from __future__ import annotations
-
 import colorsys
 import functools
 import math

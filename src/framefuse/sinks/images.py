@@ -5,8 +5,6 @@ and the sinks of still images: annotated ones, frames for labelling and training
 colour matrix and range.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

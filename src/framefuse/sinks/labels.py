@@ -5,8 +5,6 @@ only, from a line of JSON for each frame in <stem>.<name>.part, by `close`, or b
 without tracks become shapes of frames.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

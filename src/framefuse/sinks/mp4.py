@@ -6,8 +6,6 @@ disk, or if the process is killed; only the last second is lost: a fragment, and
 on a full disk, the fragmented file gets the name.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext, suppress

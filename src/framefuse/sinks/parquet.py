@@ -4,8 +4,6 @@ A Parquet file cannot be read before its end is written. Until then the rows lie
 that can be read as far as it goes; `close` makes <stem>.parquet of it, or `framefuse repair` after a kill.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Text of detections: JSON lines, CSV and MOTChallenge, one file each, and YOLO labels, a file per frame. Events of
 tracks: a line of JSON each, and a thumbnail of each track."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

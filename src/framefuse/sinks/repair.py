@@ -5,8 +5,6 @@ lines and CSV end with a whole line, COCO JSON, labels and Parquet lie in a stre
 fragmented. What is not complete ends in ".part", except where the source is live, and is never complete.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """The folder of a run: its lock, files that always end with a complete record or appear whole, their names (unique, and
 none of an input), and its manifest: which inputs have complete outputs, so that another run can go on after a kill."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

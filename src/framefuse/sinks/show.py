@@ -1,7 +1,5 @@
 """Annotated frames in a window of OpenCV, which must be imported before PyAV."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Annotated video that plays everywhere: H.264, 8-bit 4:2:0, index in front, with the source's timestamps and audio."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from fractions import Fraction
 from functools import partial

@@ -3,8 +3,6 @@
 Only live sources have threads, one per connection, because FFmpeg's network reads cannot be interrupted.
 """
 
-from __future__ import annotations
-
 import glob
 import itertools
 import os

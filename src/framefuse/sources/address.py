@@ -1,7 +1,5 @@
 """Addresses of streams: which are valid, which certificates of https and rtsps servers are trusted, and why not."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

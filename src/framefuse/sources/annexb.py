@@ -8,8 +8,6 @@ Unlike those filters, this inserts parameter sets before every key frame, since 
 that a packet carries replace those of the header and are not repeated; SEI messages of the header are left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -11,8 +11,6 @@ Why not `fflags=nobuffer`
     by a whole key-frame interval. Those few frames are decoded faster than real time and cause no lag.
 """
 
-from __future__ import annotations
-
 import atexit
 import errno
 import math

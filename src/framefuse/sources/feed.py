@@ -1,7 +1,5 @@
 """FrameFeed: a source of the images that a program submits."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from dataclasses import replace

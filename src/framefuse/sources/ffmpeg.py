@@ -3,8 +3,6 @@
 A `Frame` has the planes of a decoded frame in place, and what their samples mean.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import threading

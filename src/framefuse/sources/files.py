@@ -1,7 +1,5 @@
 """Video files, decoded by FFmpeg through PyAV."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Live streams: rtsp, http, udp, tcp, rtmp and srt addresses, with automatic reconnection; cameras (Video4Linux)."""
 
-from __future__ import annotations
-
 import logging
 import ssl
 import sys
@@ -162,7 +160,7 @@ class _Live:
             if closed.is_set() or not self._try_again(connection, closed):
                 return
 
-    def _began(self, facts: Facts, av_frame: Any, timeline: Timeline) -> None:
+    def _began(self, facts: Facts, av_frame: Any, timeline: "Timeline") -> None:
         """Record that the first frame of a connection has arrived."""
         self._learn(facts)
         if self._delivered or self._backoff.failures:

@@ -14,8 +14,6 @@ Surfaces are reused
     long as readers release right after their first kernel: `lease.release(after=event)`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections import deque
@@ -28,6 +26,7 @@ from typing import Any
 import av
 import numpy as np
 
+from framefuse.common.text import first_line
 from framefuse.cuda import device, driver
 from framefuse.cuda.device import LESS_MEMORY
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
@@ -52,7 +51,7 @@ _querying = threading.Lock()
 
 def choose_decoder(
     stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame]
-) -> NvDecoder | str:
+) -> "NvDecoder | str":
     """NVDEC if it can decode this stream, else why not: FFmpeg then decodes it on the host.
 
     Args:
@@ -89,7 +88,7 @@ def load_nvdec() -> Any:
         raise CapabilityError(f"PyNvVideoCodec fails: {error}", remedy="pip install 'framefuse[cuda13]'") from error
     except Exception as error:  # RuntimeError from its own check of the driver
         remedy = "check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
-        raise CapabilityError(f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}", remedy=remedy) from error
+        raise CapabilityError(f"PyNvVideoCodec cannot be used: {first_line(error)}", remedy=remedy) from error
     return PyNvVideoCodec
 
 
@@ -110,7 +109,7 @@ def refusal(module: Any, codec: str, sample: Frame) -> str | None:
         with _querying:
             limits = _limits(module, device.current_gpu(), known, format.bits)
     except Exception as error:  # PyNvVCException, and plain RuntimeError if the driver refuses
-        return f"{lacking} ({str(error).splitlines()[0][:120]})"
+        return f"{lacking} ({first_line(error, 120)})"
     if not limits.get("num_decoder_engines"):
         return lacking
     for name, side in (("width", width), ("height", height)):
@@ -251,7 +250,7 @@ class NvDecoder:
             decoded = self._decoder.Decode(data)
         except Exception as error:  # PyNvVCException
             self.restart()
-            raise av.error.InvalidDataError(0, f"NVDEC: {str(error).splitlines()[0][:200]}") from error
+            raise av.error.InvalidDataError(0, f"NVDEC: {first_line(error, 200)}") from error
         if not decoded:
             return
         ready = None
@@ -276,7 +275,7 @@ class NvDecoder:
             where = {"gpuid": self._device, "cudacontext": 0, "cudastream": self._stream.ptr, "usedevicememory": True}
             self._decoder = self._module.CreateDecoder(**where, **how)
         except Exception as error:  # PyNvVCException, and plain RuntimeError
-            raise EngineError(f"cannot start NVDEC: {(str(error).splitlines() or [''])[0][:200]}") from error
+            raise EngineError(f"cannot start NVDEC: {first_line(error, 200)}") from error
         _started.add(self._device)
 
     def wrap(self, decoded: Surface, info: SourceInfo, **facts: Any) -> Frame:

@@ -1,7 +1,5 @@
 """The `Source` interface, a source made of a generator, the facts about one, and the options for reading it."""
 
-from __future__ import annotations
-
 import math
 import sys
 import threading
@@ -135,7 +133,7 @@ class SourceInfo:
     Grows while reading."""
     drops: dict[str, int] = field(default_factory=dict)
     """Frames not delivered, by cause: "stale", "superseded", "corrupt", ..."""
-    parts: dict[str, SourceInfo] = field(default_factory=dict)
+    parts: "dict[str, SourceInfo]" = field(default_factory=dict)
     """Chains of several sources: the facts of each part by its `Frame.source_id`, from its first frame on."""
     copied: int = 0
     """Bytes of frames copied within GPU memory while decoding. Grows while reading."""

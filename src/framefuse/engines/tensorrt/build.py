@@ -7,8 +7,6 @@ The input of a plan is what preprocessing writes for GPUs: (batch, height, width
 the first 3 are the image.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from importlib import import_module

@@ -7,8 +7,6 @@ Not yet run on a GPU that TensorRT for RTX supports: the tests use a fake that r
 is refused.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from pathlib import Path
@@ -73,7 +71,7 @@ class TensorrtEngine(Engine):
             self.precision = precision_of(load_onnx(model)) if options.precision == "auto" else options.precision
         self.reasons.append(f"precision {self.precision}: TensorRT follows the file")
 
-    def _make_execution(self, batch: int, height: int, width: int) -> Execution:
+    def _make_execution(self, batch: int, height: int, width: int) -> "Execution":
         return Execution(self._found, self._engine(batch, height, width), self._said, batch, height, width)
 
     def close(self) -> None:

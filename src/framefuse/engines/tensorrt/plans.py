@@ -4,15 +4,13 @@ A plan belongs to one version of TensorRT, one GPU and one driver. TensorRT for 
 belong to a version and a kind of machine only.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import re
 from pathlib import Path
 from typing import Any
 
-from framefuse.common.files import file_hash, write_atomically
+from framefuse.common.files import file_hash, os_errors_as, write_atomically
 from framefuse.cuda import device
 from framefuse.engines.cache import DAMAGED, Cached, EngineCache, model_hash
 from framefuse.engines.onnx_shapes import read_profile
@@ -70,11 +68,8 @@ def cached(
     def build(path: Path) -> None:
         path.write_bytes(_plan(cache, found, model, shapes, precision, workspace_mb).content)
 
-    try:
+    with os_errors_as(EngineError, f"a plan cannot be kept in {cache.folder}", "set XDG_CACHE_HOME"):
         return cache.get(wanted | {"shapes": str(shapes)}, build, suffix=SUFFIX), shapes
-    except OSError as error:
-        message = f"a plan cannot be kept in {cache.folder}: {error.strerror or error}"
-        raise EngineError(message, remedy="set XDG_CACHE_HOME") from error
 
 
 def build(
@@ -95,16 +90,12 @@ def build(
     found, cache = found or bindings(), EngineCache("tensorrt")
     about = key(found, model, precision, shapes, workspace_mb)
     plan = _plan(cache, found, model, shapes, precision, workspace_mb)
-    try:
+    remedy = "set XDG_CACHE_HOME, or name a file with --out" if output is None else "name another file with --out"
+    with os_errors_as(SinkError, f"{output or cache.folder} cannot be written", remedy):
         if output is not None:
             write(output, plan, about)
             return output, plan
-        kept = cache.get(about, lambda path: path.write_bytes(plan.content), suffix=SUFFIX)
-    except OSError as error:
-        remedy = "set XDG_CACHE_HOME, or name a file with --out" if output is None else "name another file with --out"
-        why = error.strerror or error
-        raise SinkError(f"{output or cache.folder} cannot be written: {why}", remedy=remedy) from error
-    return kept.path, plan
+        return cache.get(about, lambda path: path.write_bytes(plan.content), suffix=SUFFIX).path, plan
 
 
 def write(path: Path, plan: Plan, about: dict[str, str]) -> None:

@@ -8,8 +8,6 @@ d x sum(weights) in its bias. Where a convolution pads, the padding is d instead
 its own. What those cost on a GPU has not been measured.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

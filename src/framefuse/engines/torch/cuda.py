@@ -4,8 +4,6 @@ PyTorch's allocator reuses memory while a model runs. Captured memory must stay 
 pool, filled by a first run.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from framefuse.common.text import first_line
 from framefuse.cuda import device
 from framefuse.engines.requests import DeviceExecution, Shape, capture
 from framefuse.errors import EngineError, FramefuseError, GpuMemoryError
@@ -75,8 +74,7 @@ class Execution(DeviceExecution):
         try:
             capture(self._stream, lambda: self.start(self._stream))
         except Exception as error:  # PyTorch's, or CUDA's
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            self.capturable, self.how = False, f"a graph of its own between two of ours ({why})"
+            self.capturable, self.how = False, f"a graph of its own between two of ours ({first_line(error, 200)})"
             graph = torch.cuda.CUDAGraph()
             mode = "thread_local"  # other threads may allocate
             with _pools.used(), torch.inference_mode(), torch.cuda.graph(graph, capture_error_mode=mode):

@@ -4,8 +4,6 @@ Channels last throughout. On the CPU a slot is read in place and `submit` runs t
 are captured with ours (`cuda.py`).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.common.machine import available_cores
+from framefuse.common.text import first_line
 from framefuse.engines.backend import CUPY, Backend, Needs, Package
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions
 from framefuse.engines.onnx_shapes import at_shape, folded
@@ -158,9 +157,8 @@ def _read(torch: Any, path: Path) -> Any:
     try:
         return torch.export.load(path) if path.suffix == ".pt2" else torch.jit.load(path, map_location="cpu")
     except Exception as error:  # a zip's, pickle's, or PyTorch's own classes
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         remedy = "pass an exported program (.pt2), TorchScript (.pt, .ts) or ONNX; weights alone are no model"
-        raise ModelError(f"PyTorch cannot load {path}: {first}", remedy=remedy) from error
+        raise ModelError(f"PyTorch cannot load {path}: {first_line(error)}", remedy=remedy) from error
 
 
 def _torch() -> Any:

@@ -3,8 +3,6 @@
 Each takes (inputs, attributes). An input that says how, not what (a shape, axes, sizes), comes as plain numbers.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -19,6 +19,7 @@ from typing import Any
 import av
 import numpy as np
 
+from framefuse.common.text import first_line
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import device as gpus
 from framefuse.engines import ENGINES, find_backend
@@ -285,5 +286,4 @@ def _absent(error: Exception) -> str:
 
 
 def _broken(name: str, error: Exception) -> Check:
-    why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-    return Check(f"engine {name}", why[:200], "it runs", "outside")
+    return Check(f"engine {name}", f"{type(error).__name__}: {first_line(error, 160)}", "it runs", "outside")

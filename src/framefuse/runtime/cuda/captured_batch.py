@@ -7,8 +7,6 @@ Title: what is inside the graph
     that cannot be captured is started between two graphs on the same stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, pairwise, zip_longest

@@ -3,8 +3,6 @@
 Each belongs to one `CapturedBatch`. `upload` and `start` only launch, so they are captured; `place` and `read` are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -4,8 +4,6 @@ For each input size a few batches (`CapturedBatch`) are captured before the firs
 flight. Their memory is freed when the program is closed, except on a GPU that was lost.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress

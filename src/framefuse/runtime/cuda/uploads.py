@@ -8,8 +8,6 @@ Title: three upload modes
     docs/results/memory.md compares them. Device and page-locked memory come from CuPy's pools and are reused.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
@@ -116,7 +114,7 @@ class _PlaneBuffer(NamedTuple):
     host: NDArray[Any]
     gpu: Any
 
-    def shaped_like(self, plane: Any) -> _PlaneBuffer:
+    def shaped_like(self, plane: Any) -> "_PlaneBuffer":
         """The same memory for a plane of another shape or dtype that fits into it."""
         host, gpu = (part[: plane.nbytes].view(plane.dtype).reshape(plane.shape) for part in self.memory)
         return _PlaneBuffer(self.memory, host, gpu)

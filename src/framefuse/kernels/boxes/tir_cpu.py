@@ -15,7 +15,7 @@ from operator import add
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at
+from ..tir.base import array_at, variables
 
 SAMPLES = {"f32": "float32", "f16": "float16"}
 
@@ -179,9 +179,7 @@ def filter_yolov8(sample):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov8_{sample}"})
         values = array_at(address, SAMPLES[sample], anchors, align=2)
-        label = T.alloc_buffer((1,), "int32")
-        bad = T.alloc_buffer((1,), "int32")
-        hits = T.alloc_buffer((1,), "int32")
+        label, bad, hits = variables("int32", 1, 1, 1)
         totals[0] = 0
         totals[1] = 0
         # Blocks begin where cache lines of a row do, except for the first one, which begins within its block.
@@ -244,8 +242,7 @@ def filter_yolov5(sample):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov5_{sample}"})
         values = array_at(address, SAMPLES[sample], anchors, align=2)
         best = T.alloc_buffer((1,), "float32")
-        label = T.alloc_buffer((1,), "int32")
-        bad = T.alloc_buffer((1,), "int32")
+        label, bad = variables("int32", 1, 1)
         totals[0] = 0
         totals[1] = 0
         for a in T.serial(anchors):
@@ -332,13 +329,8 @@ def suppress(rotated):
         index: T.Buffer(("room",), "int32", align=4), counts: T.Buffer(("batch",), "int32", align=4),
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": "suppress_rotated" if rotated else "suppress_boxes"})
-        side = T.alloc_buffer((1,), "int32")
-        rank = T.alloc_buffer((1,), "int32")
-        found = T.alloc_buffer((1,), "int32")
-        hit = T.alloc_buffer((1,), "int32")
-        polygon = T.alloc_buffer((2, 2, 20), "float32")
-        count = T.alloc_buffer((2,), "int32")
-        shared = T.alloc_buffer((1,), "float32")
+        side, rank, found, hit, count = variables("int32", 1, 1, 1, 1, 2)
+        polygon, shared = variables("float32", (2, 2, 20), 1)
         n: T.let = totals[0]
         side[0] = 0
         for i in T.serial(n):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, array_at, colour, lerp, stored, switch
+from ..tir.base import OUTPUTS, SAMPLES, array_at, arrays_at, colour, lerp, stored, switch
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """Codes of frame.PixelFormat.layout, packed layouts by their channels."""
@@ -105,9 +105,7 @@ def rgb_variant(sample, output):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"yuv_to_rgb_{sample}_{output}"})
         row_size = T.int32()
-        plane0 = array_at(address0, dtype, row_size)
-        plane1 = array_at(address1, dtype, row_size)
-        plane2 = array_at(address2, dtype, row_size)
+        plane0, plane1, plane2 = arrays_at((address0, address1, address2), dtype, row_size)
         target = array_at(target_address, OUTPUTS[output], row_size)
         gains = T.alloc_buffer((3,), "float32")
         for y in T.serial(height):
@@ -193,9 +191,7 @@ def yuv_variant(source):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}"})
         size = T.int32()
         image = array_at(image_address, IMAGES[source], size)
-        plane0 = array_at(address0, "uint8", size)
-        plane1 = array_at(address1, "uint8", size)
-        plane2 = array_at(address2, "uint8", size)
+        plane0, plane1, plane2 = arrays_at((address0, address1, address2), "uint8", size)
         for block in T.serial((height + subsample - 1) // subsample):
             for j in T.serial(subsample):
                 # An odd last row is used twice; `unpack` does the same with an odd last column.

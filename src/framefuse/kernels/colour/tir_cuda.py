@@ -9,7 +9,7 @@ The others: a thread computes a pixel.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, array_at, colour, lerp, stored, wide
+from ..tir.base import OUTPUTS, SAMPLES, array_at, arrays_at, colour, lerp, registers, stored, wide
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """As in `tir_cpu.py`."""
@@ -86,16 +86,11 @@ def rgb_variant(sample, output):
                             x = (block_x * COLUMNS + thread_x) * PIXELS
                             y = block_y * ROWS + thread_y
                             if T.And(x < width, y < height):
-                                comps = T.alloc_buffer((3 * PIXELS,), "float32", scope="local")
+                                comps, weight = registers("float32", 3 * PIXELS, 2)
                                 words = T.alloc_buffer((2 * size,), "uint32", scope="local")
-                                near = T.alloc_buffer((2,), "int32", scope="local")
-                                far = T.alloc_buffer((2,), "int32", scope="local")
-                                weight = T.alloc_buffer((2,), "float32", scope="local")
+                                near, far = registers("int32", 2, 2)
                                 results = T.alloc_buffer((3 * PIXELS,), OUTPUTS[output], scope="local")
-                                plane0 = address0
-                                plane1 = address1
-                                plane2 = address2
-                                written = target
+                                plane0, plane1, plane2, written = address0, address1, address2, target
                                 if table != T.int64(0):
                                     plane0 = rows[frame * 4]
                                     plane1 = rows[frame * 4 + 1]
@@ -194,9 +189,7 @@ def yuv_variant(source):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}", "carried": ["numbers", 48]})
         coefficients = array_at(numbers, "float32", align=4)
-        plane0 = array_at(address0, "uint8")
-        plane1 = array_at(address1, "uint8")
-        plane2 = array_at(address2, "uint8")
+        plane0, plane1, plane2 = arrays_at((address0, address1, address2), "uint8")
         for block_y in T.thread_binding((height + 15) // 16, thread="blockIdx.y"):
             for block_x in T.thread_binding((width + 63) // 64, thread="blockIdx.x"):
                 for thread_y in T.thread_binding(8, thread="threadIdx.y"):
@@ -204,8 +197,7 @@ def yuv_variant(source):
                         left = (block_x * 32 + thread_x) * 2
                         top = (block_y * 8 + thread_y) * 2
                         if T.And(left < width, top < height):
-                            sums = T.alloc_buffer((3,), "float32", scope="local")
-                            rgb = T.alloc_buffer((3,), "float32", scope="local")
+                            sums, rgb = registers("float32", 3, 3)
                             luma = T.meta_var(code(coefficients, 0, rgb))
                             cb = T.meta_var(code(coefficients, 1, rgb))
                             cr = T.meta_var(code(coefficients, 2, rgb))

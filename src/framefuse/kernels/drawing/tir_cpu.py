@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, array_at
+from ..tir.base import SAMPLES, array_at, arrays_at
 
 
 @T.prim_func(s_tir=True)
@@ -21,10 +21,7 @@ def draw_overlay(
 ):  # fmt: skip
     """inks[label] is y, u, v, opacity (0..255)."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
-    luma = array_at(y_address, "uint8", width)
-    u = array_at(u_address, "uint8", width)
-    v = array_at(v_address, "uint8", width)
-    labels = array_at(label_address, "uint8", width)
+    luma, u, v, labels = arrays_at((y_address, u_address, v_address, label_address), "uint8", width)
     seen = T.alloc_buffer((1,), "int32")
     sums = T.alloc_buffer((3,), "int32")
     for cell_y in T.serial((height + 1) // 2):
@@ -81,10 +78,7 @@ def boxes_variant(sample):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"draw_boxes_{sample}"})
         n = T.int32()
-        luma = array_at(y_address, dtype, width)
-        u = array_at(u_address, dtype, width)
-        v = array_at(v_address, dtype, width)
-
+        luma, u, v = arrays_at((y_address, u_address, v_address), dtype, width)
         for j in T.serial(n):
             i: T.let = n - 1 - j
             x1: T.let = boxes[i, 0]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, lerp, stored
+from ..tir.base import arrays_at, lerp, stored
 from ._tir_positions import HALF, clamped, i64, reciprocal, weight_of_fixed, whole_of_fixed
 
 SAMPLES = {"u8": "uint8", "f32": "float32"}
@@ -148,11 +148,9 @@ def variant(sample, channels):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}"})
         size = T.int32()
-        source = array_at(source_address, dtype, size)
-        target = array_at(target_address, dtype, size)
+        source, target = arrays_at((source_address, target_address), dtype, size)
         pair = T.alloc_buffer((2 * lanes,), "float32")
-        map_x = array_at(map_x_address, "float32", size, align=4)
-        map_y = array_at(map_y_address, "float32", size, align=4)
+        map_x, map_y = arrays_at((map_x_address, map_y_address), "float32", size, align=4)
         for y in T.serial(rows):
             if kind == AFFINE:
                 locate_affine(whole, weight, fixed, y, T.Select(linear != 0, i64(0), i64(HALF)), columns)

@@ -14,7 +14,7 @@ images use `tir_cuda_warp_tile.py`, which is faster.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, lerp, stored, wide
+from ..tir.base import array_at, arrays_at, lerp, registers, stored, wide
 from ._tir_cuda_warp import align, blend, fixed, joined, rounded
 from ._tir_positions import BORDER, BYTES, MATRIX, clamped, reciprocal, weight_of_fixed, whole_of_fixed
 
@@ -181,8 +181,7 @@ def variant(sample, channels):
         border = array_at(numbers, "float32", align=4)
         out = array_at(target, dtype, align=16)
         out_words = array_at(target, "uint32", align=4)
-        xs = array_at(map_x, "float32", align=4)
-        ys = array_at(map_y, "float32", align=4)
+        xs, ys = arrays_at((map_x, map_y), "float32", align=4)
         for image in T.thread_binding(images, thread="blockIdx.z"):
             for block_y in T.thread_binding((rows + ROWS - 1) // ROWS, thread="blockIdx.y"):
                 for block_x in T.thread_binding((columns + WIDE - 1) // WIDE, thread="blockIdx.x"):
@@ -191,16 +190,11 @@ def variant(sample, channels):
                             x = block_x * WIDE + thread_x * (1 if packed else PIXELS)
                             y = block_y * ROWS + thread_y
                             if T.Or(packed, T.And(x < columns, y < rows)):
-                                whole = T.alloc_buffer((2 * PIXELS,), "int32", scope="local")
-                                weight = T.alloc_buffer((2 * PIXELS,), "float32", scope="local")
-                                values = T.alloc_buffer((channels,), "float32", scope="local")
+                                whole, inside = registers("int32", 2 * PIXELS, 1)
+                                weight, values, value = registers("float32", 2 * PIXELS, channels, 4)
                                 results = T.alloc_buffer((PIXELS * channels,), dtype, scope="local")
-                                value = T.alloc_buffer((4,), "float32", scope="local")
-                                words_ = T.alloc_buffer((6 * PIXELS,), "uint32", scope="local")
+                                words_, pixels, bits = registers("uint32", 6 * PIXELS, PIXELS, channels)
                                 places = T.alloc_buffer((PIXELS,), "int64", scope="local")
-                                inside = T.alloc_buffer((1,), "int32", scope="local")
-                                pixels = T.alloc_buffer((PIXELS,), "uint32", scope="local")
-                                bits = T.alloc_buffer((channels,), "uint32", scope="local")
                                 taken = T.alloc_buffer((4 * channels,), "float32", scope="local")
                                 if kind == AFFINE:
                                     across = m[MATRIX] * wide(x) + m[MATRIX + 1] * wide(y) + m[MATRIX + 2]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, lerp
+from ..tir.base import array_at, lerp, variables
 
 
 def differ(a, b):
@@ -170,13 +170,9 @@ def instance_runs(
 
 @T.prim_func(s_tir=True)
 def mask_runs(
-    mask_address: T.int64,
-    pitch: T.int64,
-    height: T.int32,
-    width: T.int32,
-    runs: T.Buffer(("capacity",), "int32", align=4),
-    offset: T.handle,
-):
+    mask_address: T.int64, pitch: T.int64, height: T.int32, width: T.int32,
+    runs: T.Buffer(("capacity",), "int32", align=4), offset: T.handle,
+):  # fmt: skip
     """COCO run lengths of one row-major mask (non-zero is set). offsets[width] becomes the number of runs.
 
     Two passes over the rows, each comparing a row with the one above: count the changes of each column, then write them
@@ -234,12 +230,10 @@ def mask_runs(
 
 @T.prim_func(s_tir=True)
 def run_text(
-    runs: T.Buffer(("capacity",), "int32", align=4),
-    starts: T.Buffer(("n",), "int32", align=4),
-    ends: T.Buffer(("n",), "int32", align=4),
-    characters: T.Buffer(("room",), "uint8", align=1),
+    runs: T.Buffer(("capacity",), "int32", align=4), starts: T.Buffer(("n",), "int32", align=4),
+    ends: T.Buffer(("n",), "int32", align=4), characters: T.Buffer(("room",), "uint8", align=1),
     text_ends: T.Buffer(("n",), "int32", align=4),
-):
+):  # fmt: skip
     """Runs starts[i]..ends[i] - 1 of each item as COCO's compressed strings, one after the other.
 
     Each run from the fourth on is coded as the difference to the run two before it: little-endian groups of 5 bits, bit
@@ -247,9 +241,7 @@ def run_text(
     """
     T.func_attr({"tirx.noalias": True, "global_symbol": "run_text"})
     n = T.int32()
-    length = T.alloc_buffer((1,), "int32")
-    rest = T.alloc_buffer((1,), "int32")
-    more = T.alloc_buffer((1,), "int32")
+    length, rest, more = variables("int32", 1, 1, 1)
     length[0] = 0
     for i in T.serial(n):
         for k in T.serial(ends[i] - starts[i]):

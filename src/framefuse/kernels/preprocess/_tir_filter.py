@@ -59,10 +59,7 @@ def filters(layout, sample):
                 lanes[x * 4 + lane] = row[index[axis, x] + lane] * weights[axis, x * taps + lane]
             for q in T.serial(1, taps // 4):
                 for lane in T.vectorized(4):
-                    lanes[x * 4 + lane] = (
-                        lanes[x * 4 + lane]
-                        + row[index[axis, x] + q * 4 + lane] * weights[axis, x * taps + q * 4 + lane]
-                    )
+                    lanes[x * 4 + lane] += row[index[axis, x] + q * 4 + lane] * weights[axis, x * taps + q * 4 + lane]
 
     def total(lanes, at, step):
         value = lanes[at]
@@ -178,10 +175,8 @@ def filters(layout, sample):
                             lanes[x * 4 + lane] = row[index[0, x] + lane] * weights[0, x * xtaps]
                         for t in T.serial(1, xtaps):
                             for lane in T.vectorized(4):
-                                lanes[x * 4 + lane] = (
-                                    lanes[x * 4 + lane]
-                                    + row[index[0, x] + t * channels + lane] * weights[0, x * xtaps + t]
-                                )
+                                sample = T.meta_var(row[index[0, x] + t * channels + lane])
+                                lanes[x * 4 + lane] += sample * weights[0, x * xtaps + t]
             if plain == 0:
                 for x in T.serial(count):
                     comps[x] = lanes[4 * x]

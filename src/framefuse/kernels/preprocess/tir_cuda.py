@@ -13,7 +13,7 @@ it.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, stored, switch, wide
+from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, registers, stored, switch, wide
 from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, lanes, span
 
 LAYOUTS = ("planar", "semiplanar", "packed", "gray")
@@ -231,12 +231,8 @@ def variant(layout, sample, memory, alone=False):
     @T.inline
     def pixels(values, addresses, integers, row, x, y):
         """values = neighbouring pixels, converted and laid out."""
-        coefficients = T.alloc_buffer((24,), "int32", scope="local")
-        extents = T.alloc_buffer((4,), "int32", scope="local")
-        along0 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
-        along1 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
-        across0 = T.alloc_buffer((8,), "int32", scope="local")
-        across1 = T.alloc_buffer((8,), "int32", scope="local")
+        coefficients, extents = registers("int32", 24, 4)
+        along0, along1, across0, across1 = registers("int32", len(AXIS), len(AXIS), 8, 8)
         # Load everything in the row except the coefficients before any branch, so that it arrives at once.
         fetch(extents, 0, 1, integers, row, WORD["along_begin"])
         fetch(coefficients, 16, 2, integers, row, COEFFICIENT + 16)
@@ -249,14 +245,8 @@ def variant(layout, sample, memory, alone=False):
         plane1 = addresses[row, ADDRESS["plane1"]]
         plane2 = addresses[row, ADDRESS["plane2"]]
         if T.And(T.And(y >= extents[2], y < extents[3]), T.And(x + many > extents[0], x < extents[1])):
-            lefts = T.alloc_buffer((4 * many,), "int32", scope="local")
-            wxs = T.alloc_buffer((2 * many,), "float32", scope="local")
-            ups = T.alloc_buffer((4,), "int32", scope="local")
-            wholes = T.alloc_buffer((2 * many,), "int32", scope="local")
-            heights = T.alloc_buffer((2,), "int32", scope="local")
-            inner = T.alloc_buffer((1,), "int32", scope="local")
-            wys = T.alloc_buffer((2,), "float32", scope="local")
-            comps = T.alloc_buffer((3 * many,), "float32", scope="local")
+            lefts, ups, wholes, heights, inner = registers("int32", 4 * many, 4, 2 * many, 2, 1)
+            wxs, wys, comps = registers("float32", 2 * many, 2, 3 * many)
             mode = along0[11]
             direct = along1[11]
             if mode != MODES["filtered"]:

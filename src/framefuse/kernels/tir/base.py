@@ -16,6 +16,21 @@ def array_at(address, dtype, size=LARGE, align=1):
     return T.decl_buffer((size,), dtype, data=T.reinterpret("handle", address), align=align)
 
 
+def arrays_at(addresses, dtype, size=LARGE, align=1):
+    """`array_at` for each address."""
+    return [array_at(address, dtype, size, align) for address in addresses]
+
+
+def variables(dtype, *shapes, scope="global"):
+    """Buffers of a kernel's own, each given by its shape or its number of elements."""
+    return [T.alloc_buffer(shape if isinstance(shape, tuple) else (shape,), dtype, scope=scope) for shape in shapes]
+
+
+def registers(dtype, *sizes):
+    """Arrays of a CUDA thread."""
+    return variables(dtype, *sizes, scope="local")
+
+
 def switch(value, cases, emit, *given):
     """emit(name, *given) for the name whose number in `cases` a value equals; the last name is for all other values."""
     (name, number), *others = cases.items()

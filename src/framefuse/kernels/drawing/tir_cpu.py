@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, array_at, arrays_at
+from ..tir.base import SAMPLES, arrays_at
 
 
 @T.prim_func(s_tir=True)

@@ -13,7 +13,7 @@ it.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, registers, stored, switch, wide
+from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, registers, stored, switch, threads, wide
 from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, lanes, span
 
 LAYOUTS = ("planar", "semiplanar", "packed", "gray")
@@ -347,15 +347,12 @@ def variant(layout, sample, memory, alone=False):
         T.func_attr(attributes)
         addresses = T.decl_buffer((rows, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
         integers = T.decl_buffer((rows, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)
-        for frame in T.thread_binding(frames, thread="blockIdx.z"):
-            for block_y in T.thread_binding((height + lines - 1) // lines, thread="blockIdx.y"):
-                for block_x in T.thread_binding((width + across - 1) // across, thread="blockIdx.x"):
-                    for thread_y in T.thread_binding(lines, thread="threadIdx.y"):
-                        for thread_x in T.thread_binding(columns, thread="threadIdx.x"):
-                            x = (block_x * columns + thread_x) * many
-                            y = block_y * lines + thread_y
-                            row = T.meta_var(0 if alone else frame)
-                            fill(addresses, integers, row, x, y, width, height, channel_pitch, vectors, store)
+        grid = T.meta_var(((width + across - 1) // across, (height + lines - 1) // lines, frames))
+        frame, block_y, block_x, thread_y, thread_x = threads(grid, (columns, lines))
+        x = (block_x * columns + thread_x) * many
+        y = block_y * lines + thread_y
+        row = T.meta_var(0 if alone else frame)
+        fill(addresses, integers, row, x, y, width, height, channel_pitch, vectors, store)
 
     return kernel
 

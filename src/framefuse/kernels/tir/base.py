@@ -26,6 +26,18 @@ def variables(dtype, *shapes, scope="global"):
     return [T.alloc_buffer(shape if isinstance(shape, tuple) else (shape,), dtype, scope=scope) for shape in shapes]
 
 
+def threads(grid, block):
+    """Indices of a CUDA thread's block in the grid, then its own, each from z or y to x; extents are from x on.
+
+    An assignment names them; what follows is what a thread does.
+    """
+    kinds = (("blockIdx", grid), ("threadIdx", block))
+    axes = [
+        (kind, axis, extent) for kind, extents in kinds for axis, extent in [*zip("xyz", extents, strict=False)][::-1]
+    ]
+    return [T.thread_binding(extent, thread=f"{kind}.{axis}") for kind, axis, extent in axes]
+
+
 def registers(dtype, *sizes):
     """Arrays of a CUDA thread."""
     return variables(dtype, *sizes, scope="local")

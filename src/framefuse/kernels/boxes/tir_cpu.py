@@ -15,7 +15,7 @@ from operator import add
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, variables
+from ..tir.base import array_at, lerp, variables
 
 SAMPLES = {"f32": "float32", "f16": "float16"}
 
@@ -106,9 +106,7 @@ def clip_by(polygon, count, source, target, axis, sign, limit):
         if T.And(T.max(room, next_room) >= ZERO, T.min(room, next_room) < ZERO):
             part: T.let = room / (room - next_room)
             for k in T.unroll(2):
-                polygon[target, k, count[target]] = polygon[source, k, v] + part * (
-                    polygon[source, k, w] - polygon[source, k, v]
-                )
+                polygon[target, k, count[target]] = lerp(polygon[source, k, v], polygon[source, k, w], part)
             count[target] = count[target] + 1
 
 
@@ -126,9 +124,7 @@ def intersect_rotated(a, b, polygon, count, shared):
     shared[0] = T.float32(0)
     for v in T.serial(count[0]):
         w: T.let = T.Select(v + 1 == count[0], 0, v + 1)
-        shared[0] = shared[0] + T.float32(0.5) * (
-            polygon[0, 0, v] * polygon[0, 1, w] - polygon[0, 0, w] * polygon[0, 1, v]
-        )
+        shared[0] += T.float32(0.5) * (polygon[0, 0, v] * polygon[0, 1, w] - polygon[0, 0, w] * polygon[0, 1, v])
     shared[0] = T.max(shared[0], T.float32(0))
 
 

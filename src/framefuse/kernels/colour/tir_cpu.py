@@ -28,13 +28,13 @@ def rgb_variant(sample, output):
     def sample_at(plane, index):
         return plane[index].astype("float32")
 
-    def packed(coefficients, c, plane, at):
-        """Output channel c of a packed pixel."""
-        return stored(colour(coefficients, c, [sample_at(plane, at + k) for k in range(3)]), output)
+    def packed(coefficients, plane, at, step, c, x):
+        """Output channel c of packed pixel x."""
+        return stored(colour(coefficients, c, [sample_at(plane, at + step * x + k) for k in range(3)]), output)
 
-    def shaded(gain, low, high, luma, added):
-        """An output channel from luma and the contribution of chroma."""
-        return stored(tirx.min(tirx.max(gain * luma + added, low), high), output)
+    def shaded(gains, low, high, plane, at, tints, c, x):
+        """Output channel c of pixel x from luma and the contribution of chroma."""
+        return stored(tirx.min(tirx.max(gains[c] * sample_at(plane, at + x) + tints[c, x], low), high), output)
 
     @T.inline
     def convert(pair, k, plane, at, step, count):
@@ -83,15 +83,16 @@ def rgb_variant(sample, output):
                     )
 
     @T.inline
-    def paint_packed(target, coefficients, plane, at, step, to, channel_pitch, interleaved, width):
+    def paint(target, to, channel_pitch, interleaved, width, channel_of, *given):
+        """A row of the output, whose channel c of pixel x is channel_of(*given, c, x)."""
         if interleaved != 0:
             for x in T.serial(width):
                 for c in T.unroll(3):
-                    target[to + 3 * x + c] = packed(coefficients, c, plane, at + step * x)
+                    target[to + 3 * x + c] = channel_of(*given, c, x)
         else:
             for c in T.unroll(3):
                 for x in T.serial(width):
-                    target[to + c * channel_pitch + x] = packed(coefficients, c, plane, at + step * x)
+                    target[to + c * channel_pitch + x] = channel_of(*given, c, x)
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -138,10 +139,11 @@ def rgb_variant(sample, output):
                 for c in T.unroll(3):
                     for x in T.serial(width):
                         tints[c, x] = coefficients[9 + c]
+            row = T.meta_var((target, to, channel_pitch, interleaved, width))
             if layout == PACKED3:
-                paint_packed(target, coefficients, plane0, y * pitch0, 3, to, channel_pitch, interleaved, width)
+                paint(*row, packed, coefficients, plane0, y * pitch0, 3)
             elif layout == PACKED4:
-                paint_packed(target, coefficients, plane0, y * pitch0, 4, to, channel_pitch, interleaved, width)
+                paint(*row, packed, coefficients, plane0, y * pitch0, 4)
             else:
                 # Read outside the loops: the compiler cannot know that no output overlaps the table.
                 for c in T.unroll(3):
@@ -149,16 +151,7 @@ def rgb_variant(sample, output):
                 low: T.let = coefficients[12]
                 high: T.let = coefficients[15]
                 luma: T.let = y * pitch0
-                if interleaved != 0:
-                    for x in T.serial(width):
-                        for c in T.unroll(3):
-                            value = T.meta_var(sample_at(plane0, luma + x))
-                            target[to + 3 * x + c] = shaded(gains[c], low, high, value, tints[c, x])
-                else:
-                    for c in T.unroll(3):
-                        for x in T.serial(width):
-                            value = T.meta_var(sample_at(plane0, luma + x))
-                            target[to + c * channel_pitch + x] = shaded(gains[c], low, high, value, tints[c, x])
+                paint(*row, shaded, gains, low, high, plane0, luma, tints)
 
     return kernel
 

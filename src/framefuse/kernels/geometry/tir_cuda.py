@@ -188,11 +188,10 @@ def variant(sample, channels):
         y = block_y * ROWS + thread_y
         if T.Or(packed, T.And(x < columns, y < rows)):
             whole, inside = registers("int32", 2 * PIXELS, 1)
-            weight, values, value = registers("float32", 2 * PIXELS, channels, 4)
+            weight, values, value, taken = registers("float32", 2 * PIXELS, channels, 4, 4 * channels)
             results = T.alloc_buffer((PIXELS * channels,), dtype, scope="local")
             words_, pixels, bits = registers("uint32", 6 * PIXELS, PIXELS, channels)
             places = T.alloc_buffer((PIXELS,), "int64", scope="local")
-            taken = T.alloc_buffer((4 * channels,), "float32", scope="local")
             if kind == AFFINE:
                 across = m[MATRIX] * wide(x) + m[MATRIX + 1] * wide(y) + m[MATRIX + 2]
                 down = m[MATRIX + 3] * wide(x) + m[MATRIX + 4] * wide(y) + m[MATRIX + 5]
@@ -236,12 +235,8 @@ def variant(sample, channels):
                 begin = source + skipped * size
                 limits = T.meta_var((source_pitch, height, width, linear, replicate, value))
                 taps = T.meta_var((begin, source_pitch, whole, weight, linear))
-                at = (
-                    wide(image) * target_image
-                    + wide(plane) * target_plane
-                    + wide(y) * wide(target_pitch)
-                    + wide(x * channels)
-                )
+                written = T.meta_var(wide(image) * target_image + wide(plane) * target_plane)
+                at = written + wide(y) * wide(target_pitch) + wide(x * channels)
                 if packed:
                     if inside[0] != 0:
                         inner_words(results, pixels, places, words_, bits, *taps)
@@ -252,9 +247,8 @@ def variant(sample, channels):
                                 if p == q:
                                     pixels[q] = T.uint32(0)
                                     for c in T.unroll(channels):
-                                        pixels[q] = pixels[q] | (
-                                            stored(values[c], sample).astype("uint32") << T.uint32(8 * c)
-                                        )
+                                        level = T.meta_var(stored(values[c], sample).astype("uint32"))
+                                        pixels[q] |= level << T.uint32(8 * c)
                     place = wide(image) * target_image
                     lane = thread_y * COLUMNS + thread_x
                     where = T.meta_var((target_pitch, x, y, columns, rows, lane, vectors))

@@ -115,6 +115,11 @@ def filters(layout, sample):
                     + lerp(sample_at(plane, second + here), sample_at(plane, second + beyond), weights[0, x]) * lower
                 )
 
+    def two_pixels(row, weight, plane, one, other, pairs):
+        """Horizontal taps of two packed pixels of a row, weighted."""
+        both = [plane[T.ramp(row + at, 1, 16)] for at in (one, other)]
+        return neighbours(*both, pairs, channels) * T.broadcast(weight * T.float32(PAIR_SCALE), 8)
+
     @T.inline
     def bilinear_bytes(plane, lanes, index, weights, pairs, begin, end, count, last, first, pitch, ytaps, yweights,
                        at):  # fmt: skip
@@ -127,17 +132,8 @@ def filters(layout, sample):
             x: T.let = begin + 2 * half
             one: T.let = index[0, x]
             other: T.let = index[0, x + 1]
-            lanes[T.ramp(4 * x, 1, 8)] = neighbours(
-                plane[T.ramp(first + one, 1, 16)],
-                plane[T.ramp(first + other, 1, 16)],
-                pairs[T.ramp(8 * x, 1, 16)],
-                channels,
-            ) * T.broadcast(upper * T.float32(PAIR_SCALE), 8) + neighbours(
-                plane[T.ramp(second + one, 1, 16)],
-                plane[T.ramp(second + other, 1, 16)],
-                pairs[T.ramp(8 * x, 1, 16)],
-                channels,
-            ) * T.broadcast(lower * T.float32(PAIR_SCALE), 8)
+            given = T.meta_var((plane, one, other, pairs[T.ramp(8 * x, 1, 16)]))
+            lanes[T.ramp(4 * x, 1, 8)] = two_pixels(first, upper, *given) + two_pixels(second, lower, *given)
         one_by_one(plane, lanes, index, weights, end, count, first, second, upper, lower, last)
 
     @T.inline
@@ -153,9 +149,8 @@ def filters(layout, sample):
                     picked[x * 4 + lane] = plane[first + index[0, x] + lane]
             if plain == 0:
                 for x in T.serial(count):
-                    comps[x] = picked[x * 4].astype("float32")
-                    comps[columns + x] = picked[x * 4 + 1].astype("float32")
-                    comps[2 * columns + x] = picked[x * 4 + 2].astype("float32")
+                    for c in T.unroll(3):
+                        comps[c * columns + x] = picked[x * 4 + c].astype("float32")
         else:
             if T.And(bytes_pass, T.And(xtaps <= 2, ytaps <= 2)):
                 if bytes_pass:
@@ -179,9 +174,8 @@ def filters(layout, sample):
                                 lanes[x * 4 + lane] += sample * weights[0, x * xtaps + t]
             if plain == 0:
                 for x in T.serial(count):
-                    comps[x] = lanes[4 * x]
-                    comps[columns + x] = lanes[4 * x + 1]
-                    comps[2 * columns + x] = lanes[4 * x + 2]
+                    for c in T.unroll(3):
+                        comps[c * columns + x] = lanes[4 * x + c]
             else:
                 for i in T.serial(4 * count):
                     picked[i] = (lanes[i] + T.float32(0.5)).astype("int32").astype(picked_dtype)

@@ -69,19 +69,17 @@ def variant(layout, sample, memory, alone=False):
     def pair(address):
         return T.call_extern("uint32", f"load_pair_{sample}", address)
 
-    def first_of(word):
+    def half(number, word):
+        """Sample 0 or 1 of the two in a word."""
         if sample == "u8":
-            return T.call_extern("float32", "byte_f32", word, 0)
-        return tirx.bitwise_and(word, tirx.const((1 << bits) - 1, "uint32")).astype("float32")
-
-    def second_of(word):
-        if sample == "u8":
-            return T.call_extern("float32", "byte_f32", word, 1)
+            return T.call_extern("float32", "byte_f32", word, number)
+        if number == 0:
+            return tirx.bitwise_and(word, tirx.const((1 << bits) - 1, "uint32")).astype("float32")
         return (word >> tirx.const(bits, "uint32")).astype("float32")
 
-    def blended(half_of, words, across, down):
+    def blended(number, words, across, down):
         """One half of each of four words, which are two taps of both axes."""
-        upper, lower = (lerp(half_of(words[k]), half_of(words[k + 1]), across) for k in (0, 2))
+        upper, lower = (lerp(half(number, words[k]), half(number, words[k + 1]), across) for k in (0, 2))
         return lerp(upper, lower, down)
 
     @T.inline
@@ -143,8 +141,8 @@ def variant(layout, sample, memory, alone=False):
         words[1] = pair(a + wide(lefts[2 * x + 1]))
         words[2] = pair(b + wide(lefts[2 * x]))
         words[3] = pair(b + wide(lefts[2 * x + 1]))
-        comps[k] = blended(first_of, words, wxs[x], wys[y])
-        comps[k + 1] = blended(second_of, words, wxs[x], wys[y])
+        comps[k] = blended(0, words, wxs[x], wys[y])
+        comps[k + 1] = blended(1, words, wxs[x], wys[y])
 
     @T.inline
     def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, i, j):
@@ -202,8 +200,8 @@ def variant(layout, sample, memory, alone=False):
         words[1] = pair(a + 2 * size)
         words[2] = pair(b)
         words[3] = pair(b + 2 * size)
-        comps[k] = blended(first_of, words, wxs[slot], wy)
-        comps[k + 1] = blended(second_of, words, wxs[slot], wy)
+        comps[k] = blended(0, words, wxs[slot], wy)
+        comps[k + 1] = blended(1, words, wxs[slot], wy)
 
     @T.inline
     def plain(comps, pick, along0, plane0, plane1, plane2, ups, wys, wholes, wxs):
@@ -214,17 +212,16 @@ def variant(layout, sample, memory, alone=False):
         for p in T.unroll(many):
             for k in T.unroll(side_by_side):
                 near_one(comps, 3 * p + k, line0, below0, step0, k * size, wholes, wxs, wys[0], 2 * p, pick)
-        if layout == "planar":
+        if chroma:
             line1 = plane1 + wide(ups[2])
             below1 = plane1 + wide(ups[3])
+        if layout == "planar":
             line2 = plane2 + wide(ups[2])
             below2 = plane2 + wide(ups[3])
             for p in T.unroll(many):
                 near_one(comps, 3 * p + 1, line1, below1, T.int64(size), 0, wholes, wxs, wys[1], 2 * p + 1, False)
                 near_one(comps, 3 * p + 2, line2, below2, T.int64(size), 0, wholes, wxs, wys[1], 2 * p + 1, False)
         if layout == "semiplanar":
-            line1 = plane1 + wide(ups[2])
-            below1 = plane1 + wide(ups[3])
             for p in T.unroll(many):
                 near_two(comps, 3 * p + 1, line1, below1, wholes, wxs, wys[1], 2 * p + 1)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, array_at, arrays_at, colour, lerp, stored, switch
+from ..tir.base import OUTPUTS, SAMPLES, array_at, arrays_at, colour, lerp, lets, stored, switch
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """Codes of frame.PixelFormat.layout, packed layouts by their channels."""
@@ -110,8 +110,7 @@ def rgb_variant(sample, output):
         target = array_at(target_address, OUTPUTS[output], row_size)
         gains = T.alloc_buffer((3,), "float32")
         for y in T.serial(height):
-            near: T.let = y // sub_y
-            phase: T.let = y % sub_y
+            near, phase = lets(y // sub_y, y % sub_y)
             beside: T.let = T.Select(2 * phase + 1 < sub_y, near - 1, near + 1)
             far: T.let = T.min(T.max(beside, 0), (height + sub_y - 1) // sub_y - 1)
             to: T.let = y * row_pitch
@@ -148,8 +147,7 @@ def rgb_variant(sample, output):
                 # Read outside the loops: the compiler cannot know that no output overlaps the table.
                 for c in T.unroll(3):
                     gains[c] = coefficients[3 * c]
-                low: T.let = coefficients[12]
-                high: T.let = coefficients[15]
+                low, high = lets(coefficients[12], coefficients[15])
                 luma: T.let = y * pitch0
                 paint(*row, shaded, gains, low, high, plane0, luma, tints)
 
@@ -241,8 +239,7 @@ def image_variant(source, target, scaled):
         image = array_at(image_address, IMAGES[source], size)
         out = array_at(out_address, IMAGES[target], size)
         for y in T.serial(height):
-            at: T.let = y * image_pitch
-            to: T.let = y * out_pitch
+            at, to = lets(y * image_pitch, y * out_pitch)
             if T.And(image_step > 1, out_step > 1):
                 for i in T.serial(width * channels):
                     out[to + i] = value(image, at + i, gains, biases, i)

@@ -7,7 +7,7 @@ row per component. Where a position has one tap in both directions, samples are 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, lerp
+from ..tir.base import SAMPLES, lerp, lets
 
 PAIR_SCALE = -1 / 32768
 """Unit of the weights in `pairs`: negative, since 16 bits hold -32768 but not 32768."""
@@ -41,8 +41,7 @@ def filters(layout, sample):
             for i in T.serial(start, stop):
                 row[i] = sample_at(plane, first + i)
         else:
-            upper: T.let = weights[at]
-            lower: T.let = weights[at + 1]
+            upper, lower = lets(weights[at], weights[at + 1])
             for i in T.serial(start, stop):
                 row[i] = sample_at(plane, first + i) * upper + sample_at(plane, first + pitch + i) * lower
             for t in T.serial(taps - 2):
@@ -125,13 +124,11 @@ def filters(layout, sample):
                        at):  # fmt: skip
         """lanes = bilinear taps of packed bytes, two pixels at once; reads 16 bytes from each of begin .. end - 1."""
         second: T.let = first + pitch * (ytaps - 1)
-        upper: T.let = yweights[at]
-        lower: T.let = T.if_then_else(ytaps == 1, T.float32(0), yweights[at + ytaps - 1])
+        upper, lower = lets(yweights[at], T.if_then_else(ytaps == 1, T.float32(0), yweights[at + ytaps - 1]))
         one_by_one(plane, lanes, index, weights, 0, begin, first, second, upper, lower, last)
         for half in T.serial((end - begin) // 2):
             x: T.let = begin + 2 * half
-            one: T.let = index[0, x]
-            other: T.let = index[0, x + 1]
+            one, other = lets(index[0, x], index[0, x + 1])
             given = T.meta_var((plane, one, other, pairs[T.ramp(8 * x, 1, 16)]))
             lanes[T.ramp(4 * x, 1, 8)] = two_pixels(first, upper, *given) + two_pixels(second, lower, *given)
         one_by_one(plane, lanes, index, weights, end, count, first, second, upper, lower, last)

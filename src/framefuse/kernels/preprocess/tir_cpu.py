@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, arrays_at, switch
+from ..tir.base import SAMPLES, arrays_at, lets, switch
 from ._tir_filter import filters
 from ._tir_store import STORES, WORDS, move, outputs_at, painters
 
@@ -69,8 +69,7 @@ def variant(layout, sample):
             for j in T.serial(count):
                 r: T.let = first + j - top
                 inside: T.let = T.And(r >= 0, r < content_height)
-                before: T.let = T.if_then_else(inside, left, width)
-                shown: T.let = T.if_then_else(inside, content_width, 0)
+                before, shown = lets(T.if_then_else(inside, left, width), T.if_then_else(inside, content_width, 0))
                 if inside:
                     into = T.meta_var((comps, row, lanes, picked, xi, xw))
                     luma = T.meta_var((start0, stop0, yi[0, r] * pitch0, pitch0, yi[1, r], yw, r * taps))

@@ -21,6 +21,11 @@ def arrays_at(addresses, dtype, size=LARGE, align=1):
     return [array_at(address, dtype, size, align) for address in addresses]
 
 
+def lets(*values):
+    """`T.let` for values that belong together: an assignment names them."""
+    return [T.Bind(value) for value in values]
+
+
 def variables(dtype, *shapes, scope="global"):
     """Buffers of a kernel's own, each given by its shape or its number of elements."""
     return [T.alloc_buffer(shape if isinstance(shape, tuple) else (shape,), dtype, scope=scope) for shape in shapes]

@@ -36,11 +36,9 @@ def threads(grid, block):
 
     An assignment names them; what follows is what a thread does.
     """
-    kinds = (("blockIdx", grid), ("threadIdx", block))
-    axes = [
-        (kind, axis, extent) for kind, extents in kinds for axis, extent in [*zip("xyz", extents, strict=False)][::-1]
-    ]
-    return [T.thread_binding(extent, thread=f"{kind}.{axis}") for kind, axis, extent in axes]
+    blocks = [(f"blockIdx.{axis}", extent) for axis, extent in zip("xyz", grid, strict=False)]
+    own = [(f"threadIdx.{axis}", extent) for axis, extent in zip("xyz", block, strict=False)]
+    return [T.thread_binding(extent, thread=axis) for axis, extent in [*blocks[::-1], *own[::-1]]]
 
 
 def registers(dtype, *sizes):

@@ -15,7 +15,7 @@ from operator import add
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at
+from ..tir.base import array_at, lerp, variables
 
 SAMPLES = {"f32": "float32", "f16": "float16"}
 
@@ -106,9 +106,7 @@ def clip_by(polygon, count, source, target, axis, sign, limit):
         if T.And(T.max(room, next_room) >= ZERO, T.min(room, next_room) < ZERO):
             part: T.let = room / (room - next_room)
             for k in T.unroll(2):
-                polygon[target, k, count[target]] = polygon[source, k, v] + part * (
-                    polygon[source, k, w] - polygon[source, k, v]
-                )
+                polygon[target, k, count[target]] = lerp(polygon[source, k, v], polygon[source, k, w], part)
             count[target] = count[target] + 1
 
 
@@ -126,9 +124,7 @@ def intersect_rotated(a, b, polygon, count, shared):
     shared[0] = T.float32(0)
     for v in T.serial(count[0]):
         w: T.let = T.Select(v + 1 == count[0], 0, v + 1)
-        shared[0] = shared[0] + T.float32(0.5) * (
-            polygon[0, 0, v] * polygon[0, 1, w] - polygon[0, 0, w] * polygon[0, 1, v]
-        )
+        shared[0] += T.float32(0.5) * (polygon[0, 0, v] * polygon[0, 1, w] - polygon[0, 0, w] * polygon[0, 1, v])
     shared[0] = T.max(shared[0], T.float32(0))
 
 
@@ -179,9 +175,7 @@ def filter_yolov8(sample):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov8_{sample}"})
         values = array_at(address, SAMPLES[sample], anchors, align=2)
-        label = T.alloc_buffer((1,), "int32")
-        bad = T.alloc_buffer((1,), "int32")
-        hits = T.alloc_buffer((1,), "int32")
+        label, bad, hits = variables("int32", 1, 1, 1)
         totals[0] = 0
         totals[1] = 0
         # Blocks begin where cache lines of a row do, except for the first one, which begins within its block.
@@ -244,8 +238,7 @@ def filter_yolov5(sample):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov5_{sample}"})
         values = array_at(address, SAMPLES[sample], anchors, align=2)
         best = T.alloc_buffer((1,), "float32")
-        label = T.alloc_buffer((1,), "int32")
-        bad = T.alloc_buffer((1,), "int32")
+        label, bad = variables("int32", 1, 1)
         totals[0] = 0
         totals[1] = 0
         for a in T.serial(anchors):
@@ -332,13 +325,8 @@ def suppress(rotated):
         index: T.Buffer(("room",), "int32", align=4), counts: T.Buffer(("batch",), "int32", align=4),
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": "suppress_rotated" if rotated else "suppress_boxes"})
-        side = T.alloc_buffer((1,), "int32")
-        rank = T.alloc_buffer((1,), "int32")
-        found = T.alloc_buffer((1,), "int32")
-        hit = T.alloc_buffer((1,), "int32")
-        polygon = T.alloc_buffer((2, 2, 20), "float32")
-        count = T.alloc_buffer((2,), "int32")
-        shared = T.alloc_buffer((1,), "float32")
+        side, rank, found, hit, count = variables("int32", 1, 1, 1, 1, 2)
+        polygon, shared = variables("float32", (2, 2, 20), 1)
         n: T.let = totals[0]
         side[0] = 0
         for i in T.serial(n):

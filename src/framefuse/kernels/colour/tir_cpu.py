@@ -14,7 +14,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, array_at, colour, lerp, stored, switch
+from ..tir.base import OUTPUTS, SAMPLES, array_at, arrays_at, colour, lerp, lets, stored, switch
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """Codes of frame.PixelFormat.layout, packed layouts by their channels."""
@@ -28,13 +28,13 @@ def rgb_variant(sample, output):
     def sample_at(plane, index):
         return plane[index].astype("float32")
 
-    def packed(coefficients, c, plane, at):
-        """Output channel c of a packed pixel."""
-        return stored(colour(coefficients, c, [sample_at(plane, at + k) for k in range(3)]), output)
+    def packed(coefficients, plane, at, step, c, x):
+        """Output channel c of packed pixel x."""
+        return stored(colour(coefficients, c, [sample_at(plane, at + step * x + k) for k in range(3)]), output)
 
-    def shaded(gain, low, high, luma, added):
-        """An output channel from luma and the contribution of chroma."""
-        return stored(tirx.min(tirx.max(gain * luma + added, low), high), output)
+    def shaded(gains, low, high, plane, at, tints, c, x):
+        """Output channel c of pixel x from luma and the contribution of chroma."""
+        return stored(tirx.min(tirx.max(gains[c] * sample_at(plane, at + x) + tints[c, x], low), high), output)
 
     @T.inline
     def convert(pair, k, plane, at, step, count):
@@ -83,15 +83,16 @@ def rgb_variant(sample, output):
                     )
 
     @T.inline
-    def paint_packed(target, coefficients, plane, at, step, to, channel_pitch, interleaved, width):
+    def paint(target, to, channel_pitch, interleaved, width, channel_of, *given):
+        """A row of the output, whose channel c of pixel x is channel_of(*given, c, x)."""
         if interleaved != 0:
             for x in T.serial(width):
                 for c in T.unroll(3):
-                    target[to + 3 * x + c] = packed(coefficients, c, plane, at + step * x)
+                    target[to + 3 * x + c] = channel_of(*given, c, x)
         else:
             for c in T.unroll(3):
                 for x in T.serial(width):
-                    target[to + c * channel_pitch + x] = packed(coefficients, c, plane, at + step * x)
+                    target[to + c * channel_pitch + x] = channel_of(*given, c, x)
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -105,14 +106,11 @@ def rgb_variant(sample, output):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"yuv_to_rgb_{sample}_{output}"})
         row_size = T.int32()
-        plane0 = array_at(address0, dtype, row_size)
-        plane1 = array_at(address1, dtype, row_size)
-        plane2 = array_at(address2, dtype, row_size)
+        plane0, plane1, plane2 = arrays_at((address0, address1, address2), dtype, row_size)
         target = array_at(target_address, OUTPUTS[output], row_size)
         gains = T.alloc_buffer((3,), "float32")
         for y in T.serial(height):
-            near: T.let = y // sub_y
-            phase: T.let = y % sub_y
+            near, phase = lets(y // sub_y, y % sub_y)
             beside: T.let = T.Select(2 * phase + 1 < sub_y, near - 1, near + 1)
             far: T.let = T.min(T.max(beside, 0), (height + sub_y - 1) // sub_y - 1)
             to: T.let = y * row_pitch
@@ -140,27 +138,18 @@ def rgb_variant(sample, output):
                 for c in T.unroll(3):
                     for x in T.serial(width):
                         tints[c, x] = coefficients[9 + c]
+            row = T.meta_var((target, to, channel_pitch, interleaved, width))
             if layout == PACKED3:
-                paint_packed(target, coefficients, plane0, y * pitch0, 3, to, channel_pitch, interleaved, width)
+                paint(*row, packed, coefficients, plane0, y * pitch0, 3)
             elif layout == PACKED4:
-                paint_packed(target, coefficients, plane0, y * pitch0, 4, to, channel_pitch, interleaved, width)
+                paint(*row, packed, coefficients, plane0, y * pitch0, 4)
             else:
                 # Read outside the loops: the compiler cannot know that no output overlaps the table.
                 for c in T.unroll(3):
                     gains[c] = coefficients[3 * c]
-                low: T.let = coefficients[12]
-                high: T.let = coefficients[15]
+                low, high = lets(coefficients[12], coefficients[15])
                 luma: T.let = y * pitch0
-                if interleaved != 0:
-                    for x in T.serial(width):
-                        for c in T.unroll(3):
-                            value = T.meta_var(sample_at(plane0, luma + x))
-                            target[to + 3 * x + c] = shaded(gains[c], low, high, value, tints[c, x])
-                else:
-                    for c in T.unroll(3):
-                        for x in T.serial(width):
-                            value = T.meta_var(sample_at(plane0, luma + x))
-                            target[to + c * channel_pitch + x] = shaded(gains[c], low, high, value, tints[c, x])
+                paint(*row, shaded, gains, low, high, plane0, luma, tints)
 
     return kernel
 
@@ -193,9 +182,7 @@ def yuv_variant(source):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}"})
         size = T.int32()
         image = array_at(image_address, IMAGES[source], size)
-        plane0 = array_at(address0, "uint8", size)
-        plane1 = array_at(address1, "uint8", size)
-        plane2 = array_at(address2, "uint8", size)
+        plane0, plane1, plane2 = arrays_at((address0, address1, address2), "uint8", size)
         for block in T.serial((height + subsample - 1) // subsample):
             for j in T.serial(subsample):
                 # An odd last row is used twice; `unpack` does the same with an odd last column.
@@ -252,8 +239,7 @@ def image_variant(source, target, scaled):
         image = array_at(image_address, IMAGES[source], size)
         out = array_at(out_address, IMAGES[target], size)
         for y in T.serial(height):
-            at: T.let = y * image_pitch
-            to: T.let = y * out_pitch
+            at, to = lets(y * image_pitch, y * out_pitch)
             if T.And(image_step > 1, out_step > 1):
                 for i in T.serial(width * channels):
                     out[to + i] = value(image, at + i, gains, biases, i)

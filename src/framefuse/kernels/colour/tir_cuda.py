@@ -9,7 +9,7 @@ The others: a thread computes a pixel.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, array_at, colour, lerp, stored, wide
+from ..tir.base import OUTPUTS, SAMPLES, array_at, arrays_at, colour, lerp, registers, stored, threads, wide
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """As in `tir_cpu.py`."""
@@ -78,95 +78,85 @@ def rgb_variant(sample, output):
         T.func_attr({"tirx.noalias": True, "global_symbol": name, "carried": ["numbers", 4 * COEFFICIENTS]})
         rows = array_at(table, "int64", align=8)
         coefficients = array_at(numbers, "float32", align=4)
-        for frame in T.thread_binding(frames, thread="blockIdx.z"):
-            for block_y in T.thread_binding((height + ROWS - 1) // ROWS, thread="blockIdx.y"):
-                for block_x in T.thread_binding((width + WIDE - 1) // WIDE, thread="blockIdx.x"):
-                    for thread_y in T.thread_binding(ROWS, thread="threadIdx.y"):
-                        for thread_x in T.thread_binding(COLUMNS, thread="threadIdx.x"):
-                            x = (block_x * COLUMNS + thread_x) * PIXELS
-                            y = block_y * ROWS + thread_y
-                            if T.And(x < width, y < height):
-                                comps = T.alloc_buffer((3 * PIXELS,), "float32", scope="local")
-                                words = T.alloc_buffer((2 * size,), "uint32", scope="local")
-                                near = T.alloc_buffer((2,), "int32", scope="local")
-                                far = T.alloc_buffer((2,), "int32", scope="local")
-                                weight = T.alloc_buffer((2,), "float32", scope="local")
-                                results = T.alloc_buffer((3 * PIXELS,), OUTPUTS[output], scope="local")
-                                plane0 = address0
-                                plane1 = address1
-                                plane2 = address2
-                                written = target
-                                if table != T.int64(0):
-                                    plane0 = rows[frame * 4]
-                                    plane1 = rows[frame * 4 + 1]
-                                    plane2 = rows[frame * 4 + 2]
-                                    written = rows[frame * 4 + 3]
-                                if paired != 0:
-                                    words_of(words, 0, PIXELS, plane0 + (wide(y) * wide(pitch0) + wide(x)) * size)
-                                    chroma = T.meta_var(wide(y >> shift_y) * wide(pitch1) + wide(x))
-                                    words_of(words, size, PIXELS, plane1 + chroma * size)
-                                    for p in T.unroll(PIXELS):
-                                        comps[3 * p] = sample_of(words, 0, p)
-                                        comps[3 * p + 1] = sample_of(words, size, p // 2 * 2)
-                                        comps[3 * p + 2] = sample_of(words, size, p // 2 * 2 + 1)
-                                else:
-                                    for p in T.unroll(PIXELS):
-                                        comps[3 * p + 1] = T.float32(0)
-                                        comps[3 * p + 2] = T.float32(0)
-                                        column = T.min(x + p, width - 1)
-                                        if layout == PACKED3:
-                                            for k in T.unroll(3):
-                                                comps[3 * p + k] = sample_at(plane0, pitch0, y, 3 * column + k)
-                                        elif layout == PACKED4:
-                                            for k in T.unroll(3):
-                                                comps[3 * p + k] = sample_at(plane0, pitch0, y, 4 * column + k)
-                                        else:
-                                            comps[3 * p] = sample_at(plane0, pitch0, y, column)
-                                            if layout != GRAY:
-                                                # In semiplanar frames U and V are interleaved.
-                                                planar = layout == PLANAR
-                                                other = T.Select(planar, plane2, plane1 + T.int64(size))
-                                                pitch = T.Select(planar, pitch2, pitch1)
-                                                step = T.Select(planar, 1, 2)
-                                                if linear == 0:
-                                                    row = y >> shift_y
-                                                    index = (column >> shift_x) * step
-                                                    comps[3 * p + 1] = sample_at(plane1, pitch1, row, index)
-                                                    comps[3 * p + 2] = sample_at(other, pitch, row, index)
-                                                else:
-                                                    down = (height + (1 << shift_y) - 1) >> shift_y
-                                                    across = (width + (1 << shift_x) - 1) >> shift_x
-                                                    neighbour(near, far, weight, 0, column, shift_x, across)
-                                                    neighbour(near, far, weight, 1, y, shift_y, down)
-                                                    taps = T.meta_var((step, near, far, weight))
-                                                    interpolated(comps, 3 * p + 1, plane1, pitch1, *taps)
-                                                    interpolated(comps, 3 * p + 2, other, pitch, *taps)
-                                for p in T.unroll(PIXELS):
-                                    parts = T.meta_var([comps[3 * p + k] for k in range(3)])
-                                    if interleaved != 0:
-                                        for c in T.unroll(3):
-                                            results[p * 3 + c] = stored(colour(coefficients, c, parts), output)
-                                    else:
-                                        for c in T.unroll(3):
-                                            results[c * PIXELS + p] = stored(colour(coefficients, c, parts), output)
-                                out = array_at(written, OUTPUTS[output], align=16)
-                                at = wide(y) * wide(row_pitch)
-                                if vectors != 0:
-                                    start = at + wide(x) * T.Select(interleaved != 0, T.int64(3), T.int64(1))
-                                    step = T.Select(interleaved != 0, T.int64(PIXELS), wide(channel_pitch))
-                                    for g in T.unroll(3):
-                                        for e in T.vectorized(PIXELS):
-                                            out[start + wide(g) * step + e] = results[g * PIXELS + e]
-                                else:
-                                    for p in T.unroll(PIXELS):
-                                        if x + p < width:
-                                            for c in T.unroll(3):
-                                                if interleaved != 0:
-                                                    out[at + wide(3 * (x + p) + c)] = results[p * 3 + c]
-                                                else:
-                                                    out[at + wide(c) * wide(channel_pitch) + wide(x + p)] = results[
-                                                        c * PIXELS + p
-                                                    ]
+        grid = T.meta_var(((width + WIDE - 1) // WIDE, (height + ROWS - 1) // ROWS, frames))
+        frame, block_y, block_x, thread_y, thread_x = threads(grid, (COLUMNS, ROWS))
+        x = (block_x * COLUMNS + thread_x) * PIXELS
+        y = block_y * ROWS + thread_y
+        if T.And(x < width, y < height):
+            comps, weight = registers("float32", 3 * PIXELS, 2)
+            words = T.alloc_buffer((2 * size,), "uint32", scope="local")
+            near, far = registers("int32", 2, 2)
+            results = T.alloc_buffer((3 * PIXELS,), OUTPUTS[output], scope="local")
+            plane0, plane1, plane2, written = address0, address1, address2, target
+            if table != T.int64(0):
+                plane0 = rows[frame * 4]
+                plane1 = rows[frame * 4 + 1]
+                plane2 = rows[frame * 4 + 2]
+                written = rows[frame * 4 + 3]
+            if paired != 0:
+                words_of(words, 0, PIXELS, plane0 + (wide(y) * wide(pitch0) + wide(x)) * size)
+                chroma = T.meta_var(wide(y >> shift_y) * wide(pitch1) + wide(x))
+                words_of(words, size, PIXELS, plane1 + chroma * size)
+                for p in T.unroll(PIXELS):
+                    comps[3 * p] = sample_of(words, 0, p)
+                    comps[3 * p + 1] = sample_of(words, size, p // 2 * 2)
+                    comps[3 * p + 2] = sample_of(words, size, p // 2 * 2 + 1)
+            else:
+                for p in T.unroll(PIXELS):
+                    comps[3 * p + 1] = T.float32(0)
+                    comps[3 * p + 2] = T.float32(0)
+                    column = T.min(x + p, width - 1)
+                    if layout == PACKED3:
+                        for k in T.unroll(3):
+                            comps[3 * p + k] = sample_at(plane0, pitch0, y, 3 * column + k)
+                    elif layout == PACKED4:
+                        for k in T.unroll(3):
+                            comps[3 * p + k] = sample_at(plane0, pitch0, y, 4 * column + k)
+                    else:
+                        comps[3 * p] = sample_at(plane0, pitch0, y, column)
+                        if layout != GRAY:
+                            # In semiplanar frames U and V are interleaved.
+                            planar = layout == PLANAR
+                            other = T.Select(planar, plane2, plane1 + T.int64(size))
+                            pitch = T.Select(planar, pitch2, pitch1)
+                            step = T.Select(planar, 1, 2)
+                            if linear == 0:
+                                row = y >> shift_y
+                                index = (column >> shift_x) * step
+                                comps[3 * p + 1] = sample_at(plane1, pitch1, row, index)
+                                comps[3 * p + 2] = sample_at(other, pitch, row, index)
+                            else:
+                                down = (height + (1 << shift_y) - 1) >> shift_y
+                                across = (width + (1 << shift_x) - 1) >> shift_x
+                                neighbour(near, far, weight, 0, column, shift_x, across)
+                                neighbour(near, far, weight, 1, y, shift_y, down)
+                                taps = T.meta_var((step, near, far, weight))
+                                interpolated(comps, 3 * p + 1, plane1, pitch1, *taps)
+                                interpolated(comps, 3 * p + 2, other, pitch, *taps)
+            for p in T.unroll(PIXELS):
+                parts = T.meta_var([comps[3 * p + k] for k in range(3)])
+                if interleaved != 0:
+                    for c in T.unroll(3):
+                        results[p * 3 + c] = stored(colour(coefficients, c, parts), output)
+                else:
+                    for c in T.unroll(3):
+                        results[c * PIXELS + p] = stored(colour(coefficients, c, parts), output)
+            out = array_at(written, OUTPUTS[output], align=16)
+            at = wide(y) * wide(row_pitch)
+            if vectors != 0:
+                start = at + wide(x) * T.Select(interleaved != 0, T.int64(3), T.int64(1))
+                step = T.Select(interleaved != 0, T.int64(PIXELS), wide(channel_pitch))
+                for g in T.unroll(3):
+                    for e in T.vectorized(PIXELS):
+                        out[start + wide(g) * step + e] = results[g * PIXELS + e]
+            else:
+                for p in T.unroll(PIXELS):
+                    if x + p < width:
+                        for c in T.unroll(3):
+                            if interleaved != 0:
+                                out[at + wide(3 * (x + p) + c)] = results[p * 3 + c]
+                            else:
+                                out[at + wide(c) * wide(channel_pitch) + wide(x + p)] = results[c * PIXELS + p]
 
     return kernel
 
@@ -194,44 +184,37 @@ def yuv_variant(source):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}", "carried": ["numbers", 48]})
         coefficients = array_at(numbers, "float32", align=4)
-        plane0 = array_at(address0, "uint8")
-        plane1 = array_at(address1, "uint8")
-        plane2 = array_at(address2, "uint8")
-        for block_y in T.thread_binding((height + 15) // 16, thread="blockIdx.y"):
-            for block_x in T.thread_binding((width + 63) // 64, thread="blockIdx.x"):
-                for thread_y in T.thread_binding(8, thread="threadIdx.y"):
-                    for thread_x in T.thread_binding(32, thread="threadIdx.x"):
-                        left = (block_x * 32 + thread_x) * 2
-                        top = (block_y * 8 + thread_y) * 2
-                        if T.And(left < width, top < height):
-                            sums = T.alloc_buffer((3,), "float32", scope="local")
-                            rgb = T.alloc_buffer((3,), "float32", scope="local")
-                            luma = T.meta_var(code(coefficients, 0, rgb))
-                            cb = T.meta_var(code(coefficients, 1, rgb))
-                            cr = T.meta_var(code(coefficients, 2, rgb))
-                            for c in T.unroll(3):
-                                sums[c] = T.float32(0)
-                            for j in T.unroll(2):
-                                for i in T.unroll(2):
-                                    # At an odd edge the last pixel is read twice, and written twice with one value.
-                                    x = T.min(left + i, width - 1)
-                                    y = T.min(top + j, height - 1)
-                                    for c in T.unroll(3):
-                                        at = (
-                                            wide(y) * wide(image_pitch) + wide(c) * wide(channel_pitch) + wide(x * step)
-                                        )
-                                        rgb[c] = load(image + at * size)
-                                        sums[c] = sums[c] + rgb[c]
-                                    plane0[wide(y) * wide(pitch0) + wide(x)] = luma
-                                    if subsample == 1:
-                                        plane1[wide(y) * wide(pitch1) + wide(x * chroma_step)] = cb
-                                        plane2[wide(y) * wide(pitch2) + wide(x * chroma_step)] = cr
-                            if subsample == 2:
-                                for c in T.unroll(3):
-                                    rgb[c] = sums[c] * T.float32(0.25)
-                                column = wide((left >> 1) * chroma_step)
-                                plane1[wide(top >> 1) * wide(pitch1) + column] = cb
-                                plane2[wide(top >> 1) * wide(pitch2) + column] = cr
+        plane0, plane1, plane2 = arrays_at((address0, address1, address2), "uint8")
+        grid = T.meta_var(((width + 63) // 64, (height + 15) // 16))
+        block_y, block_x, thread_y, thread_x = threads(grid, (32, 8))
+        left = (block_x * 32 + thread_x) * 2
+        top = (block_y * 8 + thread_y) * 2
+        if T.And(left < width, top < height):
+            sums, rgb = registers("float32", 3, 3)
+            luma = T.meta_var(code(coefficients, 0, rgb))
+            cb = T.meta_var(code(coefficients, 1, rgb))
+            cr = T.meta_var(code(coefficients, 2, rgb))
+            for c in T.unroll(3):
+                sums[c] = T.float32(0)
+            for j in T.unroll(2):
+                for i in T.unroll(2):
+                    # At an odd edge the last pixel is read twice, and written twice with one value.
+                    x = T.min(left + i, width - 1)
+                    y = T.min(top + j, height - 1)
+                    for c in T.unroll(3):
+                        at = wide(y) * wide(image_pitch) + wide(c) * wide(channel_pitch) + wide(x * step)
+                        rgb[c] = load(image + at * size)
+                        sums[c] = sums[c] + rgb[c]
+                    plane0[wide(y) * wide(pitch0) + wide(x)] = luma
+                    if subsample == 1:
+                        plane1[wide(y) * wide(pitch1) + wide(x * chroma_step)] = cb
+                        plane2[wide(y) * wide(pitch2) + wide(x * chroma_step)] = cr
+            if subsample == 2:
+                for c in T.unroll(3):
+                    rgb[c] = sums[c] * T.float32(0.25)
+                column = wide((left >> 1) * chroma_step)
+                plane1[wide(top >> 1) * wide(pitch1) + column] = cb
+                plane2[wide(top >> 1) * wide(pitch2) + column] = cr
 
     return kernel
 
@@ -252,25 +235,22 @@ def image_variant(source, target, scaled):
         scales = array_at(numbers, "float32", align=4)
         image = array_at(image_address, IMAGES[source])
         out = array_at(out_address, IMAGES[target])
-        for number in T.thread_binding(images, thread="blockIdx.z"):
-            for block_y in T.thread_binding((height + 3) // 4, thread="blockIdx.y"):
-                for block_x in T.thread_binding((width + 63) // 64, thread="blockIdx.x"):
-                    for thread_y in T.thread_binding(4, thread="threadIdx.y"):
-                        for thread_x in T.thread_binding(64, thread="threadIdx.x"):
-                            x = block_x * 64 + thread_x
-                            y = block_y * 4 + thread_y
-                            if T.And(x < width, y < height):
-                                at = wide(number) * image_stride + wide(y) * wide(image_pitch) + wide(x * image_step)
-                                to = wide(number) * out_stride + wide(y) * wide(out_pitch) + wide(x * out_step)
-                                for c in T.unroll(4):
-                                    if c < channels:
-                                        value = T.meta_var(image[at + wide(c) * wide(image_channel)])
-                                        if scaled:
-                                            out[to + wide(c) * wide(out_channel)] = T.Cast(
-                                                IMAGES[target], T.Cast("float32", value) * scales[c] + scales[4 + c]
-                                            )
-                                        else:
-                                            out[to + wide(c) * wide(out_channel)] = value
+        grid = T.meta_var(((width + 63) // 64, (height + 3) // 4, images))
+        number, block_y, block_x, thread_y, thread_x = threads(grid, (64, 4))
+        x = block_x * 64 + thread_x
+        y = block_y * 4 + thread_y
+        if T.And(x < width, y < height):
+            at = wide(number) * image_stride + wide(y) * wide(image_pitch) + wide(x * image_step)
+            to = wide(number) * out_stride + wide(y) * wide(out_pitch) + wide(x * out_step)
+            for c in T.unroll(4):
+                if c < channels:
+                    value = T.meta_var(image[at + wide(c) * wide(image_channel)])
+                    if scaled:
+                        out[to + wide(c) * wide(out_channel)] = T.Cast(
+                            IMAGES[target], T.Cast("float32", value) * scales[c] + scales[4 + c]
+                        )
+                    else:
+                        out[to + wide(c) * wide(out_channel)] = value
 
     return kernel
 

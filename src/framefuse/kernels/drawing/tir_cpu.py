@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, array_at
+from ..tir.base import SAMPLES, arrays_at, lets, variables
 
 
 @T.prim_func(s_tir=True)
@@ -21,12 +21,8 @@ def draw_overlay(
 ):  # fmt: skip
     """inks[label] is y, u, v, opacity (0..255)."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
-    luma = array_at(y_address, "uint8", width)
-    u = array_at(u_address, "uint8", width)
-    v = array_at(v_address, "uint8", width)
-    labels = array_at(label_address, "uint8", width)
-    seen = T.alloc_buffer((1,), "int32")
-    sums = T.alloc_buffer((3,), "int32")
+    luma, u, v, labels = arrays_at((y_address, u_address, v_address, label_address), "uint8", width)
+    seen, sums = variables("int32", 1, 3)
     for cell_y in T.serial((height + 1) // 2):
         top: T.let = 2 * cell_y
         bottom: T.let = T.min(top + 1, height - 1)
@@ -42,9 +38,8 @@ def draw_overlay(
             if seen[0] != 0:
                 for k in T.serial((count + 1) // 2):
                     cell_x: T.let = start // 2 + k
-                    sums[0] = 0
-                    sums[1] = 0
-                    sums[2] = 0
+                    for k in T.unroll(3):
+                        sums[k] = 0
                     for corner in T.unroll(4):
                         y: T.let = T.min(top + corner // 2, height - 1)
                         x: T.let = T.min(2 * cell_x + corner % 2, width - 1)
@@ -61,8 +56,8 @@ def draw_overlay(
                                 (T.Cast("int32", luma[at]) * (255 - opacity) + inks[label, 0] * opacity + 127) // 255,
                             )
                     if sums[0] != 0:
-                        u_at: T.let = cell_y * u_pitch + cell_x * chroma_step
-                        v_at: T.let = cell_y * v_pitch + cell_x * chroma_step
+                        beside = T.meta_var(cell_x * chroma_step)
+                        u_at, v_at = lets(cell_y * u_pitch + beside, cell_y * v_pitch + beside)
                         u[u_at] = T.Cast("uint8", (T.Cast("int32", u[u_at]) * (1020 - sums[0]) + sums[1] + 510) // 1020)
                         v[v_at] = T.Cast("uint8", (T.Cast("int32", v[v_at]) * (1020 - sums[0]) + sums[2] + 510) // 1020)
 
@@ -81,17 +76,12 @@ def boxes_variant(sample):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"draw_boxes_{sample}"})
         n = T.int32()
-        luma = array_at(y_address, dtype, width)
-        u = array_at(u_address, dtype, width)
-        v = array_at(v_address, dtype, width)
-
+        luma, u, v = arrays_at((y_address, u_address, v_address), dtype, width)
         for j in T.serial(n):
             i: T.let = n - 1 - j
-            x1: T.let = boxes[i, 0]
-            x2: T.let = boxes[i, 2]
+            x1, x2 = lets(boxes[i, 0], boxes[i, 2])
             # Columns of the left and of the right line; they meet in a narrow box.
-            left: T.let = T.max(x1, 0)
-            right: T.let = T.min(x2, width)
+            left, right = lets(T.max(x1, 0), T.min(x2, width))
             for row in T.serial(T.max(T.min(boxes[i, 3], height) - T.max(boxes[i, 1], 0), 0)):
                 y: T.let = T.max(boxes[i, 1], 0) + row
                 edge: T.let = T.Or(y < boxes[i, 1] + line, y >= boxes[i, 3] - line)
@@ -103,11 +93,9 @@ def boxes_variant(sample):
                 for x in T.serial(T.max(right - right_start, 0)):
                     luma[y * y_pitch + right_start + x] = inks[i, 0]
                 if y % sub_y == 0:
-                    u_row: T.let = y // sub_y * u_pitch
-                    v_row: T.let = y // sub_y * v_pitch
+                    u_row, v_row = lets(y // sub_y * u_pitch, y // sub_y * v_pitch)
                     # A chroma sample belongs to its top-left pixel.
-                    first: T.let = (left + sub_x - 1) // sub_x
-                    second: T.let = (right_start + sub_x - 1) // sub_x
+                    first, second = lets((left + sub_x - 1) // sub_x, (right_start + sub_x - 1) // sub_x)
                     for x in T.serial(T.max((left_end + sub_x - 1) // sub_x - first, 0)):
                         u[u_row + (first + x) * chroma_step] = inks[i, 1]
                         v[v_row + (first + x) * chroma_step] = inks[i, 2]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, lerp, stored
+from ..tir.base import arrays_at, lerp, lets, stored
 from ._tir_positions import HALF, clamped, i64, reciprocal, weight_of_fixed, whole_of_fixed
 
 SAMPLES = {"u8": "uint8", "f32": "float32"}
@@ -31,10 +31,9 @@ def variant(sample, channels):
 
     @T.inline
     def locate_affine(whole, weight, fixed, y, half, width):
-        across: T.let = fixed[1] * T.Cast("int64", y) + fixed[2] + half
-        down: T.let = fixed[4] * T.Cast("int64", y) + fixed[5] + half
-        step_x: T.let = fixed[0]
-        step_y: T.let = fixed[3]
+        line = T.meta_var(T.Cast("int64", y))
+        across, down = lets(fixed[1] * line + fixed[2] + half, fixed[4] * line + fixed[5] + half)
+        step_x, step_y = lets(fixed[0], fixed[3])
         for x in T.serial(width):
             whole[0, x] = whole_of_fixed(across + step_x * T.Cast("int64", x))
             weight[0, x] = weight_of_fixed(across + step_x * T.Cast("int64", x))
@@ -84,8 +83,7 @@ def variant(sample, channels):
     def mark(whole, pitch, height, width, count):
         """whole[2] = element of the pixel if all its neighbours are inside, else -1."""
         for x in T.serial(count):
-            column: T.let = whole[0, x]
-            row: T.let = whole[1, x]
+            column, row = lets(whole[0, x], whole[1, x])
             whole[2, x] = T.Select(
                 T.And(T.And(column >= 0, column < width - 1 - (lanes - channels)), T.And(row >= 0, row < height - 1)),
                 row * pitch + column * channels,
@@ -96,10 +94,8 @@ def variant(sample, channels):
     def blend(source, plane, base, pitch, whole, value, height, width, replicate, count, line, pair, weight):
         """line = linear taps."""
         for x in T.serial(count):
-            column: T.let = whole[0, x]
-            row: T.let = whole[1, x]
-            right: T.let = weight[0, x]
-            down: T.let = weight[1, x]
+            column, row = lets(whole[0, x], whole[1, x])
+            right, down = lets(weight[0, x], weight[1, x])
             if whole[2, x] >= 0:
                 at: T.let = base + whole[2, x]
                 # A pixel and its right neighbour are adjacent, so both are blended with those below at once.
@@ -123,10 +119,8 @@ def variant(sample, channels):
     def pick(source, plane, base, pitch, whole, value, height, width, replicate, count, target, at):
         """target = the nearest pixels, without a float row."""
         for x in T.serial(count):
-            column: T.let = whole[0, x]
-            row: T.let = whole[1, x]
-            inside_x: T.let = T.min(T.max(column, 0), width - 1)
-            inside_y: T.let = T.min(T.max(row, 0), height - 1)
+            column, row = lets(whole[0, x], whole[1, x])
+            inside_x, inside_y = lets(T.min(T.max(column, 0), width - 1), T.min(T.max(row, 0), height - 1))
             if T.Or(replicate != 0, T.And(column == inside_x, row == inside_y)):
                 for c in T.unroll(channels):
                     target[at + x * channels + c] = source[base + inside_y * pitch + inside_x * channels + c]
@@ -148,11 +142,9 @@ def variant(sample, channels):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}"})
         size = T.int32()
-        source = array_at(source_address, dtype, size)
-        target = array_at(target_address, dtype, size)
+        source, target = arrays_at((source_address, target_address), dtype, size)
         pair = T.alloc_buffer((2 * lanes,), "float32")
-        map_x = array_at(map_x_address, "float32", size, align=4)
-        map_y = array_at(map_y_address, "float32", size, align=4)
+        map_x, map_y = arrays_at((map_x_address, map_y_address), "float32", size, align=4)
         for y in T.serial(rows):
             if kind == AFFINE:
                 locate_affine(whole, weight, fixed, y, T.Select(linear != 0, i64(0), i64(HALF)), columns)
@@ -165,8 +157,7 @@ def variant(sample, channels):
             if linear != 0:
                 mark(whole, source_pitch, height, width, columns)
             for plane in T.serial(planes):
-                base: T.let = plane * source_plane
-                at: T.let = plane * target_plane + y * target_pitch
+                base, at = lets(plane * source_plane, plane * target_plane + y * target_pitch)
                 given = T.meta_var((source, plane, base, source_pitch, whole, value, height, width, replicate, columns))
                 if linear == 0:
                     pick(*given, target, at)

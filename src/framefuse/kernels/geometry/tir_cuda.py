@@ -14,7 +14,7 @@ images use `tir_cuda_warp_tile.py`, which is faster.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, lerp, stored, wide
+from ..tir.base import array_at, arrays_at, lerp, registers, stored, threads, wide
 from ._tir_cuda_warp import align, blend, fixed, joined, rounded
 from ._tir_positions import BORDER, BYTES, MATRIX, clamped, reciprocal, weight_of_fixed, whole_of_fixed
 
@@ -181,113 +181,97 @@ def variant(sample, channels):
         border = array_at(numbers, "float32", align=4)
         out = array_at(target, dtype, align=16)
         out_words = array_at(target, "uint32", align=4)
-        xs = array_at(map_x, "float32", align=4)
-        ys = array_at(map_y, "float32", align=4)
-        for image in T.thread_binding(images, thread="blockIdx.z"):
-            for block_y in T.thread_binding((rows + ROWS - 1) // ROWS, thread="blockIdx.y"):
-                for block_x in T.thread_binding((columns + WIDE - 1) // WIDE, thread="blockIdx.x"):
-                    for thread_y in T.thread_binding(ROWS, thread="threadIdx.y"):
-                        for thread_x in T.thread_binding(COLUMNS, thread="threadIdx.x"):
-                            x = block_x * WIDE + thread_x * (1 if packed else PIXELS)
-                            y = block_y * ROWS + thread_y
-                            if T.Or(packed, T.And(x < columns, y < rows)):
-                                whole = T.alloc_buffer((2 * PIXELS,), "int32", scope="local")
-                                weight = T.alloc_buffer((2 * PIXELS,), "float32", scope="local")
-                                values = T.alloc_buffer((channels,), "float32", scope="local")
-                                results = T.alloc_buffer((PIXELS * channels,), dtype, scope="local")
-                                value = T.alloc_buffer((4,), "float32", scope="local")
-                                words_ = T.alloc_buffer((6 * PIXELS,), "uint32", scope="local")
-                                places = T.alloc_buffer((PIXELS,), "int64", scope="local")
-                                inside = T.alloc_buffer((1,), "int32", scope="local")
-                                pixels = T.alloc_buffer((PIXELS,), "uint32", scope="local")
-                                bits = T.alloc_buffer((channels,), "uint32", scope="local")
-                                taken = T.alloc_buffer((4 * channels,), "float32", scope="local")
-                                if kind == AFFINE:
-                                    across = m[MATRIX] * wide(x) + m[MATRIX + 1] * wide(y) + m[MATRIX + 2]
-                                    down = m[MATRIX + 3] * wide(x) + m[MATRIX + 4] * wide(y) + m[MATRIX + 5]
-                                    for p in T.unroll(PIXELS):
-                                        whole[2 * p] = whole_of_fixed(across)
-                                        whole[2 * p + 1] = whole_of_fixed(down)
-                                        weight[2 * p] = weight_of_fixed(across)
-                                        weight[2 * p + 1] = weight_of_fixed(down)
-                                        across = across + m[MATRIX] * T.int64(apart)
-                                        down = down + m[MATRIX + 3] * T.int64(apart)
-                                elif kind == PERSPECTIVE:
-                                    for p in T.unroll(PIXELS):
-                                        column = T.Cast("float64", x + p * apart)
-                                        row = T.Cast("float64", y)
-                                        inverse = reciprocal(h[6] * column + (h[7] * row + h[8]))
-                                        across_ = (h[0] * column + (h[1] * row + h[2])) * inverse
-                                        down_ = (h[3] * column + (h[4] * row + h[5])) * inverse
-                                        split(whole, weight, 2 * p, across_, half)
-                                        split(whole, weight, 2 * p + 1, down_, half)
-                                else:
-                                    for p in T.unroll(PIXELS):
-                                        column = T.min(x + p * apart, columns - 1)
-                                        row = T.min(y, rows - 1)
-                                        at_x = wide(row) * wide(map_x_pitch) + wide(column)
-                                        at_y = wide(row) * wide(map_y_pitch) + wide(column)
-                                        split(whole, weight, 2 * p, T.Cast("float64", xs[at_x]), half)
-                                        split(whole, weight, 2 * p + 1, T.Cast("float64", ys[at_y]), half)
-                                inside[0] = 1
-                                for p in T.unroll(PIXELS):
-                                    if T.Or(
-                                        whole[2 * p].astype("uint32") >= T.max(width - margin, 0).astype("uint32"),
-                                        whole[2 * p + 1].astype("uint32") >= (height - 1).astype("uint32"),
-                                    ):
-                                        inside[0] = 0
-                                for plane in T.serial(planes if channels == 1 else 1):
-                                    for k in T.unroll(4):
-                                        value[k] = border[BORDER + k]
-                                    if channels == 1:  # the values are those of up to four planes
-                                        value[0] = border[BORDER + T.min(plane, 3)]
-                                    skipped = wide(image) * source_image + wide(plane) * source_plane
-                                    begin = source + skipped * size
-                                    limits = T.meta_var((source_pitch, height, width, linear, replicate, value))
-                                    taps = T.meta_var((begin, source_pitch, whole, weight, linear))
-                                    at = (
-                                        wide(image) * target_image
-                                        + wide(plane) * target_plane
-                                        + wide(y) * wide(target_pitch)
-                                        + wide(x * channels)
-                                    )
-                                    if packed:
-                                        if inside[0] != 0:
-                                            inner_words(results, pixels, places, words_, bits, *taps)
-                                        else:
-                                            for p in T.serial(PIXELS):
-                                                edge(values, taken, begin, *placed(whole, weight, p), *limits)
-                                                for q in T.unroll(PIXELS):
-                                                    if p == q:
-                                                        pixels[q] = T.uint32(0)
-                                                        for c in T.unroll(channels):
-                                                            pixels[q] = pixels[q] | (
-                                                                stored(values[c], sample).astype("uint32")
-                                                                << T.uint32(8 * c)
-                                                            )
-                                        place = wide(image) * target_image
-                                        lane = thread_y * COLUMNS + thread_x
-                                        where = T.meta_var((target_pitch, x, y, columns, rows, lane, vectors))
-                                        put_packed(out, out_words, pixels, place, *where)
-                                    elif inside[0] != 0:
-                                        if words:
-                                            inner_words(results, pixels, places, words_, bits, *taps)
-                                        else:
-                                            inner(results, values, *taps)
-                                        if vectors != 0:
-                                            for g in T.unroll(channels):
-                                                for e in T.vectorized(PIXELS):
-                                                    out[at + g * PIXELS + e] = results[g * PIXELS + e]
-                                        else:
-                                            for p in T.unroll(PIXELS):
-                                                if x + p < columns:
-                                                    for c in T.unroll(channels):
-                                                        out[at + p * channels + c] = results[p * channels + c]
-                                    else:
-                                        for p in T.serial(T.min(PIXELS, columns - x)):
-                                            edge(values, taken, begin, *placed(whole, weight, p), *limits)
-                                            for c in T.unroll(channels):
-                                                out[at + p * channels + c] = stored(values[c], sample)
+        xs, ys = arrays_at((map_x, map_y), "float32", align=4)
+        grid = T.meta_var(((columns + WIDE - 1) // WIDE, (rows + ROWS - 1) // ROWS, images))
+        image, block_y, block_x, thread_y, thread_x = threads(grid, (COLUMNS, ROWS))
+        x = block_x * WIDE + thread_x * (1 if packed else PIXELS)
+        y = block_y * ROWS + thread_y
+        if T.Or(packed, T.And(x < columns, y < rows)):
+            whole, inside = registers("int32", 2 * PIXELS, 1)
+            weight, values, value, taken = registers("float32", 2 * PIXELS, channels, 4, 4 * channels)
+            results = T.alloc_buffer((PIXELS * channels,), dtype, scope="local")
+            words_, pixels, bits = registers("uint32", 6 * PIXELS, PIXELS, channels)
+            places = T.alloc_buffer((PIXELS,), "int64", scope="local")
+            if kind == AFFINE:
+                across = m[MATRIX] * wide(x) + m[MATRIX + 1] * wide(y) + m[MATRIX + 2]
+                down = m[MATRIX + 3] * wide(x) + m[MATRIX + 4] * wide(y) + m[MATRIX + 5]
+                for p in T.unroll(PIXELS):
+                    whole[2 * p] = whole_of_fixed(across)
+                    whole[2 * p + 1] = whole_of_fixed(down)
+                    weight[2 * p] = weight_of_fixed(across)
+                    weight[2 * p + 1] = weight_of_fixed(down)
+                    across = across + m[MATRIX] * T.int64(apart)
+                    down = down + m[MATRIX + 3] * T.int64(apart)
+            elif kind == PERSPECTIVE:
+                for p in T.unroll(PIXELS):
+                    column = T.Cast("float64", x + p * apart)
+                    row = T.Cast("float64", y)
+                    inverse = reciprocal(h[6] * column + (h[7] * row + h[8]))
+                    across_ = (h[0] * column + (h[1] * row + h[2])) * inverse
+                    down_ = (h[3] * column + (h[4] * row + h[5])) * inverse
+                    split(whole, weight, 2 * p, across_, half)
+                    split(whole, weight, 2 * p + 1, down_, half)
+            else:
+                for p in T.unroll(PIXELS):
+                    column = T.min(x + p * apart, columns - 1)
+                    row = T.min(y, rows - 1)
+                    at_x = wide(row) * wide(map_x_pitch) + wide(column)
+                    at_y = wide(row) * wide(map_y_pitch) + wide(column)
+                    split(whole, weight, 2 * p, T.Cast("float64", xs[at_x]), half)
+                    split(whole, weight, 2 * p + 1, T.Cast("float64", ys[at_y]), half)
+            inside[0] = 1
+            for p in T.unroll(PIXELS):
+                if T.Or(
+                    whole[2 * p].astype("uint32") >= T.max(width - margin, 0).astype("uint32"),
+                    whole[2 * p + 1].astype("uint32") >= (height - 1).astype("uint32"),
+                ):
+                    inside[0] = 0
+            for plane in T.serial(planes if channels == 1 else 1):
+                for k in T.unroll(4):
+                    value[k] = border[BORDER + k]
+                if channels == 1:  # the values are those of up to four planes
+                    value[0] = border[BORDER + T.min(plane, 3)]
+                skipped = wide(image) * source_image + wide(plane) * source_plane
+                begin = source + skipped * size
+                limits = T.meta_var((source_pitch, height, width, linear, replicate, value))
+                taps = T.meta_var((begin, source_pitch, whole, weight, linear))
+                written = T.meta_var(wide(image) * target_image + wide(plane) * target_plane)
+                at = written + wide(y) * wide(target_pitch) + wide(x * channels)
+                if packed:
+                    if inside[0] != 0:
+                        inner_words(results, pixels, places, words_, bits, *taps)
+                    else:
+                        for p in T.serial(PIXELS):
+                            edge(values, taken, begin, *placed(whole, weight, p), *limits)
+                            for q in T.unroll(PIXELS):
+                                if p == q:
+                                    pixels[q] = T.uint32(0)
+                                    for c in T.unroll(channels):
+                                        level = T.meta_var(stored(values[c], sample).astype("uint32"))
+                                        pixels[q] |= level << T.uint32(8 * c)
+                    place = wide(image) * target_image
+                    lane = thread_y * COLUMNS + thread_x
+                    where = T.meta_var((target_pitch, x, y, columns, rows, lane, vectors))
+                    put_packed(out, out_words, pixels, place, *where)
+                elif inside[0] != 0:
+                    if words:
+                        inner_words(results, pixels, places, words_, bits, *taps)
+                    else:
+                        inner(results, values, *taps)
+                    if vectors != 0:
+                        for g in T.unroll(channels):
+                            for e in T.vectorized(PIXELS):
+                                out[at + g * PIXELS + e] = results[g * PIXELS + e]
+                    else:
+                        for p in T.unroll(PIXELS):
+                            if x + p < columns:
+                                for c in T.unroll(channels):
+                                    out[at + p * channels + c] = results[p * channels + c]
+                else:
+                    for p in T.serial(T.min(PIXELS, columns - x)):
+                        edge(values, taken, begin, *placed(whole, weight, p), *limits)
+                        for c in T.unroll(channels):
+                            out[at + p * channels + c] = stored(values[c], sample)
 
     return kernel
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, lerp, stored
+from ..tir.base import array_at, arrays_at, lerp, stored
 
 TYPES = {"u8": "uint8", "f32": "float32"}
 
@@ -122,8 +122,7 @@ def upsample_variant(kind):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_upsample_{kind}"})
         width, height, size = T.int32(), T.int32(), T.int32()
-        source = array_at(source_address, TYPES[kind], size)
-        target = array_at(target_address, TYPES[kind], size)
+        source, target = arrays_at((source_address, target_address), TYPES[kind], size)
         held = T.alloc_buffer((2,), "int32")
         # Source row r lies stretched in slot r % 2.
         held[0] = -1
@@ -160,10 +159,8 @@ def composite_variant(channels):
         target_pitch: T.int32, height: T.int32, width: T.int32,
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_composite_{channels}"})
-        foreground = array_at(foreground_address, "uint8", width)
-        background = array_at(background_address, "uint8", width)
-        alphas = array_at(alpha_address, "uint8", width)
-        target = array_at(target_address, "uint8", width)
+        addresses = T.meta_var((foreground_address, background_address, alpha_address, target_address))
+        foreground, background, alphas, target = arrays_at(addresses, "uint8", width)
         for y in T.serial(height):
             for x in T.serial(width):
                 alpha: T.let = T.Cast("int32", alphas[y * alpha_pitch + x])

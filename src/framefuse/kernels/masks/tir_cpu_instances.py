@@ -16,7 +16,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, lerp
+from ..tir.base import array_at, lerp, lets, variables
 
 
 def differ(a, b):
@@ -60,18 +60,12 @@ def instance_paint(
     for j in T.serial(n):
         # Backwards, so that where instances share a target the first, the surest, lies on top.
         i: T.let = n - 1 - j
-        x0: T.let = boxes[i, 4]
-        x1: T.let = boxes[i, 5]
-        y0: T.let = boxes[i, 6]
-        y1: T.let = boxes[i, 7]
+        x0, x1, y0, y1 = lets(boxes[i, 4], boxes[i, 5], boxes[i, 6], boxes[i, 7])
         if T.And(x0 < x1, y0 < y1):
-            left: T.let = xi[x0]
-            top: T.let = yi[y0]
-            pitch: T.let = xi[x1 - 1] + 2 - left
-            count: T.let = yi[y1 - 1] + 2 - top
+            left, top = lets(xi[x0], yi[y0])
+            pitch, count = lets(xi[x1 - 1] + 2 - left, yi[y1 - 1] + 2 - top)
             wide: T.let = x1 - x0
-            begin: T.let = T.max(left, boxes[i, 0])
-            end: T.let = T.min(left + pitch, boxes[i, 1])
+            begin, end = lets(T.max(left, boxes[i, 0]), T.min(left + pitch, boxes[i, 1]))
             for r in T.serial(count):
                 for x in T.serial(pitch):
                     logits[x] = T.float32(0)
@@ -112,17 +106,11 @@ def instance_runs(
     for i in T.serial(n):
         state[1] = 0
         state[2] = 0
-        x0: T.let = boxes[i, 4]
-        x1: T.let = boxes[i, 5]
-        y0: T.let = boxes[i, 6]
-        y1: T.let = boxes[i, 7]
+        x0, x1, y0, y1 = lets(boxes[i, 4], boxes[i, 5], boxes[i, 6], boxes[i, 7])
         if T.And(x0 < x1, y0 < y1):
-            left: T.let = xi[x0]
-            top: T.let = yi[y0]
-            wide: T.let = xi[x1 - 1] + 2 - left
-            count: T.let = yi[y1 - 1] + 2 - top
-            begin: T.let = T.max(left, boxes[i, 0])
-            end: T.let = T.min(left + wide, boxes[i, 1])
+            left, top = lets(xi[x0], yi[y0])
+            wide, count = lets(xi[x1 - 1] + 2 - left, yi[y1 - 1] + 2 - top)
+            begin, end = lets(T.max(left, boxes[i, 0]), T.min(left + wide, boxes[i, 1]))
             whole: T.let = T.And(y0 == 0, y1 == height)
             # Transposed: a prototype column is contiguous, so that the taps across vectorise along it.
             for k in T.serial(wide * count):
@@ -142,16 +130,14 @@ def instance_runs(
                 for r in T.serial(count):
                     column[r] = lerp(logits[at + r], logits[at + count + r], across)
                 for r in T.serial(count - 1):
-                    upper: T.let = column[r]
-                    lower: T.let = column[r + 1]
+                    upper, lower = lets(column[r], column[r + 1])
                     same: T.let = T.if_then_else(
                         state[2] == 1,
                         T.And(upper > T.float32(0), lower > T.float32(0)),
                         T.And(upper <= T.float32(0), lower <= T.float32(0)),
                     )
                     if T.Not(same):
-                        start: T.let = T.max(starts[top + r], y0)
-                        stop: T.let = T.min(starts[top + r + 1], y1)
+                        start, stop = lets(T.max(starts[top + r], y0), T.min(starts[top + r + 1], y1))
                         for k in T.serial(T.max(stop - start, 0)):
                             y: T.let = start + k
                             inside: T.let = T.Cast("int32", lerp(upper, lower, yw[y]) > T.float32(0))
@@ -170,13 +156,9 @@ def instance_runs(
 
 @T.prim_func(s_tir=True)
 def mask_runs(
-    mask_address: T.int64,
-    pitch: T.int64,
-    height: T.int32,
-    width: T.int32,
-    runs: T.Buffer(("capacity",), "int32", align=4),
-    offset: T.handle,
-):
+    mask_address: T.int64, pitch: T.int64, height: T.int32, width: T.int32,
+    runs: T.Buffer(("capacity",), "int32", align=4), offset: T.handle,
+):  # fmt: skip
     """COCO run lengths of one row-major mask (non-zero is set). offsets[width] becomes the number of runs.
 
     Two passes over the rows, each comparing a row with the one above: count the changes of each column, then write them
@@ -234,12 +216,10 @@ def mask_runs(
 
 @T.prim_func(s_tir=True)
 def run_text(
-    runs: T.Buffer(("capacity",), "int32", align=4),
-    starts: T.Buffer(("n",), "int32", align=4),
-    ends: T.Buffer(("n",), "int32", align=4),
-    characters: T.Buffer(("room",), "uint8", align=1),
+    runs: T.Buffer(("capacity",), "int32", align=4), starts: T.Buffer(("n",), "int32", align=4),
+    ends: T.Buffer(("n",), "int32", align=4), characters: T.Buffer(("room",), "uint8", align=1),
     text_ends: T.Buffer(("n",), "int32", align=4),
-):
+):  # fmt: skip
     """Runs starts[i]..ends[i] - 1 of each item as COCO's compressed strings, one after the other.
 
     Each run from the fourth on is coded as the difference to the run two before it: little-endian groups of 5 bits, bit
@@ -247,9 +227,7 @@ def run_text(
     """
     T.func_attr({"tirx.noalias": True, "global_symbol": "run_text"})
     n = T.int32()
-    length = T.alloc_buffer((1,), "int32")
-    rest = T.alloc_buffer((1,), "int32")
-    more = T.alloc_buffer((1,), "int32")
+    length, rest, more = variables("int32", 1, 1, 1)
     length[0] = 0
     for i in T.serial(n):
         for k in T.serial(ends[i] - starts[i]):

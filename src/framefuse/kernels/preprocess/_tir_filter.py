@@ -7,7 +7,7 @@ row per component. Where a position has one tap in both directions, samples are 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, lerp
+from ..tir.base import SAMPLES, lerp, lets
 
 PAIR_SCALE = -1 / 32768
 """Unit of the weights in `pairs`: negative, since 16 bits hold -32768 but not 32768."""
@@ -41,8 +41,7 @@ def filters(layout, sample):
             for i in T.serial(start, stop):
                 row[i] = sample_at(plane, first + i)
         else:
-            upper: T.let = weights[at]
-            lower: T.let = weights[at + 1]
+            upper, lower = lets(weights[at], weights[at + 1])
             for i in T.serial(start, stop):
                 row[i] = sample_at(plane, first + i) * upper + sample_at(plane, first + pitch + i) * lower
             for t in T.serial(taps - 2):
@@ -59,10 +58,7 @@ def filters(layout, sample):
                 lanes[x * 4 + lane] = row[index[axis, x] + lane] * weights[axis, x * taps + lane]
             for q in T.serial(1, taps // 4):
                 for lane in T.vectorized(4):
-                    lanes[x * 4 + lane] = (
-                        lanes[x * 4 + lane]
-                        + row[index[axis, x] + q * 4 + lane] * weights[axis, x * taps + q * 4 + lane]
-                    )
+                    lanes[x * 4 + lane] += row[index[axis, x] + q * 4 + lane] * weights[axis, x * taps + q * 4 + lane]
 
     def total(lanes, at, step):
         value = lanes[at]
@@ -118,29 +114,23 @@ def filters(layout, sample):
                     + lerp(sample_at(plane, second + here), sample_at(plane, second + beyond), weights[0, x]) * lower
                 )
 
+    def two_pixels(row, weight, plane, one, other, pairs):
+        """Horizontal taps of two packed pixels of a row, weighted."""
+        both = [plane[T.ramp(row + at, 1, 16)] for at in (one, other)]
+        return neighbours(*both, pairs, channels) * T.broadcast(weight * T.float32(PAIR_SCALE), 8)
+
     @T.inline
     def bilinear_bytes(plane, lanes, index, weights, pairs, begin, end, count, last, first, pitch, ytaps, yweights,
                        at):  # fmt: skip
         """lanes = bilinear taps of packed bytes, two pixels at once; reads 16 bytes from each of begin .. end - 1."""
         second: T.let = first + pitch * (ytaps - 1)
-        upper: T.let = yweights[at]
-        lower: T.let = T.if_then_else(ytaps == 1, T.float32(0), yweights[at + ytaps - 1])
+        upper, lower = lets(yweights[at], T.if_then_else(ytaps == 1, T.float32(0), yweights[at + ytaps - 1]))
         one_by_one(plane, lanes, index, weights, 0, begin, first, second, upper, lower, last)
         for half in T.serial((end - begin) // 2):
             x: T.let = begin + 2 * half
-            one: T.let = index[0, x]
-            other: T.let = index[0, x + 1]
-            lanes[T.ramp(4 * x, 1, 8)] = neighbours(
-                plane[T.ramp(first + one, 1, 16)],
-                plane[T.ramp(first + other, 1, 16)],
-                pairs[T.ramp(8 * x, 1, 16)],
-                channels,
-            ) * T.broadcast(upper * T.float32(PAIR_SCALE), 8) + neighbours(
-                plane[T.ramp(second + one, 1, 16)],
-                plane[T.ramp(second + other, 1, 16)],
-                pairs[T.ramp(8 * x, 1, 16)],
-                channels,
-            ) * T.broadcast(lower * T.float32(PAIR_SCALE), 8)
+            one, other = lets(index[0, x], index[0, x + 1])
+            given = T.meta_var((plane, one, other, pairs[T.ramp(8 * x, 1, 16)]))
+            lanes[T.ramp(4 * x, 1, 8)] = two_pixels(first, upper, *given) + two_pixels(second, lower, *given)
         one_by_one(plane, lanes, index, weights, end, count, first, second, upper, lower, last)
 
     @T.inline
@@ -156,9 +146,8 @@ def filters(layout, sample):
                     picked[x * 4 + lane] = plane[first + index[0, x] + lane]
             if plain == 0:
                 for x in T.serial(count):
-                    comps[x] = picked[x * 4].astype("float32")
-                    comps[columns + x] = picked[x * 4 + 1].astype("float32")
-                    comps[2 * columns + x] = picked[x * 4 + 2].astype("float32")
+                    for c in T.unroll(3):
+                        comps[c * columns + x] = picked[x * 4 + c].astype("float32")
         else:
             if T.And(bytes_pass, T.And(xtaps <= 2, ytaps <= 2)):
                 if bytes_pass:
@@ -178,15 +167,12 @@ def filters(layout, sample):
                             lanes[x * 4 + lane] = row[index[0, x] + lane] * weights[0, x * xtaps]
                         for t in T.serial(1, xtaps):
                             for lane in T.vectorized(4):
-                                lanes[x * 4 + lane] = (
-                                    lanes[x * 4 + lane]
-                                    + row[index[0, x] + t * channels + lane] * weights[0, x * xtaps + t]
-                                )
+                                sample = T.meta_var(row[index[0, x] + t * channels + lane])
+                                lanes[x * 4 + lane] += sample * weights[0, x * xtaps + t]
             if plain == 0:
                 for x in T.serial(count):
-                    comps[x] = lanes[4 * x]
-                    comps[columns + x] = lanes[4 * x + 1]
-                    comps[2 * columns + x] = lanes[4 * x + 2]
+                    for c in T.unroll(3):
+                        comps[c * columns + x] = lanes[4 * x + c]
             else:
                 for i in T.serial(4 * count):
                     picked[i] = (lanes[i] + T.float32(0.5)).astype("int32").astype(picked_dtype)

@@ -3,7 +3,7 @@
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import clipped, colour
+from ..tir.base import array_at, clipped, colour
 
 WRITTEN = {"f32": "float32", "f16": "uint16", "bf16": "uint16", "byte": "uint8"}
 """Kinds of stores and the types that they write."""
@@ -90,6 +90,11 @@ def painters(layout):
         fill_byte(target, coefficients, flip, at + left + count, channel_pitch, width - left - count)
 
     return paint, copy_bytes
+
+
+def outputs_at(address, size):
+    """The output at an address as arrays of all types that are written, by type."""
+    return {dtype: array_at(address, dtype, size) for dtype in WORDS}
 
 
 def move(word, targets, laids, *steps):

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, array_at, switch
+from ..tir.base import SAMPLES, arrays_at, lets, switch
 from ._tir_filter import filters
-from ._tir_store import STORES, WORDS, move, painters
+from ._tir_store import STORES, WORDS, move, outputs_at, painters
 
 LAYOUTS = ("planar", "semiplanar", "packed3", "packed4", "gray")
 
@@ -58,17 +58,9 @@ def variant(layout, sample):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"preprocess_{layout}_{sample}"})
         content_rows, row_taps, row_size, columns3 = T.int32(), T.int32(), T.int32(), T.int32()
-        plane0 = array_at(address0, dtype, row_size)
-        plane1 = array_at(address1, dtype, row_size)
-        plane2 = array_at(address2, dtype, row_size)
-        target32 = array_at(target_address, "float32", row_size)
-        target16 = array_at(target_address, "uint16", row_size)
-        target8 = array_at(target_address, "uint8", row_size)
-        laid32 = array_at(laid_address, "float32", row_size)
-        laid16 = array_at(laid_address, "uint16", row_size)
-        laid8 = array_at(laid_address, "uint8", row_size)
-        targets = T.meta_var({"float32": target32, "uint16": target16, "uint8": target8})
-        laids = T.meta_var({"float32": laid32, "uint16": laid16, "uint8": laid8})
+        plane0, plane1, plane2 = arrays_at((address0, address1, address2), dtype, row_size)
+        targets = T.meta_var(outputs_at(target_address, row_size))
+        laids = T.meta_var(outputs_at(laid_address, row_size))
         columns: T.let = columns3 // 3
         taps: T.let = row_taps // (2 * content_rows)
         for part in T.serial((height + strip - 1) // strip):
@@ -77,8 +69,7 @@ def variant(layout, sample):
             for j in T.serial(count):
                 r: T.let = first + j - top
                 inside: T.let = T.And(r >= 0, r < content_height)
-                before: T.let = T.if_then_else(inside, left, width)
-                shown: T.let = T.if_then_else(inside, content_width, 0)
+                before, shown = lets(T.if_then_else(inside, left, width), T.if_then_else(inside, content_width, 0))
                 if inside:
                     into = T.meta_var((comps, row, lanes, picked, xi, xw))
                     luma = T.meta_var((start0, stop0, yi[0, r] * pitch0, pitch0, yi[1, r], yw, r * taps))
@@ -99,7 +90,7 @@ def variant(layout, sample):
                 if plain == 0:
                     switch(store, STORES, paint, targets, *colours, *place)
                 elif bytes_pass:
-                    copy_bytes(target8, picked, coefficients, *place, red)
+                    copy_bytes(targets["uint8"], picked, coefficients, *place, red)
             if column_step > 0:
                 steps = T.meta_var((strip, width, channel_step, row_step, column_step))
                 switch(store, WORDS, move, targets, laids, channel_pitch, row_pitch, first, count, *steps)

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import array_at, clipped, colour, switch
-from ._tir_store import STORES, WORDS, WRITTEN, filler, move, word
+from ..tir.base import arrays_at, clipped, colour, switch
+from ._tir_store import STORES, WORDS, WRITTEN, filler, move, outputs_at, word
 from .filters import FORMS
 
 LAYOUTS = ("planar", "semiplanar", "packed3", "packed4", "gray")
@@ -179,17 +179,9 @@ def variant(form, layout):
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"preprocess_{form.name}_{layout}"})
         content_rows, row_taps, picks_size = T.int32(), T.int32(), T.int32()
-        plane0 = array_at(address0, "uint8", picks_size)
-        plane1 = array_at(address1, "uint8", picks_size)
-        plane2 = array_at(address2, "uint8", picks_size)
-        target32 = array_at(target_address, "float32", picks_size)
-        target16 = array_at(target_address, "uint16", picks_size)
-        target8 = array_at(target_address, "uint8", picks_size)
-        laid32 = array_at(laid_address, "float32", picks_size)
-        laid16 = array_at(laid_address, "uint16", picks_size)
-        laid8 = array_at(laid_address, "uint8", picks_size)
-        targets = T.meta_var({"float32": target32, "uint16": target16, "uint8": target8})
-        laids = T.meta_var({"float32": laid32, "uint16": laid16, "uint8": laid8})
+        plane0, plane1, plane2 = arrays_at((address0, address1, address2), "uint8", picks_size)
+        targets = T.meta_var(outputs_at(target_address, picks_size))
+        laids = T.meta_var(outputs_at(laid_address, picks_size))
         taps: T.let = row_taps // (2 * content_rows)
         for part in T.serial((height + strip - 1) // strip):
             first: T.let = part * strip

@@ -13,7 +13,7 @@ it.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, stored, switch, wide
+from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, registers, stored, switch, threads, wide
 from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, lanes, span
 
 LAYOUTS = ("planar", "semiplanar", "packed", "gray")
@@ -69,19 +69,17 @@ def variant(layout, sample, memory, alone=False):
     def pair(address):
         return T.call_extern("uint32", f"load_pair_{sample}", address)
 
-    def first_of(word):
+    def half(number, word):
+        """Sample 0 or 1 of the two in a word."""
         if sample == "u8":
-            return T.call_extern("float32", "byte_f32", word, 0)
-        return tirx.bitwise_and(word, tirx.const((1 << bits) - 1, "uint32")).astype("float32")
-
-    def second_of(word):
-        if sample == "u8":
-            return T.call_extern("float32", "byte_f32", word, 1)
+            return T.call_extern("float32", "byte_f32", word, number)
+        if number == 0:
+            return tirx.bitwise_and(word, tirx.const((1 << bits) - 1, "uint32")).astype("float32")
         return (word >> tirx.const(bits, "uint32")).astype("float32")
 
-    def blended(half_of, words, across, down):
+    def blended(number, words, across, down):
         """One half of each of four words, which are two taps of both axes."""
-        upper, lower = (lerp(half_of(words[k]), half_of(words[k + 1]), across) for k in (0, 2))
+        upper, lower = (lerp(half(number, words[k]), half(number, words[k + 1]), across) for k in (0, 2))
         return lerp(upper, lower, down)
 
     @T.inline
@@ -143,8 +141,8 @@ def variant(layout, sample, memory, alone=False):
         words[1] = pair(a + wide(lefts[2 * x + 1]))
         words[2] = pair(b + wide(lefts[2 * x]))
         words[3] = pair(b + wide(lefts[2 * x + 1]))
-        comps[k] = blended(first_of, words, wxs[x], wys[y])
-        comps[k + 1] = blended(second_of, words, wxs[x], wys[y])
+        comps[k] = blended(0, words, wxs[x], wys[y])
+        comps[k + 1] = blended(1, words, wxs[x], wys[y])
 
     @T.inline
     def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, i, j):
@@ -202,8 +200,8 @@ def variant(layout, sample, memory, alone=False):
         words[1] = pair(a + 2 * size)
         words[2] = pair(b)
         words[3] = pair(b + 2 * size)
-        comps[k] = blended(first_of, words, wxs[slot], wy)
-        comps[k + 1] = blended(second_of, words, wxs[slot], wy)
+        comps[k] = blended(0, words, wxs[slot], wy)
+        comps[k + 1] = blended(1, words, wxs[slot], wy)
 
     @T.inline
     def plain(comps, pick, along0, plane0, plane1, plane2, ups, wys, wholes, wxs):
@@ -214,29 +212,24 @@ def variant(layout, sample, memory, alone=False):
         for p in T.unroll(many):
             for k in T.unroll(side_by_side):
                 near_one(comps, 3 * p + k, line0, below0, step0, k * size, wholes, wxs, wys[0], 2 * p, pick)
-        if layout == "planar":
+        if chroma:
             line1 = plane1 + wide(ups[2])
             below1 = plane1 + wide(ups[3])
+        if layout == "planar":
             line2 = plane2 + wide(ups[2])
             below2 = plane2 + wide(ups[3])
             for p in T.unroll(many):
                 near_one(comps, 3 * p + 1, line1, below1, T.int64(size), 0, wholes, wxs, wys[1], 2 * p + 1, False)
                 near_one(comps, 3 * p + 2, line2, below2, T.int64(size), 0, wholes, wxs, wys[1], 2 * p + 1, False)
         if layout == "semiplanar":
-            line1 = plane1 + wide(ups[2])
-            below1 = plane1 + wide(ups[3])
             for p in T.unroll(many):
                 near_two(comps, 3 * p + 1, line1, below1, wholes, wxs, wys[1], 2 * p + 1)
 
     @T.inline
     def pixels(values, addresses, integers, row, x, y):
         """values = neighbouring pixels, converted and laid out."""
-        coefficients = T.alloc_buffer((24,), "int32", scope="local")
-        extents = T.alloc_buffer((4,), "int32", scope="local")
-        along0 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
-        along1 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
-        across0 = T.alloc_buffer((8,), "int32", scope="local")
-        across1 = T.alloc_buffer((8,), "int32", scope="local")
+        coefficients, extents = registers("int32", 24, 4)
+        along0, along1, across0, across1 = registers("int32", len(AXIS), len(AXIS), 8, 8)
         # Load everything in the row except the coefficients before any branch, so that it arrives at once.
         fetch(extents, 0, 1, integers, row, WORD["along_begin"])
         fetch(coefficients, 16, 2, integers, row, COEFFICIENT + 16)
@@ -249,14 +242,8 @@ def variant(layout, sample, memory, alone=False):
         plane1 = addresses[row, ADDRESS["plane1"]]
         plane2 = addresses[row, ADDRESS["plane2"]]
         if T.And(T.And(y >= extents[2], y < extents[3]), T.And(x + many > extents[0], x < extents[1])):
-            lefts = T.alloc_buffer((4 * many,), "int32", scope="local")
-            wxs = T.alloc_buffer((2 * many,), "float32", scope="local")
-            ups = T.alloc_buffer((4,), "int32", scope="local")
-            wholes = T.alloc_buffer((2 * many,), "int32", scope="local")
-            heights = T.alloc_buffer((2,), "int32", scope="local")
-            inner = T.alloc_buffer((1,), "int32", scope="local")
-            wys = T.alloc_buffer((2,), "float32", scope="local")
-            comps = T.alloc_buffer((3 * many,), "float32", scope="local")
+            lefts, ups, wholes, heights, inner = registers("int32", 4 * many, 4, 2 * many, 2, 1)
+            wxs, wys, comps = registers("float32", 2 * many, 2, 3 * many)
             mode = along0[11]
             direct = along1[11]
             if mode != MODES["filtered"]:
@@ -357,15 +344,12 @@ def variant(layout, sample, memory, alone=False):
         T.func_attr(attributes)
         addresses = T.decl_buffer((rows, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
         integers = T.decl_buffer((rows, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)
-        for frame in T.thread_binding(frames, thread="blockIdx.z"):
-            for block_y in T.thread_binding((height + lines - 1) // lines, thread="blockIdx.y"):
-                for block_x in T.thread_binding((width + across - 1) // across, thread="blockIdx.x"):
-                    for thread_y in T.thread_binding(lines, thread="threadIdx.y"):
-                        for thread_x in T.thread_binding(columns, thread="threadIdx.x"):
-                            x = (block_x * columns + thread_x) * many
-                            y = block_y * lines + thread_y
-                            row = T.meta_var(0 if alone else frame)
-                            fill(addresses, integers, row, x, y, width, height, channel_pitch, vectors, store)
+        grid = T.meta_var(((width + across - 1) // across, (height + lines - 1) // lines, frames))
+        frame, block_y, block_x, thread_y, thread_x = threads(grid, (columns, lines))
+        x = (block_x * columns + thread_x) * many
+        y = block_y * lines + thread_y
+        row = T.meta_var(0 if alone else frame)
+        fill(addresses, integers, row, x, y, width, height, channel_pitch, vectors, store)
 
     return kernel
 

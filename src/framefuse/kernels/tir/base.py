@@ -16,6 +16,36 @@ def array_at(address, dtype, size=LARGE, align=1):
     return T.decl_buffer((size,), dtype, data=T.reinterpret("handle", address), align=align)
 
 
+def arrays_at(addresses, dtype, size=LARGE, align=1):
+    """`array_at` for each address."""
+    return [array_at(address, dtype, size, align) for address in addresses]
+
+
+def lets(*values):
+    """`T.let` for values that belong together: an assignment names them."""
+    return [T.Bind(value) for value in values]
+
+
+def variables(dtype, *shapes, scope="global"):
+    """Buffers of a kernel's own, each given by its shape or its number of elements."""
+    return [T.alloc_buffer(shape if isinstance(shape, tuple) else (shape,), dtype, scope=scope) for shape in shapes]
+
+
+def threads(grid, block):
+    """Indices of a CUDA thread's block in the grid, then its own, each from z or y to x; extents are from x on.
+
+    An assignment names them; what follows is what a thread does.
+    """
+    blocks = [(f"blockIdx.{axis}", extent) for axis, extent in zip("xyz", grid, strict=False)]
+    own = [(f"threadIdx.{axis}", extent) for axis, extent in zip("xyz", block, strict=False)]
+    return [T.thread_binding(extent, thread=axis) for axis, extent in [*blocks[::-1], *own[::-1]]]
+
+
+def registers(dtype, *sizes):
+    """Arrays of a CUDA thread."""
+    return variables(dtype, *sizes, scope="local")
+
+
 def switch(value, cases, emit, *given):
     """emit(name, *given) for the name whose number in `cases` a value equals; the last name is for all other values."""
     (name, number), *others = cases.items()

@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
         *("common", "config", "cuda", "engines", "errors", "frame", "models", "prediction"),
         *("report", "runtime", "sinks", "sources"),
     },
-    "fleet": {"common", "config", "cuda", "errors", "pipeline", "report", "runtime", "sinks", "sources"},
+    "fleet": {"common", "config", "cuda", "errors", "models", "pipeline", "report", "runtime", "sinks", "sources"},
     "lab": {
         *(
             "adaptive",

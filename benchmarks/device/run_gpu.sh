@@ -198,7 +198,7 @@ run_fleet() { # a second GPU where CUDA shows one
 
 run_adaptive() { bench adaptive 420 gpu.adaptive; }
 
-run_throughput() { bench throughput $((${SOAK:-60} + 150)) throughput --device cuda --seconds 6 --soak "${SOAK:-60}"; }
+run_throughput() { bench throughput $((${SOAK:-60} + 150)) throughput --device cuda --seconds 4 --soak "${SOAK:-60}"; }
 
 run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu.faults; }
 

@@ -47,9 +47,9 @@ def deadlines(records: Records, gpu: bool = False) -> list[str]:
     return lines
 
 
-def rules(records: Records, gpu: bool = False) -> list[str]:
+def rules(records: Records) -> list[str]:
     """The same requests under several rules."""
-    record = _name(records, gpu)
+    record = records("throughput_gpu")
     rows = ["| share of the highest rate | rules | answered/s | p50 ms | p99 ms |", "|---|---|---|---|---|"]
     for row in record["rules"]:
         times = f"{row['p50_ms']:.1f} | {row['p99_ms']:.1f}"
@@ -92,9 +92,8 @@ TABLES: dict[str, Table] = {
     "ray-plan": plan,
     "throughput": closed,
     "throughput-deadlines": deadlines,
-    "throughput-rules": rules,
     "throughput-gpu": lambda records: closed(records, gpu=True),
     "throughput-deadlines-gpu": lambda records: deadlines(records, gpu=True),
-    "throughput-rules-gpu": lambda records: rules(records, gpu=True),
+    "throughput-rules": rules,
 }
 """The tables of the docs, made from the records: `python -m benchmarks.results`."""

@@ -310,3 +310,25 @@ def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
     with pytest.raises(EngineError, match="not answered for"):
         batcher.submit(images[0]).result(10)
     batcher.close()
+
+
+def test_a_callback_of_a_late_request_may_wait_for_another_thread() -> None:
+    slow = [0.01]
+
+    def function(items: list[int]) -> list[int]:
+        time.sleep(slow[0])
+        return items
+
+    with Batcher(function, max_batch_size=1) as batcher:
+        batcher.submit(0).result()
+        slow[0] = 0.4
+        seen = threading.Event()
+
+        def look(future: Any) -> None:
+            other = threading.Thread(target=lambda: (batcher.stats(), seen.set()))
+            other.start()
+            other.join(10)
+
+        futures = [batcher.submit(number, deadline=0.2) for number in range(3)]
+        futures[-1].add_done_callback(look)
+        assert seen.wait(5)

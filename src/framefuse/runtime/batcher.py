@@ -7,7 +7,8 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -312,14 +313,21 @@ class Batcher:
 
     def _next(self) -> RequestBatch | Literal[True] | None:
         """A batch to start; True: the oldest that runs is about to end; None: everything has ended."""
+        while isinstance(ready := self._wait(), list):
+            for request in ready:  # without the lock: their callbacks run here
+                message = f"request {request.number} was dropped: it cannot meet its deadline any more"
+                self._fail(request.number, DeadlineError(message, remedy="send fewer requests"))
+        return ready
+
+    def _wait(self) -> RequestBatch | Literal[True] | list[Request] | None:
+        """What `_next` returns, or requests that have become late."""
         queue, runner = self._queue, self._runner
         with self._changed:
             while True:
                 now = monotonic()
-                for request in queue.late(now):
-                    self._counts["late"] += 1
-                    message = f"request {request.number} was dropped: it cannot meet its deadline any more"
-                    self._fail(request.number, DeadlineError(message, remedy="send fewer requests"))
+                if late := queue.late(now):
+                    self._counts["late"] += len(late)
+                    return late
                 if queue.limit < runner.sizes[-1] and now >= self._recovers:
                     queue.limit, self._recovers = min(2 * queue.limit, runner.sizes[-1]), now + RECOVER_SECONDS
                 if batch := queue.take(now):
@@ -408,5 +416,6 @@ class Batcher:
         with self._changed:
             waiting = self._waiting.pop(number, None)
             self._changed.notify_all()
-        if waiting and not waiting.future.done():
-            waiting.future.set_exception(error)
+        if waiting:
+            with suppress(InvalidStateError):  # it was cancelled
+                waiting.future.set_exception(error)

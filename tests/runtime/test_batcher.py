@@ -187,7 +187,7 @@ def test_deadlines() -> None:
             batcher.submit(1, deadline=0.02)
         with pytest.raises(DeadlineError, match="passed"):
             batcher.submit(1, deadline=-1)
-        assert batcher.submit(2, deadline=1.0).result().result == 2
+        assert batcher.submit(2, deadline=30).result().result == 2
         with pytest.raises(UsageError, match="deadline is 'soon'"):
             batcher.submit(3, deadline="soon")  # type: ignore[arg-type]
         assert batcher.stats().refused == {"DeadlineError": 2}
@@ -202,8 +202,8 @@ def test_an_admitted_request_that_becomes_late_is_dropped() -> None:
 
     with Batcher(function, max_batch_size=1) as batcher:
         batcher.submit(0).result()
-        slow[0] = 0.4
-        futures = [batcher.submit(number, deadline=0.2) for number in range(3)]
+        slow[0] = 3.0
+        futures = [batcher.submit(number, deadline=1.5) for number in range(3)]
         errors = [future.exception() for future in futures]
         assert any(isinstance(error, DeadlineError) for error in errors)
         assert batcher.stats().late == 3
@@ -321,7 +321,7 @@ def test_a_callback_of_a_late_request_may_wait_for_another_thread() -> None:
 
     with Batcher(function, max_batch_size=1) as batcher:
         batcher.submit(0).result()
-        slow[0] = 0.4
+        slow[0] = 3.0
         seen = threading.Event()
 
         def look(future: Any) -> None:
@@ -329,6 +329,6 @@ def test_a_callback_of_a_late_request_may_wait_for_another_thread() -> None:
             other.start()
             other.join(10)
 
-        futures = [batcher.submit(number, deadline=0.2) for number in range(3)]
+        futures = [batcher.submit(number, deadline=1.5) for number in range(3)]
         futures[-1].add_done_callback(look)
-        assert seen.wait(5)
+        assert seen.wait(20)

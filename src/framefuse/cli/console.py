@@ -27,7 +27,7 @@ from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 from framefuse.common.files import Files, os_errors_as
 from framefuse.common.redact import redact
 from framefuse.common.text import on_one_line, without_controls
-from framefuse.errors import SinkError, UsageError
+from framefuse.errors import CapabilityError, SinkError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,6 +83,31 @@ def write_out(out: Path, content: str | bytes) -> None:
     with os_errors_as(SinkError, f"cannot write {out}", "choose another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def deliver(
+    out: Path,
+    numbers: str,
+    plot: Callable[[], bytes],
+    table: Sequence[Sequence[str]],
+    *,
+    print_json: bool,
+) -> list[str]:
+    """Write what a command has measured to --out, and its plot beside it; print it as JSON, or as a table whose first
+    row is the header. Returns notes of what was written."""
+    write_out(out, numbers)
+    notes, picture = [f"wrote    {out}"], out.with_suffix(".png")
+    try:
+        write_out(picture, plot())
+        notes.append(f"wrote    {picture}")
+    except CapabilityError as error:
+        notes.append(f"no plot: {error.message}")
+    if print_json:
+        typer.echo(numbers, nl=False)
+    else:
+        head, *body = table
+        print_table(head, body)
+    return notes
 
 
 def progress_printer(quiet: bool) -> Callable[[str], None]:

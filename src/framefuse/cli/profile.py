@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import check_out, counter, print_table, stderr, write_out
+from framefuse.cli.console import check_out, counter, deliver, print_table, stderr, write_out
 from framefuse.cli.doctor import bench
 from framefuse.cli.options import Command, ConfigFile, PrintJson, Quiet, option, with_fields
 from framefuse.common.text import on_one_line
@@ -63,21 +63,10 @@ def profile(
     candidates = [Candidate(*names) for names in product(models, sides, wanted)]
     with counter(f"{len(candidates)} candidates", frames, quiet) as count:
         ladder, notes = measure(candidates, opened, limit=frames, options=options, on_frame=count)
-    write_out(out, ladder.to_json())
-    written = [out]
-    try:
-        write_out(out.with_suffix(".png"), plot(ladder))
-        written.append(out.with_suffix(".png"))
-    except CapabilityError as error:
-        notes.append(f"no plot: {error.message}")
-    if print_json:
-        typer.echo(ladder.to_json(), nl=False)
-    else:
-        head, *body = table(ladder)
-        print_table(head, body)
+    written = deliver(out, ladder.to_json(), lambda: plot(ladder), table(ladder), print_json=print_json)
     if not quiet:
         notes.append(f"{ladder.frames} frames of {ladder.data}; ms and CPU from a decoded frame to its objects")
-        notes += [*(f"wrote    {path}" for path in written), f"use it   framefuse predict SOURCE {out} --target-fps 30"]
+        notes += [*written, f"use it   framefuse predict SOURCE {out} --target-fps 30"]
         stderr().print("\n".join(map(on_one_line, notes)), markup=False)
     return 0
 

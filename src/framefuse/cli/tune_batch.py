@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, stderr, write_out
+from framefuse.cli.console import check_out, deliver, stderr
 from framefuse.cli.options import ConfigFile, PrintJson, Quiet, option, with_fields
 from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
-from framefuse.errors import CapabilityError, UsageError
+from framefuse.errors import UsageError
 
 if TYPE_CHECKING:
     from framefuse.batching.tuning import BatchTuning
@@ -46,18 +46,7 @@ def tune_batch(
     settings = load_settings(config, "latency", given, environment=os.environ).settings
     check_out(out, model, beside=".png")
     tuning = measure(model, settings, max_latency=limit, max_batch=max_batch)
-    write_out(out, tuning.to_json())
-    notes = [f"wrote    {out}"]
-    try:
-        write_out(out.with_suffix(".png"), plot(tuning))
-        notes.append(f"wrote    {out.with_suffix('.png')}")
-    except CapabilityError as error:
-        notes.append(f"no plot: {error.message}")
-    if print_json:
-        typer.echo(tuning.to_json(), nl=False)
-    else:
-        head, *body = table(tuning)
-        print_table(head, body)
+    notes = deliver(out, tuning.to_json(), lambda: plot(tuning), table(tuning), print_json=print_json)
     if not quiet:
         best = tuning.chosen
         notes.append(

@@ -1,6 +1,6 @@
 """RayFleet: the files of a job on all machines of a Ray cluster. Paths and ranges travel, never frames.
 
-    files -> units (a file, or a range of a long one) -> Ray Data -> actors, one a GPU or CPU machine: Pipeline(unit)
+    files -> units (a file, or a range of a long one) -> Ray Data -> actors, some a GPU or one a CPU machine: Pipeline
           -> parts/KEY -> merged in order: <stem>.jsonl, <stem>.parquet
 
 A unit is done once its folder has its final name, which happens at once. So a unit that runs twice, because its machine
@@ -16,7 +16,7 @@ import socket
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -171,9 +171,10 @@ class RayFleet:
         machines, failed, frames = dict[str, int](), dict[str, str](), 0
         done = {unit.key for units in left.values() for unit in units if self._is_done(unit)}
         waiting = {file: {unit.key for unit in units} for file, units in left.items()}
+        owners = {key: file for file, keys in waiting.items() for key in keys}
         try:
             for row in (*({"key": key} for key in done), *self._results(left, done)):
-                file = next(file for file, keys in waiting.items() if row["key"] in keys)
+                file = owners[row["key"]]
                 frames += row.get("frames", 0)
                 if "machine" in row:
                     machines[row["machine"]] = machines.get(row["machine"], 0) + row["frames"]
@@ -203,7 +204,8 @@ class RayFleet:
         bounds: list[float | None] = [None, None]
         if not any(getattr(self.settings, name) for name in WHOLE) and self.settings.vid_stride == 1:
             try:
-                info = open_source(file).info
+                with closing(open_source(file)) as source:
+                    info = source.info
             except FramefuseError:  # its actor will say what is wrong
                 return [Unit(file, key[:24])]
             seconds = float((info.frames or 0) / (info.fps or 1)) if info.kind == "file" else 0.0

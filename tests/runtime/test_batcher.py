@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,9 @@ def test_deadlines() -> None:
         assert batcher.stats().refused == {"DeadlineError": 2}
 
 
-def test_an_admitted_request_that_becomes_late_is_dropped() -> None:
+@contextmanager
+def becoming_slow() -> Iterator[Batcher]:
+    """A Batcher of a function that was quick when it was measured, and takes three seconds from now on."""
     slow = [0.01]
 
     def function(items: list[int]) -> list[int]:
@@ -203,6 +206,11 @@ def test_an_admitted_request_that_becomes_late_is_dropped() -> None:
     with Batcher(function, max_batch_size=1) as batcher:
         batcher.submit(0).result()
         slow[0] = 3.0
+        yield batcher
+
+
+def test_an_admitted_request_that_becomes_late_is_dropped() -> None:
+    with becoming_slow() as batcher:
         futures = [batcher.submit(number, deadline=1.5) for number in range(3)]
         errors = [future.exception() for future in futures]
         assert any(isinstance(error, DeadlineError) for error in errors)
@@ -313,15 +321,7 @@ def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_callback_of_a_late_request_may_wait_for_another_thread() -> None:
-    slow = [0.01]
-
-    def function(items: list[int]) -> list[int]:
-        time.sleep(slow[0])
-        return items
-
-    with Batcher(function, max_batch_size=1) as batcher:
-        batcher.submit(0).result()
-        slow[0] = 3.0
+    with becoming_slow() as batcher:
         seen = threading.Event()
 
         def look(future: Any) -> None:

@@ -122,7 +122,7 @@ class Inputs:
     def _left(self) -> set[int]:
         """Sources that have ended and whose frames are all done; each is returned once."""
         with self._lock:
-            left = {number for number in self._ended if self._pending.get(number) == 0}
+            left = {number for number, count in self._pending.items() if not count and number in self._ended}
             for number in left:
                 del self._pending[number]
                 self.sources[number] = _Ended(self.sources[number].info)

@@ -18,7 +18,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "common": {"errors"},
     "frame": {"errors"},
-    "prediction": {"errors", "frame"},
+    "prediction": {"errors", "frame", "kernels"},
     "cuda": {"common", "errors"},
     "world": {"common", "errors"},
     "config": {"common", "errors"},

@@ -1,5 +1,5 @@
-"""Outputs: Predictions (a batch, on the model's device); Detections, Masks and Result (one frame, on the host);
-Event (a change in the life of one object)."""
+"""Outputs: Predictions (a batch, on the model's device); Detections, Masks, Classification and Result (one frame, on the
+host); Event (a change in the life of one object)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, View
+from framefuse.kernels.masks.instances import Runs, mask_runs
 
 Array = NDArray[Any]
+PARTS = "runs", "tracker_id", "view", "pair_id", "keypoints", "xywhr"
+"""What `Detections` may know of each object besides its box, confidence and class."""
 
 
 class Predictions(NamedTuple):
@@ -61,14 +64,22 @@ class Detections:
     """(n,) int64."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Class names by class_id."""
-    mask: Array | None = None
-    """(n, height, width) bool, or None."""
+    runs: Runs | None = None
+    """Run lengths of the mask of each object, of which `mask` makes pixels; None: the model has no masks."""
     tracker_id: Array | None = None
     """(n,) int64, or None."""
     view: Array | None = None
     """(n,) int64: index in the `views` of the Result in which each object was found; None: there are no views."""
     pair_id: Array | None = None
     """(n,) int64: the track of the same object in the other eye, -1 without one; None: no tracks of two eyes."""
+    keypoints: Array | None = None
+    """(n, k, 3) float32: x and y in pixels of the frame, clipped to it, and a confidence in 0..1, which is 1 if the
+    model gives none; None: the model has no keypoints."""
+    xywhr: Array | None = None
+    """(n, 5) float32: oriented boxes, of which `obb` makes corners: x and y of the centre, width and height in pixels,
+    and the angle of the width in radians, from x towards y; None: the model has no oriented boxes."""
+    skeleton: Sequence[tuple[int, int]] = ()
+    """Pairs of keypoints that a line connects."""
 
     @classmethod
     def none(cls, names: Mapping[int, str]) -> Self:
@@ -93,23 +104,36 @@ class Detections:
         if not isinstance(rows, slice):
             rows = np.asarray(rows)
             rows = rows if rows.size else rows.astype(np.intp)
-        parts = self.mask, self.tracker_id, self.view, self.pair_id
-        rest = (None if part is None else part[rows] for part in parts)
-        return Detections(self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names, *rest)
+        parts = {name: getattr(self, name) for name in PARTS}
+        chosen: dict[str, Any] = {name: None if part is None else part[rows] for name, part in parts.items()}
+        main = self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names
+        return Detections(*main, **chosen, skeleton=self.skeleton)
 
-    def followed_by(self, more: "Detections") -> "Detections":
-        """These objects, then those, without masks; tracks and views only where both have them."""
+    @staticmethod
+    def concatenate(parts: "Sequence[Detections]") -> "Detections":
+        """The objects of all parts, one after the other; only what all of them know. There is at least one part."""
         joined: dict[str, Any] = {}
-        for name in ("xyxy", "confidence", "class_id", "tracker_id", "view"):
-            parts = getattr(self, name), getattr(more, name)
-            joined[name] = None if parts[0] is None or parts[1] is None else np.concatenate(parts)
-        return Detections(**joined, names=self.names)
+        for name in ("xyxy", "confidence", "class_id", *PARTS):
+            found = [getattr(part, name) for part in parts]
+            join = Runs.concatenate if name == "runs" else np.concatenate
+            joined[name] = None if any(part is None for part in found) else join(found)
+        return Detections(**joined, names=parts[0].names, skeleton=parts[0].skeleton)
 
     @property
     def xywh(self) -> Array:
         """(n, 4) float32: x and y of the centre, width and height in pixels."""
         start, end = self.xyxy[:, :2], self.xyxy[:, 2:]
         return np.concatenate([(start + end) / 2, end - start], axis=1)
+
+    @property
+    def mask(self) -> Array | None:
+        """(n, height, width) bool: the pixels of each object, made anew by each call; None: the model has no masks."""
+        return None if self.runs is None else self.runs.decode()
+
+    @property
+    def obb(self) -> Array | None:
+        """(n, 4, 2) float32: x and y of the corners of oriented boxes, one after the other around the box."""
+        return None if self.xywhr is None else corners(self.xywhr)
 
     def name(self, class_id: int) -> str:
         """Name of a class, or its number if the model has no name for it."""
@@ -139,17 +163,28 @@ class Detections:
         names = {number: str(name) for number, name in named}
         track = None if found.tracker_id is None else np.asarray(found.tracker_id, np.int64)
         xyxy = np.asarray(found.xyxy, np.float32).reshape(count, 4)
-        return cls(xyxy, confidence, class_id, names, found.mask, track)
+        runs = None if found.mask is None else mask_runs(np.asarray(found.mask, np.bool_))
+        assert runs is None or isinstance(runs, Runs)
+        points, boxes = found.data.get("keypoints"), found.data.get("xyxyxyxy")
+        keypoints = None if points is None else np.asarray(points, np.float32)
+        xywhr = None if boxes is None else _oriented(np.asarray(boxes, np.float32))
+        return cls(xyxy, confidence, class_id, names, runs, track, keypoints=keypoints, xywhr=xywhr)
 
     def to_supervision(self) -> Any:
-        """The same objects as `supervision.Detections` (requires the package supervision)."""
+        """The same objects as `supervision.Detections` (requires the package supervision). Its `data` has class_name;
+        keypoints as (n, k, 3), of which `supervision.KeyPoints(xy=..., ...)` takes the columns; xyxyxyxy, the corners
+        of oriented boxes, which its oriented annotators read."""
         import supervision
 
         facts = {name: getattr(self, name) for name in ("xyxy", "confidence", "class_id", "mask", "tracker_id")}
-        return supervision.Detections(**facts, data={"class_name": np.array(list(map(self.name, self.class_id)))})
+        data = {"class_name": np.array(list(map(self.name, self.class_id)))}
+        data |= {} if self.keypoints is None else {"keypoints": self.keypoints}
+        data |= {} if self.obb is None else {"xyxyxyxy": self.obb}
+        return supervision.Detections(**facts, data=data)
 
     def to_coco(self, image_id: int, category_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
-        """COCO result rows: bbox is [x, y, width, height] in pixels.
+        """COCO result rows: bbox is [x, y, width, height] in pixels. Masks are the `segmentation` in run lengths,
+        oriented boxes as a polygon; `keypoints` are x, y and confidence of each.
 
         Args:
             image_id: id of the image in the COCO file.
@@ -161,7 +196,18 @@ class Detections:
             category = number if category_ids is None else category_ids[number]
             box = [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)]
             rows.append({"image_id": image_id, "category_id": category, "bbox": box, "score": round(score, 5)})
+        for row, shape in zip(rows, self.segmentations(), strict=False):
+            row["segmentation"] = shape
+        for row, points in zip(rows, () if self.keypoints is None else self.keypoints, strict=False):
+            row["keypoints"] = [round(value, 2) for value in points.ravel().tolist()]
         return rows
+
+    def segmentations(self) -> list[Any]:
+        """The outline of each object as in COCO: run lengths of a mask, or the polygon of an oriented box; nothing if
+        the model has neither."""
+        if self.runs is not None:
+            return [{**mask, "counts": mask["counts"].decode()} for mask in self.runs.to_coco()]
+        return [] if self.obb is None else self.obb.reshape(-1, 1, 8).round(2).astype(float).tolist()
 
 
 @dataclass(eq=False)
@@ -181,6 +227,35 @@ class Masks:
         """Fraction of the frame, 0..1, that each present class covers."""
         counts = np.bincount(self.class_id.ravel(), minlength=1)
         return {self.name(n): count / self.class_id.size for n, count in enumerate(counts.tolist()) if count}
+
+
+class Classification:
+    """What one frame shows as a whole, on the host.
+
+    Args:
+        scores: (nc,) float32 in 0..1 for each class.
+        names: class names by number.
+
+    Attributes:
+        class_id: (nc,) int64, the best first.
+        confidence: (nc,) float32 of those.
+    """
+
+    def __init__(self, scores: Array, names: Mapping[int, str]) -> None:
+        self.names = names
+        self.class_id = np.argsort(-scores, kind="stable")
+        self.confidence = scores[self.class_id]
+
+    def top(self, count: int = 5) -> list[tuple[str, float]]:
+        """Name and confidence of the best classes."""
+        best = zip(self.class_id[:count].tolist(), self.confidence[:count].tolist(), strict=True)
+        return [(self.names.get(number, str(number)), score) for number, score in best]
+
+    def to_supervision(self) -> Any:
+        """The same as `supervision.Classifications` (requires the package supervision)."""
+        import supervision
+
+        return supervision.Classifications(self.class_id, self.confidence)
 
 
 class Best(NamedTuple):
@@ -299,7 +374,7 @@ class Result:
 
     frame: FrameInfo
     detections: Detections
-    """Empty if the model is a semantic segmenter."""
+    """Empty if the model is a semantic segmenter or a classifier."""
     rung: str = ""
     """Model, size and precision that produced it."""
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -318,6 +393,8 @@ class Result:
     """Whether the model saw the frame. False, with the setting `adaptive`: its objects were interpolated."""
     why: str = ""
     """With the setting `adaptive`: why the frame was inferred, or not."""
+    classification: Classification | None = None
+    """Only from a classifier."""
 
     def crop(self, number: int, frame: Frame | None = None) -> np.ndarray[Any, Any]:
         """Every pixel that the box of an object touches: (height, width, 3) uint8 RGB.
@@ -341,8 +418,11 @@ class Result:
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        if self.masks is None:
-            heads: tuple[str, ...] = "class", "confidence", "x1", "y1", "x2", "y2"
+        heads: tuple[str, ...] = "class", "confidence"
+        if self.classification is not None:
+            rows = [(name, f"{score:.3f}") for name, score in self.classification.top()]
+        elif self.masks is None:
+            heads = *heads, "x1", "y1", "x2", "y2"
             rows = [(one.name, f"{one.confidence:.3f}", *map("{:.1f}".format, one.xyxy)) for one in self.detections]
         else:
             heads = "class", "share"
@@ -368,3 +448,18 @@ def cut(image: np.ndarray[Any, Any], box: np.ndarray[Any, Any]) -> np.ndarray[An
     left, top = np.floor(box[:2]).astype(int)
     right, bottom = np.ceil(box[2:]).astype(int)
     return image[top:bottom, left:right]
+
+
+def corners(xywhr: Array) -> Array:
+    """(n, 4, 2) float32: the corners of oriented boxes (n, 5), from the one at the end of width and height on."""
+    along = xywhr[:, 2:3] / 2 * np.stack((np.cos(xywhr[:, 4]), np.sin(xywhr[:, 4])), axis=1)
+    across = xywhr[:, 3:4] / 2 * np.stack((-np.sin(xywhr[:, 4]), np.cos(xywhr[:, 4])), axis=1)
+    offsets = np.stack((along + across, along - across, -along - across, across - along), axis=1)
+    return np.asarray(xywhr[:, None, :2] + offsets, np.float32)
+
+
+def _oriented(boxes: Array) -> Array:
+    """(n, 5) float32: the oriented boxes that have these `corners`."""
+    along, across = boxes[:, 1] - boxes[:, 2], boxes[:, 0] - boxes[:, 1]
+    sides = np.hypot(along[:, 0], along[:, 1]), np.hypot(across[:, 0], across[:, 1])
+    return np.stack((*boxes.mean(axis=1).T, *sides, np.arctan2(along[:, 1], along[:, 0])), axis=1)

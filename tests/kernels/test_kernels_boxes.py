@@ -48,6 +48,7 @@ def same(found: Found, expected: Found, tolerance: float = 0) -> None:
     assert arrays.non_finite.tolist() == expected.non_finite.tolist()
     for image, count in enumerate(expected.counts):
         assert arrays.classes[image, :count].tolist() == expected.classes[image, :count].tolist()
+        assert arrays.anchors[image, :count].tolist() == expected.anchors[image, :count].tolist()
         for one, other in ((arrays.scores, expected.scores), (arrays.boxes, expected.boxes)):
             np.testing.assert_allclose(one[image, :count], other[image, :count], rtol=0, atol=tolerance)
 

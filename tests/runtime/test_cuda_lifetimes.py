@@ -285,7 +285,7 @@ class Detect:
 
     def __init__(self, anchors: int, batch: int = 1) -> None:
         self.outputs, self.maps = [zeros(batch, 84, anchors)], zeros(batch, 8)
-        integers = [zeros(batch, *shape, dtype=np.int32) for shape in ((300,), (), ())]
+        integers = [zeros(batch, *shape, dtype=np.int32) for shape in ((300,), (), (), (300,))]
         self.out = Found(zeros(batch, 300, 4), zeros(batch, 300), *integers)
         self.options: dict[str, Any] = {"conf": 0.3, "iou": 0.5, "max_det": 300, "out": self.out}
 

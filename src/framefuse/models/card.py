@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
 from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
-from framefuse.models.layouts import Activation, BoxUnits, OutputLayout
+from framefuse.models.layouts import WHOLE, Activation, BoxUnits, OutputLayout, Task
 from framefuse.models.onnx_file import OnnxFacts, TensorFacts, outputs_at, read_onnx
 from framefuse.preprocess import Fit, Preprocess
 
@@ -21,6 +21,18 @@ T = TypeVar("T")
 CALIBRATION_KEY = "framefuse.calibration"
 """Metadata entry of an ONNX that says what its INT8 ranges come from."""
 INPUT_DTYPES = ("float32", "float16", "uint8")
+IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
+"""Means and standard deviations of ImageNet, in grey levels."""
+COCO_KEYPOINTS = (
+    *("nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow"),
+    *("right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle"),
+    "right_ankle",
+)
+COCO_SKELETON = (
+    *((15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9), (8, 10)),
+    *((1, 2), (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6)),
+)
+"""Of people, as annotated in COCO: the default for 17 keypoints."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +43,14 @@ class Card:
         yolov5:  (b, N, 5 + nc)  cx cy w h objectness scores
         yolov8:  (b, 4 + nc, N)  cx cy w h scores
         end2end: (b, K, 6)       x1 y1 x2 y2 score class
+        Of these three, anchors and queries have more values after their classes with the tasks segment (coefficients
+        of masks, whose prototypes are a second output (b, n, h, w)), pose (x and y of each keypoint, perhaps a
+        confidence) and obb (an angle in radians; boxes of end2end are cx cy w h then).
         detr:    two outputs, boxes (b, K, 4) cx cy w h in 0..1 and logits (b, K, nc); or three: labels (b, K),
                  boxes (b, K, 4) x1 y1 x2 y2, scores (b, K); or one (b, K, 4 + nc): cx cy w h in 0..1, probabilities
         semantic: (b, nc, h, w)  scores of each class, background included; h and w are those of the input, or the same
                  fraction of both (task: semantic)
+        classify: (b, nc)        scores of each class (task: classify)
     """
 
     path: Path
@@ -50,7 +66,7 @@ class Card:
     dynamic_batch: bool
     batch: int = 1
     """The batch size, if it is fixed."""
-    task: str = "detect"
+    task: Task = "detect"
     origin: Mapping[str, str] = field(default_factory=dict)
     """Source of each fact: "onnx metadata", "card scout-n.yaml", "default of layout yolov8"."""
     output_indices: tuple[int, ...] = (0,)
@@ -61,6 +77,13 @@ class Card:
     """Units of boxes: model pixels, or 0..1 of the model input."""
     input_dtype: str = "float32"
     """Type of the ONNX input: float32, float16 or uint8."""
+    extra: int = 0
+    """Values of an anchor or query after its classes."""
+    keypoints: tuple[int, int] | None = None
+    """Task pose: number of keypoints, and values of each: x, y, and perhaps a confidence."""
+    keypoint_names: tuple[str, ...] = ()
+    skeleton: tuple[tuple[int, int], ...] = ()
+    """Pairs of keypoints that a line connects."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Other information: licence, source, training, calibration. The first and the last also from the ONNX metadata."""
 
@@ -94,7 +117,7 @@ class Card:
             CardError: the outputs have another number of classes.
         """
         shapes = [output.shape for output in outputs]
-        found = layouts.count_classes(layout or self.layout, shapes, self.activation)
+        found = layouts.count_classes(layout or self.layout, shapes, self.activation, self.extra)
         if self.names and found is not None and found != self.class_count:
             stated = f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')})"
             message = f"{stated}, but its outputs have {found} ({self.layout}: {', '.join(map(str, shapes))})"
@@ -138,11 +161,16 @@ def _metadata(key: str, text: str) -> Any:
         raise CardError(message, remedy=f"add {key} to the card: {CardFile.model_fields[key].description}") from error
 
 
+def _metadata_text(key: str, text: str) -> Any:
+    return _metadata(key, repr(text))
+
+
 METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
     "names": ("names", lambda text: check_names(parse_literal("names", text), "onnx metadata")),
     "imgsz": ("imgsz", partial(_metadata, "imgsz")),
     "stride": ("stride", partial(_metadata, "stride")),
-    "task": ("task", str),
+    "task": ("task", partial(_metadata_text, "task")),
+    "keypoints": ("kpt_shape", partial(_metadata, "keypoints")),
     "layout": ("end2end", lambda text: "end2end" if text.lower() == "true" else None),
 }
 """Card key -> the metadata key that exporters write, and its parser, which may return None."""
@@ -173,15 +201,13 @@ def read_card(model: Path) -> Card:
 
 def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     image = _image_input(onnx_facts)
-    stated_layout = facts.find("layout")
-    default_task = "semantic" if stated_layout == "semantic" else "detect"
-    task = facts.get("task", default_task, f"default: {default_task}")
-    if task not in ("detect", "semantic"):
-        message = f"task {task!r} is not supported"
-        raise CardError(message, remedy="use a detector (task: detect) or a segmenter (task: semantic)")
-    if stated_layout is not None and (task == "semantic") != (stated_layout == "semantic"):
-        message = f"task {task!r} and layout {stated_layout!r} contradict each other"
-        raise CardError(message, remedy="leave one of them out")
+    stated_layout, task = facts.find("layout"), facts.find("task")
+    if stated_layout in WHOLE and task is None:
+        task = stated_layout
+    elif task is not None and stated_layout is not None and (task in WHOLE or stated_layout in WHOLE):
+        if task != stated_layout:
+            message = f"task {task!r} and layout {stated_layout!r} contradict each other"
+            raise CardError(message, remedy="leave one of them out")
 
     height, width = _input_size(image, facts)
     names = facts.find("names")
@@ -189,10 +215,12 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         layouts.resolve,
         size=(height, width),
         class_count=None if names is None else len(names),
-        layout="semantic" if task == "semantic" else stated_layout,
+        task=task,
+        layout=task if task in WHOLE else stated_layout,
         wanted=facts.find("outputs"),
         activation=facts.find("activation"),
         box_units=facts.find("box_units"),
+        keypoints=facts.find("keypoints"),
     )
     try:
         layout = resolve(onnx_facts.outputs)
@@ -211,11 +239,17 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
 
     default = f"default of layout {layout.name}"
     dynamic_size = image.shape[2] is None and image.shape[3] is None
-    fit: Fit = facts.get("fit", "stretch" if layout.name == "detr" else "letterbox", default)
+    fits: dict[OutputLayout, Fit] = {"detr": "stretch", "classify": "crop"}
+    fit: Fit = facts.get("fit", fits.get(layout.name, "letterbox"), default)
     uint8 = image.dtype == "uint8"
     free = facts.get("rect", dynamic_size and fit == "letterbox", "default: yes if height and width are free")
     std, why = (1.0 if uint8 else 255.0,) * 3, {"std": "default of uint8 input"} if uint8 else {}
     usual = dict(stride=32, interpolation="linear", pad_value=114.0, mean=(0.0,) * 3, std=std, channel_order="rgb")
+    if layout.name == "classify":
+        usual["interpolation"] = "antialias"
+        if not uint8 and task is None:  # the frameworks that state a task have their own
+            usual |= IMAGENET
+            why = dict.fromkeys(IMAGENET, "assumed: that of ImageNet, as torchvision's classifiers")
     options: dict[str, Any] = {key: facts.get(key, value, why.get(key, default)) for key, value in usual.items()}
     preprocess = Preprocess(width=width, height=height, fit=fit, rectangular=free, **options)
     if preprocess.rectangular and not dynamic_size:
@@ -232,14 +266,31 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         dynamic_size=dynamic_size,
         dynamic_batch=batch is None,
         batch=batch or 1,
-        task=task,
+        task=layout.task,
         origin={"input": "onnx input shape", "batch": "onnx input shape", **facts.origin},
         output_indices=layout.indices,
         activation=layout.activation,
         box_units=layout.box_units,
         input_dtype=image.dtype,
+        extra=layout.extra,
+        **_skeleton(facts) if layout.task == "pose" else {},
         about=stated | (facts.card.about or {}),
     )
+
+
+def _skeleton(facts: _Facts) -> dict[str, Any]:
+    """What the card says about keypoints. CardError: the names or the skeleton do not fit their number."""
+    count, values = facts.find("keypoints")
+    person = count == len(COCO_KEYPOINTS)
+    default = "default of 17 keypoints: people as in COCO"
+    names = facts.get("keypoint_names", COCO_KEYPOINTS if person else [], default if person else "not stated")
+    lines = facts.get("skeleton", COCO_SKELETON if person else [], default if person else "not stated")
+    if names and len(names) != count:
+        message = f"{len(names)} keypoint_names are given for {count} keypoints"
+        raise CardError(message, remedy="correct keypoint_names or keypoints in the card")
+    if max((end for line in lines for end in line), default=0) >= count:
+        raise CardError(f"the skeleton has a keypoint beyond {count - 1}", remedy="correct skeleton in the card")
+    return {"keypoints": (count, values), "keypoint_names": tuple(names), "skeleton": tuple(map(tuple, lines))}
 
 
 def _agree(stated: TensorFacts, inferred: TensorFacts) -> bool:

@@ -6,14 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from framefuse.common.files import os_errors_as
 from framefuse.common.names import nearest
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief
 from framefuse.errors import CardError
-from framefuse.models.layouts import Activation, BoxUnits, OutputLayout
+from framefuse.models.layouts import Activation, BoxUnits, OutputLayout, Task
 from framefuse.preprocess import Fit, Interpolation
 
 GreyLevel = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -31,15 +31,24 @@ class CardFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    task: str | None = Field(None, description="detect, or semantic: a class for each pixel")
+    task: Task | None = Field(
+        None, description="detect, segment, pose, obb (oriented boxes), classify, or semantic: a class for each pixel"
+    )
     layout: OutputLayout | None = Field(None, description="what the outputs mean")
     outputs: list[str] | None = Field(
         None, min_length=1, description="names of the outputs to read, in the order of the layout"
     )
-    activation: Activation | None = Field(None, description="maps scores to 0..1 (detr): none, sigmoid or softmax")
+    activation: Activation | None = Field(None, description="maps scores to 0..1 (detr, classify): none, sigmoid or softmax")
     box_units: BoxUnits | None = Field(None, description="of boxes: relative (0..1 of the model input) or pixels")
     names: list[str] | dict[int, str] | str | None = Field(
         None, description="class names: a list, a mapping from 0, or the path of a file with one name per line"
+    )
+    keypoints: tuple[PositiveInt, PositiveInt] | None = Field(
+        None, description="pose: number of keypoints, and values of each: 2 (x, y) or 3 (with a confidence)"
+    )
+    keypoint_names: list[str] | None = Field(None, description="pose: a name for each keypoint")
+    skeleton: list[tuple[NonNegativeInt, NonNegativeInt]] | None = Field(
+        None, description="pose: pairs of keypoints, from 0, that a line connects"
     )
     imgsz: Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_size)] | None = Field(
         None, description="input size: one number or [height, width]"

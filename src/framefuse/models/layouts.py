@@ -1,4 +1,4 @@
-"""Infers the output layout of a model from its output shapes and number of classes."""
+"""Infers the task and the output layout of a model from its output shapes and number of classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,10 +7,13 @@ from typing import Literal
 from framefuse.errors import CardError
 from framefuse.models.onnx_file import TensorFacts
 
-OutputLayout = Literal["yolov5", "yolov8", "end2end", "detr", "semantic"]
+Task = Literal["detect", "segment", "pose", "obb", "classify", "semantic"]
+OutputLayout = Literal["yolov5", "yolov8", "end2end", "detr", "classify", "semantic"]
 Activation = Literal["none", "sigmoid", "softmax"]
 BoxUnits = Literal["pixels", "relative"]
 
+WHOLE: tuple[Task, ...] = ("classify", "semantic")
+"""Tasks that say something about the whole frame, not about objects; their layouts have the same names."""
 READ = "yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6), or boxes (b, K, 4) with logits (b, K, nc)"
 """For messages."""
 MAX_QUERIES = 1000
@@ -28,6 +31,9 @@ class Resolved:
     """From the shapes; None if they do not tell."""
     activation: Activation = "none"
     box_units: BoxUnits = "pixels"
+    task: Task = "detect"
+    extra: int = 0
+    """Values of an anchor or query after its classes: mask coefficients, keypoints, or an angle."""
     origin: dict[str, str] = field(default_factory=dict)
 
 
@@ -36,18 +42,21 @@ def resolve(
     *,
     size: tuple[int, int],
     class_count: int | None,
+    task: Task | None = None,
     layout: OutputLayout | None = None,
     wanted: Sequence[str] | None = None,
     activation: Activation | None = None,
     box_units: BoxUnits | None = None,
+    keypoints: tuple[int, int] | None = None,
 ) -> Resolved:
-    """Infer the layout. Arguments that are not None are checked against the shapes and never overridden.
+    """Infer task and layout. Arguments that are not None are checked against the shapes and never overridden.
 
     Args:
         outputs: all outputs of the ONNX model, in order.
         size: (height, width) of the model input.
         class_count: number of class names, if known.
         wanted: names of the outputs to read, in the order of the layout.
+        keypoints: their number, and the values of each: 2, or 3 with a confidence.
 
     Raises:
         CardError: the layout is unknown, ambiguous or contradictory; the remedy names the key to add.
@@ -57,8 +66,19 @@ def resolve(
     if missing := [name for name in wanted or () if name not in by_name]:
         raise CardError(f"outputs {missing} do not exist; the model has {listed}", remedy="correct outputs in the card")
     chosen = [by_name[name] for name in wanted] if wanted else list(outputs)
-    if len(chosen) == 1:
-        name, count, why = _single(chosen[0], size, class_count, layout)
+    ranks, inferred = sorted(len(tensor.shape) for tensor in chosen), {}
+    if task is None:
+        guessed: dict[tuple[int, ...], Task] = {(3, 4): "segment", (2,): "classify"}
+        task = guessed.get(tuple(ranks), "detect") if layout in (None, "yolov5", "yolov8", "end2end") else "detect"
+        inferred = {"task": f"onnx output shapes {listed}"} if task != "detect" else {}
+    extra = _extra(task, chosen, keypoints)
+    if task == "segment":
+        chosen.sort(key=lambda tensor: len(tensor.shape))
+    if task == "classify":
+        name, why = task, "only output"
+        count = _check_classify(chosen, listed)
+    elif len(chosen) == 1 or task == "segment":
+        name, count, why = _single(chosen[0], size, class_count, layout, extra)
     else:
         ordered = _detr_order(chosen, keep=wanted is not None)
         if not any(len(tensor.shape) in (0, 3) for tensor in chosen):
@@ -73,46 +93,93 @@ def resolve(
         if len(chosen) == 3 and box_units is None:
             remedy = "add box_units: relative (0..1 of the model input) or box_units: pixels (of it) to the card"
             raise CardError(f"the units of output {chosen[1]} are not stated", remedy=remedy)
+    if extra and name == "detr":
+        raise CardError(f"task {task} has no layout detr: {listed}", remedy="use yolov5, yolov8 or end2end")
     if class_count is not None and count is not None and count != class_count:
         raise CardError(
             f"{class_count} class names are given, but the outputs have {count} classes ({name}: {listed})",
             remedy="correct names in the card"
             + ("; if the last class means no object, add activation: softmax" if count == class_count + 1 else ""),
         )
+    default: Activation = "sigmoid" if name == "detr" and len(chosen) == 2 else "softmax" if inferred else "none"
     return Resolved(
         name,
         tuple(tensor.name for tensor in chosen),
         tuple(outputs.index(tensor) for tensor in chosen),
         count,
-        activation or ("sigmoid" if len(chosen) == 2 else "none"),
+        activation or (default if name in ("detr", "classify") else "none"),
         box_units or ("relative" if name == "detr" else "pixels"),
-        {"layout": why, "outputs": why, **dict.fromkeys(("activation", "box_units"), f"default of layout {name}")},
+        task,
+        extra,
+        {"layout": why, "outputs": why, **dict.fromkeys(("activation", "box_units"), f"default of layout {name}")}
+        | inferred,
     )
 
 
-def count_classes(layout: str, shapes: Sequence[tuple[int | None, ...]], activation: Activation | None) -> int | None:
+def _extra(task: Task, chosen: Sequence[TensorFacts], keypoints: tuple[int, int] | None) -> int:
+    """Values of an anchor after its classes.
+
+    Raises:
+        CardError: there are no prototypes of masks, or nothing says how many keypoints there are.
+    """
+    if task == "segment":
+        planes = [tensor for tensor in chosen if len(tensor.shape) == 4]
+        if len(chosen) != 2 or len(planes) != 1 or planes[0].shape[1] is None:
+            raise CardError(
+                f"task segment needs boxes with coefficients, and prototypes (b, n, h, w): {_listed(chosen)}",
+                remedy="export the model with both outputs; outputs: [boxes, prototypes] in the card chooses among more",
+            )
+        return planes[0].shape[1]
+    if task == "pose":
+        if keypoints is None or keypoints[0] < 1 or keypoints[1] not in (2, 3):
+            stated = "nothing says" if keypoints is None else f"keypoints {list(keypoints)} do not say"
+            remedy = "add keypoints: [17, 3] to the card: their number, and 2 (x, y) or 3 (with a confidence) values"
+            raise CardError(f"{stated} how many keypoints output {_listed(chosen)} has", remedy=remedy)
+        return keypoints[0] * keypoints[1]
+    return int(task == "obb")
+
+
+def _listed(tensors: Sequence[TensorFacts]) -> str:
+    return "; ".join(map(str, tensors))
+
+
+def _check_classify(chosen: Sequence[TensorFacts], listed: str) -> int | None:
+    """Number of classes of an output (b, nc), or (b, nc, 1, 1)."""
+    shape = chosen[0].shape
+    if len(chosen) != 1 or (shape and (len(shape) < 2 or set(shape[2:]) - {1} or shape[1] == 0)):
+        raise CardError(f"the output of a classifier is (b, nc): {listed}", remedy="name it: outputs: [name]")
+    return shape[1] if shape else None
+
+
+def count_classes(
+    layout: str, shapes: Sequence[tuple[int | None, ...]], activation: Activation | None, extra: int = 0
+) -> int | None:
     """Number of classes in outputs of these shapes; None if the layout does not tell.
 
     Args:
         shapes: in the order of the layout.
-        activation: softmax models have an extra logit for no object.
+        activation: softmax models with queries have an extra logit for no object.
+        extra: values of an anchor after its classes.
     """
     if layout == "semantic":
         return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 4 else None
+    if layout == "classify":
+        return shapes[0][1] if len(shapes[0]) > 1 else None
     if layout == "yolov8_head":
         return shapes[1][-1]
     if layout == "detr" and len(shapes) == 2:
         return _minus(shapes[1][-1], int(activation == "softmax")) if shapes[1] else None
-    if len(shapes) != 1 or len(shapes[0]) != 3:
+    if len(shapes[0]) != 3 or (layout == "detr" and len(shapes) != 1):
         return None
     _, rows, columns = shapes[0]
-    return {"yolov8": _minus(rows, 4), "yolov5": _minus(columns, 5), "detr": _minus(columns, 4)}.get(layout)
+    counts = {"yolov8": _minus(rows, 4 + extra), "yolov5": _minus(columns, 5 + extra), "detr": _minus(columns, 4)}
+    return counts.get(layout)
 
 
 def _single(
-    tensor: TensorFacts, size: tuple[int, int], class_count: int | None, layout: OutputLayout | None
+    tensor: TensorFacts, size: tuple[int, int], class_count: int | None, layout: OutputLayout | None, extra: int
 ) -> tuple[OutputLayout, int | None, str]:
-    """Layout and number of classes of a model with one output, and the reason."""
+    """Layout and number of classes of a model with one output that has boxes, and the reason."""
     shape = tensor.shape
     if layout is not None and not shape:
         return layout, None, "only output"
@@ -123,11 +190,11 @@ def _single(
         remedy = remedy if len(shape) == 4 else f"export the model with one of these outputs: {READ}"
         raise CardError(f"output {tensor} has no known layout", remedy=remedy)
     if layout is not None:
-        count = count_classes(layout, [shape], None)
-        if (count is not None and count < 1) or (layout == "end2end" and shape[2] not in (6, None)):
+        count = count_classes(layout, [shape], None, extra)
+        if (count is not None and count < 1) or (layout == "end2end" and shape[2] not in (6 + extra, None)):
             raise CardError(f"output {tensor} does not fit layout {layout}", remedy="correct layout in the card")
         return layout, count, "only output"
-    found = _candidates(shape, size)
+    found = _candidates(shape, size, extra)
     fitting = {name: n for name, n in found.items() if class_count is None or n is None or n == class_count}
     # A single candidate that contradicts the names is reported as a wrong class list by the caller.
     if len(fitting or found) != 1:
@@ -156,21 +223,22 @@ def _minus(size: int | None, fixed: int) -> int | None:
     return None if size is None else size - fixed
 
 
-def _candidates(shape: tuple[int | None, ...], size: tuple[int, int]) -> dict[OutputLayout, int | None]:
+def _candidates(shape: tuple[int | None, ...], size: tuple[int, int], extra: int) -> dict[OutputLayout, int | None]:
     """Layouts that the shape (b, rows, columns) of an output allows, each with its number of classes."""
     _, rows, columns = shape
+    plain = _minus(columns, extra) or 0
     cells = [sum((size[0] // s) * (size[1] // s) for s in strides) for strides in ((8, 16, 32), (8, 16, 32, 64))]
     found: dict[OutputLayout, int | None] = {}
-    if rows is not None and rows > 4 and (columns is None or columns > rows or columns in cells):
-        found["yolov8"] = rows - 4
+    if rows is not None and rows > 4 + extra and (columns is None or columns > rows or columns in cells):
+        found["yolov8"] = rows - 4 - extra
     if columns is None:
         return found
     anchors = rows is None or rows in [3 * n for n in cells]
-    if columns > 5 and (anchors or (rows is not None and rows > MAX_QUERIES)):
-        found["yolov5"] = columns - 5
-    if columns == 6 and (rows is None or (rows <= MAX_QUERIES and not anchors)):
+    if plain > 5 and (anchors or (rows is not None and rows > MAX_QUERIES)):
+        found["yolov5"] = plain - 5
+    if plain == 6 and (rows is None or (rows <= MAX_QUERIES and not anchors)):
         found["end2end"] = None
-    if columns > 4 and columns not in cells and rows is not None and rows <= MAX_QUERIES and not anchors:
+    if not extra and columns > 4 and columns not in cells and rows is not None and rows <= MAX_QUERIES and not anchors:
         found["detr"] = columns - 4
     return found
 

@@ -1,7 +1,8 @@
 """Post-processing: raw outputs of a model -> boxes or class masks in source pixels.
 
 postprocess  raw outputs -> `Predictions`      BoxCheck    those -> `Detections`, without what no object can have
-ClassMasks   class scores -> class masks       merge.py    what the views of one frame show -> what is in the frame
+ClassMasks   class scores -> class masks       heads.py    objects with masks, keypoints or angles; classes of frames
+merge.py     what the views of one frame show -> what is in the frame
 """
 
 from collections.abc import Mapping, Sequence
@@ -149,16 +150,17 @@ class BoxCheck:
         classes = classes.astype(np.int64)
         return [Detections(boxes[frame], scores[frame], classes[frame], self._names) for frame in frames]
 
-    def one(
-        self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], views: NDArray[Any] | None = None
-    ) -> Detections:
-        """Copies of the plausible rows of one frame; `views` (rows,): the view of each."""
+    def one(self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], **more: Any) -> Detections:
+        """Copies of the plausible rows of one frame.
+
+        Args:
+            more: other fields of `Detections` with as many rows, which are not copied.
+        """
         if len(scores) and not self._all_plausible(boxes, scores[0], scores[-1], classes):
             kept = self._kept(boxes, scores, classes)
             boxes, scores, classes = boxes[kept], np.minimum(scores[kept], np.float32(1)), classes[kept]
-            views = None if views is None else views[kept]
-        views = None if views is None else views.astype(np.int64)
-        return Detections(boxes.copy(), scores.copy(), classes.astype(np.int64), self._names, view=views)
+            more = {name: part[kept] for name, part in more.items()}
+        return Detections(boxes.copy(), scores.copy(), classes.astype(np.int64), self._names, **more)
 
     @property
     def warnings(self) -> list[str]:

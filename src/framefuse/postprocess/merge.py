@@ -79,11 +79,9 @@ def merge(
         cuts.append(cut)
     if len(parts) == 1:
         return parts[0][:max_det]
-    columns = ([getattr(part, name) for part in parts] for name in ("xyxy", "confidence", "class_id", "view"))
-    xyxy, confidence, class_id, indexes = map(np.concatenate, columns)
-    cut = np.concatenate(cuts)
-    order = np.lexsort((-confidence, cut > 0))  # whole boxes first
-    everything, cut = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)[order], cut[order]
+    everything, cut = Detections.concatenate(parts), np.concatenate(cuts)
+    order = np.lexsort((-everything.confidence, cut > 0))  # whole boxes first
+    everything, cut = everything[order], cut[order]
     regions = [view.region or (0, 0, *size) for view in views]
     counts, doubtful = _credible(everything, cut > 0, regions, agnostic)
     everything, order = everything[counts], order[counts]

@@ -15,7 +15,8 @@ from framefuse.errors import FramefuseError
 from framefuse.frame import Frame, View
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, ClassMasks, postprocess
-from framefuse.prediction import Detections, FrameInfo, Masks, Result
+from framefuse.postprocess.heads import Heads, classify
+from framefuse.prediction import Classification, Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder, median_seconds
@@ -44,8 +45,12 @@ Observer = Callable[[Sequence[FrameInfo], Callable[[float], list[Detections]]], 
 """Gets the frames of each batch, and a function: what they show if suppression has this `iou` instead."""
 
 
-FrameOutput = tuple[Detections, Masks | None]
-"""What the model says about one row."""
+class FrameOutput(NamedTuple):
+    """What the model says about one row."""
+
+    detections: Detections
+    masks: Masks | None = None
+    classification: Classification | None = None
 
 
 class FrameResult(NamedTuple):
@@ -199,8 +204,11 @@ class Program(ABC):
             clock.add_device(seconds, items=count)
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, (found[row] for row in batch.rows), strict=True)
-        for info, frame, arrival, (detections, masks) in rows:
-            yield FrameResult(Result(info, detections, self.rung, timings, arrival, masks), frame)
+        for info, frame, arrival, output in rows:
+            result = Result(info, output.detections, self.rung, timings, arrival, output.masks)
+            if output.classification is not None:
+                result = replace(result, classification=output.classification)
+            yield FrameResult(result, frame)
 
     @abstractmethod
     def passed(self, frame: Frame) -> Frame | None:
@@ -272,7 +280,9 @@ class HostProgram(Program):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # its ledger stays empty: nothing leaves the host
-        self._class_masks = ClassMasks() if self.card.task == "semantic" else None
+        card, of_pose = self.card, {"keypoints": self.card.keypoints, "skeleton": self.card.skeleton}
+        self._class_masks = ClassMasks() if card.task == "semantic" else None
+        self._heads = Heads(card.task, card.layout, card.extra, self.checked, **of_pose) if card.extra else None
         self._pools: dict[tuple[int, int], RequestPool] = {}
         self._starting: Slot | None = None
         """Engines without requests of their own run the model while they start it."""
@@ -341,6 +351,8 @@ class HostProgram(Program):
 
         def boxes(iou: float) -> list[Detections]:
             """What the frames show, copied out of `outputs`, if suppression has this `iou`."""
+            if self._heads is not None:
+                return self._heads(outputs, flight.placements, **vars(replace(self.selection, iou=iou)))
             predictions = postprocess(
                 outputs,
                 layout or card.layout,
@@ -358,9 +370,12 @@ class HostProgram(Program):
             found: list[FrameOutput]
             if self._class_masks is not None:
                 masks = self._class_masks(outputs[0], flight.placements)
-                found = [(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
+                found = [FrameOutput(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
+            elif card.task == "classify":
+                classes = classify(outputs[0][: len(flight.placements)], card.names, card.activation)
+                found = [FrameOutput(Detections.none(card.names), None, one) for one in classes]
             else:
-                found = [(objects, None) for objects in boxes(self.selection.iou)]
+                found = [FrameOutput(objects) for objects in boxes(self.selection.iou)]
             if self.observe is not None:
                 self.observe(flight.batch.infos, boxes)
         finally:

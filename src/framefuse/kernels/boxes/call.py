@@ -15,7 +15,7 @@ from framefuse.errors import UsageError
 from framefuse.kernels.arrays import on_gpu
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes import head_cuda
-from framefuse.kernels.boxes.reference import READERS, Found
+from framefuse.kernels.boxes.reference import READERS, Found, covariances, distance_below, placed_oriented
 from framefuse.kernels.cpu import _address, _function, _scratch, _tensor
 from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
 
@@ -25,14 +25,17 @@ MAX_CANDIDATES = 30_000
 COMPILED = {"yolov8": 5, "yolov5": 6}
 """Layouts whose filter is compiled, and the values that an anchor has at least."""
 
+ORIENTED = ("yolov8", "yolov5", "end2end")
+"""Layouts that may have an angle after the classes."""
+
 HEAD = head_cuda.LAYOUT
 """Layout of the raw logits of a yolov8 head, which the engines for the CPU may put out instead of decoded boxes."""
 
 SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 HEAD_SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.uint16): "bf16"}
 
-_ROWS, _SCORE = 8, 6
-"""Rows of the array of candidates, and that of the score, as in `tir_cpu.py`."""
+_ROWS, _SCORE, _ANCHOR = 9, 6, 8
+"""Rows of the array of candidates, and those of the score and the anchor, as in `tir_cpu.py`."""
 
 _BLOCK = 1024
 
@@ -49,6 +52,7 @@ def detections(
     classes: Sequence[int] | None = None,
     agnostic: bool = False,
     activation: str | None = None,
+    extra: int = 0,
     out: Found | None = None,
     workspace: Workspace | None = None,
 ) -> Found:
@@ -59,6 +63,7 @@ def detections(
     kernels on CuPy's current stream, and the result stays there; `boxes_cuda` says what a CUDA graph needs.
 
     Args:
+        extra: on the host: values of an anchor after its classes, which are not looked at.
         out: where to write; None makes new arrays.
         workspace: on a GPU, scratch memory that repeated calls share, which a captured graph needs for as long as it
             lives. None: each call allocates its own.
@@ -71,7 +76,7 @@ def detections(
         raise UsageError(f"unknown output layout {layout!r}", remedy=f"choose one of {', '.join(READERS)}")
     if not 0 <= iou <= 1:
         raise UsageError(f"iou {iou} is not between 0 and 1")
-    batch = _check(outputs, layout, maps, max_det, max_candidates)
+    batch = _check(outputs, layout, maps, max_det, max_candidates, extra)
     if on_gpu(outputs[0]):
         asked = outputs, layout, maps, conf, _threshold(iou), max_det, max_candidates
         return boxes_cuda.detections(*asked, classes, agnostic, activation, out, workspace)
@@ -86,13 +91,76 @@ def detections(
         if layout == HEAD:
             work = _filter_head(outputs, image, conf, classes, max_det)
         elif suppressing:
-            work = _filter(outputs[0], start, image, layout, conf, classes, max_det)
+            work = _filter(outputs[0], start, image, layout, conf, classes, max_det, extra)
         else:
             work = _read(outputs, image, layout, conf, classes, activation, max_det)
         out.non_finite[image] = work.totals[1]
         _function("suppress_boxes")(image, *limits, *work.suppression, out.counts)
-        _function("place_boxes")(image, *work.candidates[:2], work.index, maps, *out[:3], out.counts)
+        _function("place_boxes")(image, *work.candidates[:2], work.index, maps, *out[:3], out.anchors, out.counts)
     return out
+
+
+def oriented(
+    outputs: Sequence[Any],
+    layout: str,
+    maps: NDArray[np.float32],
+    *,
+    conf: float,
+    iou: float,
+    max_det: int,
+    max_candidates: int = MAX_CANDIDATES,
+    classes: Sequence[int] | None = None,
+    agnostic: bool = False,
+    extra: int = 1,
+) -> Found:
+    """Oriented boxes, whose angle is the last value of each anchor: `kernels.reference.oriented` says what is meant.
+
+    Args:
+        outputs: on the host.
+        extra: values of an anchor after its classes.
+
+    Returns:
+        `Found` with boxes (batch, K, 5) float32: centre x and y, width and height in source pixels, not clipped, and
+        the angle in radians from x towards y.
+
+    Raises:
+        UsageError: an argument has a wrong value, shape or dtype; the message says which.
+        CapabilityError: there are no compiled kernels for this machine.
+    """
+    if layout not in ORIENTED:
+        raise UsageError(f"oriented boxes have no layout {layout!r}", remedy=f"choose one of {', '.join(ORIENTED)}")
+    batch = _check(outputs, layout, maps, max_det, max_candidates, extra)
+    found = Found.make(batch, max_det, np.empty, sides=5)
+    (output,), compiled = outputs, layout in COMPILED
+    rows = output.transpose(0, 2, 1) if layout == "yolov8" else output
+    start, room = _address(output) if compiled else 0, max(min(rows.shape[1], max_candidates), max_det)
+    limit = distance_below(iou) if compiled else -1.0
+    for image, row in enumerate(maps):
+        if compiled:
+            work = _filter(output, start, image, layout, conf, classes, room, extra)
+        else:
+            work = _read(outputs, image, layout, conf, classes, None, room)
+        count = int(work.totals[0])
+        anchors = work.boxes[_ANCHOR, :count].view(np.int32)
+        values = rows[image][anchors].astype(np.float32, copy=False)
+        turned = np.isfinite(values[:, -1])
+        if not turned.all():
+            values, anchors, scores = values[turned], anchors[turned], work.boxes[_SCORE, :count][turned]
+            broken = int(work.totals[1]) + count - len(anchors)
+            work.load(np.empty((0, len(anchors))), scores, work.labels[:count][turned], anchors, broken)
+        boxes = values[:, [0, 1, 2, 3, -1]]
+        count = len(boxes)
+        work.boxes[:2, :count] = boxes[:, :2].T
+        work.boxes[2:5, :count] = covariances(boxes)
+        found.non_finite[image] = work.totals[1]
+        limits = image, max_candidates, max_det, limit, int(agnostic)
+        _function("suppress_oriented")(*limits, *work.suppression, found.counts)
+        index = work.index[: found.counts[image]]
+        found.boxes[image, : len(index)] = placed_oriented(boxes[index], row)
+        found.scores[image, : len(index)] = work.boxes[_SCORE, index]
+        found.classes[image, : len(index)] = work.labels[index]
+        found.anchors[image, : len(index)] = anchors[index]
+    return found
 
 
 def nms(
@@ -141,7 +209,8 @@ def nms(
         sides = np.stack((x, y, width / 2, height / 2, np.cos(angle), np.sin(angle)))
     else:
         sides = boxes[finite].T
-    work.load(sides, scores[finite], np.zeros(1, np.int32) if classes is None else classes[finite], 0)
+    labels = np.zeros(1, np.int32) if classes is None else classes[finite]
+    work.load(sides, scores[finite], labels, finite, 0)
     counts = np.empty(1, np.int32)
     suppress = _function("suppress_rotated" if boxes.shape[1] == 5 else "suppress_boxes")
     suppress(0, count, room, _threshold(iou), 1, int(classes is None), *work.suppression, counts)
@@ -179,10 +248,13 @@ class _Work(threading.local):
         self.suppression = (*self.candidates, *map(_tensor, sorting), self.index)
         return self
 
-    def load(self, sides: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], non_finite: int) -> None:
+    def load(
+        self, sides: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], anchors: NDArray[Any], non_finite: int
+    ) -> None:
         count = len(scores)
         self.boxes[: len(sides), :count] = sides
         self.boxes[_SCORE, :count] = scores
+        self.boxes[_ANCHOR, :count] = anchors.astype(np.int32).view(np.float32)
         self.labels[:count] = labels
         self.totals[:] = count, non_finite
 
@@ -191,15 +263,23 @@ _work = _Work()
 
 
 def _filter(
-    output: NDArray[Any], start: int, image: int, layout: str, conf: float, classes: Sequence[int] | None, max_det: int
+    output: NDArray[Any],
+    start: int,
+    image: int,
+    layout: str,
+    conf: float,
+    classes: Sequence[int] | None,
+    max_det: int,
+    extra: int,
 ) -> _Work:
-    """Candidates of one image in a yolov8 (batch, 4 + nc, N) or yolov5 (batch, N, 5 + nc) output."""
+    """Candidates of one image in a yolov8 (batch, 4 + nc + extra, N) or yolov5 (batch, N, 5 + nc + extra) output."""
     _, values, anchors = output.shape
     if layout == "yolov5":
         values, anchors = anchors, values
-    count = values - COMPILED[layout] + 1
+    count = values - COMPILED[layout] + 1 - extra
     work = _work.fit(max(anchors, 1), max_det)
-    place = start + image * output.strides[0], output.strides[1] // output.itemsize, anchors, count
+    pitch = output.strides[1] // output.itemsize
+    place = start + image * output.strides[0], pitch, anchors, count
     wanted = _wanted(None if classes is None else tuple(classes), count)
     run = _function(f"filter_{layout}_{SAMPLES[output.dtype]}")
     run(*place, conf, wanted, *work.candidates, work.running)
@@ -220,7 +300,7 @@ def _filter_head(
     run = _function(f"filter_head_{sample}")
     for level, pair in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
         places = [_address(output) + image * output.strides[0] for output in pair]
-        run(*places, *pair[0].shape[1:3], *limits, int(level == 0), *rest)
+        run(*places, *pair[0].shape[1:3], *limits, sum(levels[:level]), *rest)
     return work
 
 
@@ -240,7 +320,7 @@ def _read(
     if classes is not None:
         found = found.take(np.flatnonzero(np.isin(found.classes, classes)))
     work = _work.fit(max(len(found.scores), 1), max_det)
-    work.load(found.boxes.T, found.scores, found.classes, found.non_finite)
+    work.load(found.boxes.T, found.scores, found.classes, found.rows, found.non_finite)
     return work
 
 
@@ -260,7 +340,7 @@ def _threshold(iou: float) -> float:
     return float(threshold if float(threshold) <= iou else np.nextafter(threshold, np.float32(-np.inf)))
 
 
-def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_candidates: int) -> int:
+def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_candidates: int, extra: int) -> int:
     """The number of images."""
     if maps.ndim != 2 or maps.shape[1] != 8 or maps.dtype != np.float32:
         raise UsageError(f"maps are {maps.dtype} {maps.shape}", remedy="pass (batch, 8) float32")
@@ -274,7 +354,7 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
         raise UsageError(f"{layout} has one output, not {len(outputs)}")
     (output,) = outputs
     values = output.shape[2 if layout == "yolov5" else 1] if output.ndim == 3 else 0
-    if values < COMPILED[layout] or len(output) < len(maps):
+    if values < COMPILED[layout] + extra or len(output) < len(maps):
         raise UsageError(
             f"the {layout} output has shape {output.shape} for {len(maps)} images",
             remedy="its shapes are (batch, 4 + classes, anchors) for yolov8, (batch, anchors, 5 + classes) for yolov5",

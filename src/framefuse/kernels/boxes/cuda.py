@@ -233,7 +233,7 @@ def merge_views(
 
 def _indices(target: Any, counted: Any) -> dict[str, Any]:
     """Rows of a result that are indices of candidates and nothing else."""
-    unused = dict.fromkeys(("maps", "out_boxes", "out_scores", "out_non_finite"), 0)
+    unused = dict.fromkeys(("maps", "out_boxes", "out_scores", "out_anchors", "out_non_finite"), 0)
     return {**unused, "out_classes": target, "out_counts": counted, "indices": 1}
 
 

@@ -30,13 +30,16 @@ class Found(NamedTuple):
     """(batch,) int32."""
     non_finite: Any
     """(batch,) int32: anchors or queries left out because one of their values is NaN or infinite."""
+    anchors: Any
+    """(batch, K) int32: the anchor or query of each box; of sigmoid detr models query * nc + class."""
 
     @classmethod
-    def make(cls, batch: int, max_det: int, new: Callable[..., Any]) -> Found:
-        """Arrays made by `new(shape, dtype)`."""
+    def make(cls, batch: int, max_det: int, new: Callable[..., Any], sides: int = 4) -> Found:
+        """Arrays made by `new(shape, dtype)`; `sides`: numbers of a box."""
         rows = (batch, max_det)
-        floats = new((*rows, 4), np.float32), new(rows, np.float32)
-        return cls(*floats, new(rows, np.int32), new((batch,), np.int32), new((batch,), np.int32))
+        floats = new((*rows, sides), np.float32), new(rows, np.float32)
+        counts = new((batch,), np.int32), new((batch,), np.int32)
+        return cls(*floats, new(rows, np.int32), *counts, new(rows, np.int32))
 
 
 class Candidates(NamedTuple):
@@ -48,11 +51,13 @@ class Candidates(NamedTuple):
     """(n,)"""
     classes: NDArray[np.int32]
     """(n,)"""
+    rows: NDArray[Any]
+    """(n,) the anchor or query of each."""
     non_finite: int
     """Anchors or queries with a NaN or infinite value, which are left out."""
 
     def take(self, index: NDArray[Any]) -> Candidates:
-        return Candidates(self.boxes[index], self.scores[index], self.classes[index], self.non_finite)
+        return Candidates(*(part[index] for part in self[:4]), self.non_finite)
 
 
 def detections(
@@ -107,14 +112,109 @@ def detections(
         if layout.startswith("yolov"):
             groups = None if agnostic else candidates.classes
             candidates = candidates.take(nms(candidates.boxes, candidates.scores, groups, iou=iou, max_det=max_det))
-        boxes, scores, labels, _ = candidates.take(np.arange(min(max_det, len(candidates.scores))))
+        boxes, scores, labels, rows, _ = candidates.take(np.arange(min(max_det, len(candidates.scores))))
         unit, start, inverse, size = (np.tile(row[k : k + 2], 2) for k in range(0, 8, 2))
         count = found.counts[image] = len(scores)
         with np.errstate(over="ignore"):
             found.boxes[image, :count] = ((boxes * unit - start) * inverse).clip(0, size)
         found.scores[image, :count] = scores
         found.classes[image, :count] = labels
+        found.anchors[image, :count] = rows
     return found
+
+
+def oriented(
+    outputs: Sequence[NDArray[Any]],
+    layout: str,
+    maps: NDArray[np.float32],
+    *,
+    conf: float,
+    iou: float,
+    max_det: int,
+    max_candidates: int = 30_000,
+    classes: Sequence[int] | None = None,
+    agnostic: bool = False,
+    extra: int = 1,
+) -> Found:
+    """`detections` for boxes with an angle: cx cy w h and the scores as there, the angle last, in radians.
+
+    A box is dropped if any box with a higher score, kept or not, overlaps it by more than `iou`, as Fast NMS does
+    (arXiv:1904.02689), where the overlap is `probiou`: the rule of the YOLO frameworks. end2end drops none. Boxes are
+    not clipped.
+
+    Returns:
+        `Found` with boxes (batch, K, 5): centre x and y, width, height, angle.
+    """
+    batch = len(maps)
+    found = Found.make(batch, max_det, np.zeros, sides=5)
+    for image, row in enumerate(maps):
+        output = outputs[0][image].astype(np.float32)
+        anchors = output.T if layout == "yolov8" else output
+        plain = anchors[:, : anchors.shape[1] - extra]
+        candidates = READERS[layout]([plain.T if layout == "yolov8" else plain], conf, None)
+        if classes is not None:
+            candidates = candidates.take(np.flatnonzero(np.isin(candidates.classes, classes)))
+        turned = np.isfinite(anchors[candidates.rows, -1])
+        found.non_finite[image] = candidates.non_finite + (~turned).sum()
+        candidates = candidates.take(np.flatnonzero(turned))
+        candidates = candidates.take(np.argsort(-candidates.scores, kind="stable")[:max_candidates])
+        boxes = anchors[candidates.rows][:, [0, 1, 2, 3, -1]]
+        kept = np.arange(len(boxes))
+        if layout != "end2end":
+            groups = np.zeros_like(kept) if agnostic else candidates.classes
+            overlaps = (probiou(boxes, boxes) > iou) & (groups[:, None] == groups)
+            kept = np.flatnonzero(~np.triu(overlaps, 1).any(axis=0))
+        kept = kept[:max_det]
+        count = found.counts[image] = len(kept)
+        found.boxes[image, :count] = placed_oriented(boxes[kept], row)
+        for to, part in zip((found.scores, found.classes, found.anchors), candidates[1:4], strict=True):
+            to[image, :count] = part[kept]
+    return found
+
+
+def placed_oriented(boxes: Floats, row: Floats) -> Floats:
+    """Boxes (n, 5) of the model in source pixels, by a row of `maps` of `detections`. If the scales of x and y differ,
+    width and height are those of the two middle lines, which are no longer perpendicular then."""
+    units, start, inverse = row[0:2], row[2:4], row[4:6]
+    placed = np.empty_like(boxes)
+    placed[:, :2] = (boxes[:, :2] * units - start) * inverse
+    scale, (cos, sin) = units * inverse, (np.cos(boxes[:, 4]), np.sin(boxes[:, 4]))
+    placed[:, 2] = boxes[:, 2] * np.hypot(cos * scale[0], sin * scale[1])
+    placed[:, 3] = boxes[:, 3] * np.hypot(sin * scale[0], cos * scale[1])
+    placed[:, 4] = boxes[:, 4] if scale[0] == scale[1] else np.arctan2(sin * scale[1], cos * scale[0])
+    return placed
+
+
+def covariances(boxes: Array) -> Array:
+    """(3, n): variances in x and in y and the covariance of an even spread over boxes (n, 5) cx cy w h angle."""
+    wide, high, angle = boxes[:, 2] ** 2 / 12, boxes[:, 3] ** 2 / 12, boxes[:, 4]
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.stack((wide * cos**2 + high * sin**2, wide * sin**2 + high * cos**2, (wide - high) * cos * sin))
+
+
+EPSILON = 1e-7
+"""Keeps `probiou` finite, as in the YOLO frameworks, whose decisions depend on it for boxes without area."""
+
+
+def probiou(a: Array, b: Array) -> Array:
+    """(n, m): 1 - the Hellinger distance of the Gaussians with the moments of oriented boxes (n, 5) and (m, 5).
+
+    The distance is sqrt(1 - exp(-B)), B that of Bhattacharyya; formula and constants of arXiv:2106.06072.
+    """
+    (ax, ay, ac), (bx, by, bc) = covariances(a.astype(np.float64))[..., None], covariances(b.astype(np.float64))
+    x, y = (a[:, None, axis].astype(np.float64) - b[:, axis] for axis in (0, 1))
+    sx, sy, sc = ax + bx, ay + by, ac + bc
+    area = sx * sy - sc**2
+    far = (sx * y**2 + sy * x**2 - 2 * sc * x * y) / (area + EPSILON) / 4
+    product = (ax * ay - ac**2).clip(0) * (bx * by - bc**2).clip(0)
+    spread = np.log(area / (4 * np.sqrt(product) + EPSILON) + EPSILON) / 2
+    return 1 - np.sqrt(1 - np.exp(-(far + spread).clip(EPSILON, 100)) + EPSILON)
+
+
+def distance_below(iou: float) -> float:
+    """The distance of Bhattacharyya below which `probiou` exceeds `iou`."""
+    left = 1 + EPSILON - (1 - iou) ** 2
+    return -math.log(left) if left > 0 else 100.0
 
 
 def nms(
@@ -188,46 +288,50 @@ def yolov8(outputs: Sequence[Floats], conf: float, activation: str | None = None
     """(4 + nc, N): cx cy w h, then a score per class."""
     (output,) = outputs
     finite = np.isfinite(output).all(axis=0)
-    anchors = output[:, finite].T
-    return _best_class(_corners(anchors[:, :4]), anchors[:, 4:], conf, int((~finite).sum()))
+    rows = np.flatnonzero(finite)
+    anchors = output[:, rows].T
+    return _best_class(_corners(anchors[:, :4]), anchors[:, 4:], conf, rows, int((~finite).sum()))
 
 
 def yolov5(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
     """(N, 5 + nc): cx cy w h, objectness, then a score per class."""
     (output,) = outputs
     finite = np.isfinite(output).all(axis=1)
-    anchors = output[finite & (output[:, 4] > conf)]
-    return _best_class(_corners(anchors[:, :4]), anchors[:, 5:] * anchors[:, 4:5], conf, int((~finite).sum()))
+    rows = np.flatnonzero(finite & (output[:, 4] > conf))
+    anchors = output[rows]
+    return _best_class(_corners(anchors[:, :4]), anchors[:, 5:] * anchors[:, 4:5], conf, rows, int((~finite).sum()))
 
 
 def end2end(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
-    """(K, 6): x1 y1 x2 y2 score class; duplicates are already gone."""
+    """(K, 6 or more): x1 y1 x2 y2 score class, and more that is not looked at; duplicates are already gone."""
     (output,) = outputs
-    finite = np.isfinite(output).all(axis=1)
-    rows = output[finite & (output[:, 4] > conf)]
-    return Candidates(rows[:, :4], rows[:, 4], _numbers(rows[:, 5]), int((~finite).sum()))
+    finite = np.isfinite(output[:, :6]).all(axis=1)
+    rows = np.flatnonzero(finite & (output[:, 4] > conf))
+    found = output[rows]
+    return Candidates(found[:, :4], found[:, 4], _numbers(found[:, 5]), rows, int((~finite).sum()))
 
 
 def detr(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
     """One output (Q, 4 + nc), two (boxes (Q, 4), logits (Q, nc)), or three (labels (Q,), boxes (Q, 4), scores (Q,))."""
     finite = np.logical_and.reduce([np.isfinite(output.reshape(len(output), -1)).all(axis=1) for output in outputs])
-    non_finite = int((~finite).sum())
-    outputs = [output[finite] for output in outputs]
+    rows, non_finite = np.flatnonzero(finite), int((~finite).sum())
+    outputs = [output[rows] for output in outputs]
     if len(outputs) == 3:
         labels, boxes, scores = outputs
         index = np.flatnonzero(scores > conf)
-        return Candidates(boxes[index], scores[index], _numbers(labels[index]), non_finite)
+        return Candidates(boxes[index], scores[index], _numbers(labels[index]), rows[index], non_finite)
     boxes, values = (outputs[0][:, :4], outputs[0][:, 4:]) if len(outputs) == 1 else outputs
     activation = activation or ("sigmoid" if len(outputs) == 2 else "none")
     if activation == "softmax":
         exponents = np.exp(values - values.max(axis=1, keepdims=True))
         values = (exponents / exponents.sum(axis=1, keepdims=True))[:, :-1]
     if activation != "sigmoid":
-        return _best_class(_corners(boxes), values, conf, non_finite)
+        return _best_class(_corners(boxes), values, conf, rows, non_finite)
     with np.errstate(over="ignore"):  # exp of a large negative logit is infinite: the score is 0
         values = np.float32(1) / (np.float32(1) + np.exp(-values))
     query, class_id = np.nonzero(values > conf)
-    return Candidates(_corners(boxes[query]), values[query, class_id], class_id.astype(np.int32), non_finite)
+    pairs = rows[query] * values.shape[1] + class_id
+    return Candidates(_corners(boxes[query]), values[query, class_id], class_id.astype(np.int32), pairs, non_finite)
 
 
 def yolov8_head(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
@@ -236,7 +340,7 @@ def yolov8_head(outputs: Sequence[Floats], conf: float, activation: str | None =
     A distance is the mean of 0, 1, ... bins - 1 by the softmax of its logits, in cells of its level's grid, from the
     cell's centre.
     """
-    levels = []
+    levels, before = [], 0
     for distances, logits in zip(outputs[::2], outputs[1::2], strict=True):
         rows, columns, _ = logits.shape
         y, x = np.divmod(np.arange(rows * columns), columns)
@@ -256,9 +360,12 @@ def yolov8_head(outputs: Sequence[Floats], conf: float, activation: str | None =
         classes = logits[asked].argmax(axis=1)
         best = scores[asked, classes]
         non_finite = int((~finite).sum() + broken.sum())
-        levels.append(Candidates(sides.astype(np.float32), best, classes.astype(np.int32), non_finite))
-    parts = [np.concatenate(part) for part in zip(*(level[:3] for level in levels), strict=True)]
-    return Candidates(parts[0], parts[1], parts[2], sum(level.non_finite for level in levels))
+        levels.append(
+            Candidates(sides.astype(np.float32), best, classes.astype(np.int32), before + asked, non_finite)
+        )
+        before += rows * columns
+    parts = [np.concatenate(part) for part in zip(*(level[:4] for level in levels), strict=True)]
+    return Candidates(*parts, sum(level.non_finite for level in levels))
 
 
 def _floats(values: NDArray[Any]) -> Floats:
@@ -273,11 +380,11 @@ def _numbers(labels: Floats) -> NDArray[np.int32]:
     return np.rint(labels).clip(-(2.0**31), 2.0**31 - 128).astype(np.int32)
 
 
-def _best_class(boxes: Floats, scores: Floats, conf: float, non_finite: int) -> Candidates:
+def _best_class(boxes: Floats, scores: Floats, conf: float, rows: Array, non_finite: int) -> Candidates:
     """The best class of each row of scores (n, nc), where it exceeds `conf`."""
     classes = scores.argmax(axis=1).astype(np.int32)
     best = scores[np.arange(len(scores)), classes]
-    return Candidates(boxes, best, classes, non_finite).take(np.flatnonzero(best > conf))
+    return Candidates(boxes, best, classes, rows, non_finite).take(np.flatnonzero(best > conf))
 
 
 def _corners(boxes: Floats) -> Floats:

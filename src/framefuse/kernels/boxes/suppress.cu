@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(CHUNK, 1) suppress(
     const uint64_t* keys, const B* boxes, const int* labels, int* counters, int room, int begin, int end, int words,
     int detections, bool suppressing, bool indices, float threshold, bool agnostic, const float* maps, int* progress,
     unsigned* local, unsigned* dense, unsigned* removed, int* kept, float* out_boxes, float* out_scores,
-    int* out_classes, int* out_counts, int* out_non_finite) {
+    int* out_classes, int* out_anchors, int* out_counts, int* out_non_finite) {
   wait_for_previous();
   let_next_begin();
   const int image = blockIdx.y, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -191,6 +191,7 @@ __global__ void __launch_bounds__(CHUNK, 1) suppress(
       if (!indices) {
         const float sides[4] = {box.x, box.y, box.z, box.w}, *map = maps + image * 8;
         out_scores[to] = score_of(key);
+        out_anchors[to] = index_of(key);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const int axis = k % 2;

@@ -3,8 +3,7 @@
     filter_yolov8_<sample>, filter_yolov5_<sample>   raw output of one image -> candidates in the order of its anchors
     select_boxes, select_rotated                     candidates -> at most max_det rows, by descending score
 
-Candidates are a struct of arrays: boxes (4 or 5, capacity), scores (capacity,), labels (capacity,); totals[0] is how
-many there are. totals[1] counts the anchors with a NaN or an infinity; they are left out. All scratch comes as
+Candidates are a struct of arrays: boxes (ROWS, capacity), labels (capacity,); totals[0] is how many there are. totals[1] counts the anchors with a NaN or an infinity; they are left out. All scratch comes as
 arguments; nothing is allocated or threaded in here.
 """
 
@@ -32,8 +31,9 @@ STRIP = 32
 CHUNK = 64
 """Kept boxes that a candidate is compared with before it is asked whether one of them suppressed it."""
 
-ROWS, SCORE, AREA = 8, 6, 7
-"""Rows of the array of candidates: 4 sides (or cx, cy, half width, half height, cos, sin), their score, their area."""
+ROWS, SCORE, AREA, ANCHOR = 9, 6, 7, 8
+"""Rows of the array of candidates: 4 sides (or cx, cy, half width, half height, cos, sin), their score, their area, and
+the bits of the number of the anchor or query, which says where the rest of the output belongs."""
 
 ZERO, HALF = tirx.const(0, "float32"), tirx.const(0.5, "float32")
 LEAST = tirx.const(-3.4028234663852886e38, "float32")
@@ -150,7 +150,7 @@ def asked(running, k, confidence):
 
 
 @T.inline
-def append(boxes, labels, totals, x, y, width, height, score, label):
+def append(boxes, labels, totals, x, y, width, height, score, label, anchor):
     """One more candidate, from its centre and size."""
     n: T.let = totals[0]
     boxes[0, n] = x - width * HALF
@@ -158,12 +158,13 @@ def append(boxes, labels, totals, x, y, width, height, score, label):
     boxes[2, n] = x + width * HALF
     boxes[3, n] = y + height * HALF
     boxes[SCORE, n] = score
+    boxes[ANCHOR, n] = T.reinterpret("float32", anchor)
     labels[n] = label
     totals[0] = n + 1
 
 
 def filter_yolov8(sample):
-    """(4 + classes, anchors): cx cy w h, then a score per class."""
+    """(4 + classes or more, anchors): cx cy w h, then a score per class, then what is not looked at."""
     size = 4 if sample == "f32" else 2
 
     @T.prim_func(s_tir=True)
@@ -220,13 +221,14 @@ def filter_yolov8(sample):
                                     label[0] = label[0] + 1
                                 if wanted[label[0]] != T.uint8(0):
                                     box = T.meta_var(column(values, a, pitch, 4))
-                                    append(boxes, labels, totals, *box, running[0, k], label[0])
+                                    append(boxes, labels, totals, *box, running[0, k], label[0], a)
 
     return kernel
 
 
 def filter_yolov5(sample):
-    """(anchors, 5 + classes): cx cy w h, objectness, then a score per class; confidence = objectness * class score."""
+    """(anchors, 5 + classes or more): cx cy w h, objectness, then a score per class, then what is not looked at;
+    confidence = objectness * class score."""
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -256,7 +258,7 @@ def filter_yolov5(sample):
                         best[0] = score
                         label[0] = c
                 if T.And(best[0] > confidence, wanted[label[0]] != T.uint8(0)):
-                    append(boxes, labels, totals, *column(values, start, 1, 4), best[0], label[0])
+                    append(boxes, labels, totals, *column(values, start, 1, 4), best[0], label[0], a)
 
     return kernel
 
@@ -269,29 +271,30 @@ def digit(key, place):
     return ((key >> tirx.const(8 * place, "uint32")) & tirx.const(255, "uint32")).astype("int32")
 
 
+@T.inline
+def sort(keys, orders, places, side, running, n, place):
+    """One pass, by one byte of the keys, from keys[side], orders[side] to the other side."""
+    for value in T.serial(256):
+        places[value] = 0
+    for i in T.serial(n):
+        places[digit(keys[side[0], i], place)] = places[digit(keys[side[0], i], place)] + 1
+    # A byte that all keys share, as the first often is, changes nothing.
+    if places[digit(keys[side[0], 0], place)] != n:
+        running[0] = 0
+        for value in T.serial(256):
+            running[0] = running[0] + places[value]
+            places[value] = running[0] - places[value]
+        for i in T.serial(n):
+            to: T.let = places[digit(keys[side[0], i], place)]
+            keys[1 - side[0], to] = keys[side[0], i]
+            orders[1 - side[0], to] = orders[side[0], i]
+            places[digit(keys[side[0], i], place)] = to + 1
+        side[0] = 1 - side[0]
+
+
 def suppress(rotated):
     """Candidates -> index[: counts[image]], those to keep by descending score: a stable radix sort, then greedy."""
     sides = 6 if rotated else 4
-
-    @T.inline
-    def sort(keys, orders, places, side, running, n, place):
-        """One pass, by one byte of the keys, from keys[side], orders[side] to the other side."""
-        for value in T.serial(256):
-            places[value] = 0
-        for i in T.serial(n):
-            places[digit(keys[side[0], i], place)] = places[digit(keys[side[0], i], place)] + 1
-        # A byte that all keys share, as the first often is, changes nothing.
-        if places[digit(keys[side[0], 0], place)] != n:
-            running[0] = 0
-            for value in T.serial(256):
-                running[0] = running[0] + places[value]
-                places[value] = running[0] - places[value]
-            for i in T.serial(n):
-                to: T.let = places[digit(keys[side[0], i], place)]
-                keys[1 - side[0], to] = keys[side[0], i]
-                orders[1 - side[0], to] = orders[side[0], i]
-                places[digit(keys[side[0], i], place)] = to + 1
-            side[0] = 1 - side[0]
 
     @T.inline
     def compare(boxes, kept, kept_labels, i, row, label, threshold, hit, polygon, count, shared):
@@ -375,6 +378,7 @@ def place_boxes():
         out_boxes: T.Buffer(("batch", "detections", 4), "float32", align=4),
         out_scores: T.Buffer(("batch", "detections"), "float32", align=4),
         out_classes: T.Buffer(("batch", "detections"), "int32", align=4),
+        out_anchors: T.Buffer(("batch", "detections"), "int32", align=4),
         counts: T.Buffer(("batch",), "int32", align=4),
     ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": "place_boxes"})
@@ -383,6 +387,7 @@ def place_boxes():
                 out_boxes[image, row, side] = placed(boxes[side, index[row]], side % 2, maps, image)
             out_scores[image, row] = boxes[SCORE, index[row]]
             out_classes[image, row] = labels[index[row]]
+            out_anchors[image, row] = T.reinterpret("int32", boxes[ANCHOR, index[row]])
 
     return kernel
 

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..tir.base import array_at
-from .tir_cpu import HALF, ROWS, SCORE, ZERO
+from .tir_cpu import ANCHOR, HALF, ROWS, SCORE, ZERO
 
 SAMPLES = {"f32": ("float32", "int32"), "bf16": ("uint16", "int16")}
 """Types of the values as they are stored, and of the integers that have their order."""
@@ -92,7 +92,7 @@ def variant(sample):
     @T.prim_func(s_tir=True)
     def kernel(
         distances_: T.int64, logits_: T.int64, height: T.int32, width: T.int32, bins: T.int32,
-        classes: T.int32, confidence: T.float32, threshold: T.int32, first: T.int32,
+        classes: T.int32, confidence: T.float32, threshold: T.int32, before: T.int32,
         wanted: T.Buffer(("classes",), "uint8", align=1), boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
         labels: T.Buffer(("capacity",), "int32", align=4), totals: T.Buffer((2,), "int32", align=4),
         weights: T.Buffer(("weights_size",), "float32", align=4),
@@ -106,7 +106,7 @@ def variant(sample):
         least = T.alloc_buffer((1,), integer)
         label = T.alloc_buffer((1,), "int32")
         bad = T.alloc_buffer((1,), "int32")
-        if first != 0:
+        if before == 0:
             totals[0] = 0
             totals[1] = 0
         anchors: T.let = height * width
@@ -152,6 +152,7 @@ def variant(sample):
                                 bad[0] = bad[0] | T.Or(value >= infinite, value <= minus_infinite).astype("int32")
                             if T.And(bad[0] == 0, wanted[label[0]] != T.uint8(0)):
                                 decode(distances, weights, boxes, bins, n, a, width, height)
+                                boxes[ANCHOR, n] = T.reinterpret("float32", before + a)
                                 totals[0] = n + 1
                     totals[1] = totals[1] + bad[0]
 

@@ -6,6 +6,8 @@ instances are valid, so nothing is read back between suppression and masks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -29,8 +31,12 @@ TEXT_PER_RUN = 4
 """Characters kept for each run; one to two are usual."""
 
 
-class Runs(NamedTuple):
-    """Run lengths of n masks of one size: pixels unset, set, unset, ... down the columns, as COCO counts them."""
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Run lengths of n masks of one size: pixels unset, set, unset, ... down the columns, as COCO counts them.
+
+    `runs[rows]` selects with a mask, a slice or indices; the lengths are shared.
+    """
 
     lengths: NDArray[np.int32]
     """The runs of all masks; those of mask i are lengths[starts[i]:ends[i]]."""
@@ -39,13 +45,43 @@ class Runs(NamedTuple):
     size: Size
     """Height and width of a mask."""
 
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, rows: Any) -> Runs:
+        return Runs(self.lengths, self.starts[rows], self.ends[rows], self.size)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Runs]) -> Runs:
+        """The masks of all parts, which have one size and are at least one."""
+        before = np.cumsum([0, *(len(part.lengths) for part in parts)], dtype=np.int32)
+        starts = [part.starts + first for part, first in zip(parts, before, strict=False)]
+        ends = [part.ends + first for part, first in zip(parts, before, strict=False)]
+        lengths = np.concatenate([part.lengths for part in parts])
+        return cls(lengths, np.concatenate(starts), np.concatenate(ends), parts[0].size)
+
+    def decode(self) -> NDArray[np.bool_]:
+        """(n, height, width): the masks themselves."""
+        height, width = self.size
+        masks = np.empty((len(self), height, width), np.bool_)
+        for mask, start, end in zip(masks, self.starts.tolist(), self.ends.tolist(), strict=True):
+            states = np.arange(end - start) % 2 == 1
+            mask.T[:] = states.repeat(self.lengths[start:end]).reshape(width, height)
+        return masks
+
+    @property
+    def areas(self) -> NDArray[np.int64]:
+        """(n,): pixels that are set."""
+        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return np.array([self.lengths[start + 1 : end : 2].sum() for start, end in spans], np.int64)
+
     def to_coco(self) -> list[dict[str, Any]]:
         """`{"size": [height, width], "counts": bytes}` of each mask, exactly as pycocotools' `encode` writes it."""
         if not len(self.ends):
             return []
         text = np.empty(7 * int((self.ends - self.starts).sum()), np.uint8)
-        ends = np.empty_like(self.ends)
-        _function("run_text")(self.lengths, self.starts, self.ends, text, ends)
+        starts, ends = np.ascontiguousarray(self.starts), np.ascontiguousarray(self.ends)
+        _function("run_text")(self.lengths, starts, ends, text, ends := np.empty_like(ends))
         data, bounds = text.tobytes(), [0, *ends.tolist()]
         return [{"size": list(self.size), "counts": data[a:b]} for a, b in pairwise(bounds)]
 

@@ -126,7 +126,7 @@ class BoxOutputs:
         _download(self._device_bytes, self._host_bytes, stream)
 
     def read(self, count: int) -> list[FrameOutput]:
-        boxes, scores, classes, counts, non_finite = self._host[:FOUND]
+        boxes, scores, classes, counts, non_finite, _ = self._host[:FOUND]
         raise_non_finite(non_finite[:count], "of its anchors or queries")
         merged = self._looks[:count, LOOK - 3] >= 0  # their objects are those of the first row of the frame
         if merged.any() and merged.all():
@@ -135,8 +135,9 @@ class BoxOutputs:
             counts[: len(merged)][merged] = 0
             found = self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
         for row, *columns, size in zip(self._joined, *self._host[FOUND:], strict=False):
-            found[row] = self._checked.one(*(column[:size] for column in columns))
-        return [(objects, None) for objects in found]
+            *columns, views = (column[:size] for column in columns)
+            found[row] = self._checked.one(*columns, view=views.astype(np.int64))
+        return [FrameOutput(objects) for objects in found]
 
 
 class MaskOutputs:
@@ -184,7 +185,7 @@ class MaskOutputs:
         labels, bad = self._host
         raise_non_finite(bad[:count], "of its scores")
         names = self._card.names
-        return [(Detections.none(names), Masks(labels[row].copy(), names)) for row in range(count)]
+        return [FrameOutput(Detections.none(names), Masks(labels[row].copy(), names)) for row in range(count)]
 
 
 def _pinned_bytes(size: int) -> Any:

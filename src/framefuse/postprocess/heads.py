@@ -1,0 +1,138 @@
+"""What models say besides boxes: masks, keypoints and angles of objects; the class of a whole frame."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.kernels.boxes.call import detections, oriented
+from framefuse.kernels.boxes.reference import Found
+from framefuse.kernels.masks.instances import Runs, instance_runs
+from framefuse.postprocess import BoxCheck, _readable, maps, raise_non_finite
+from framefuse.prediction import Classification, Detections, corners
+from framefuse.preprocess import Placement
+
+ABOUT = {"segment": "coefficients of masks", "pose": "keypoints", "obb": "angles"}
+"""Task -> what the anchors have after their classes."""
+
+
+class Heads:
+    """Objects with what their anchors say after the classes, on the host.
+
+    Args:
+        task: segment, pose or obb.
+        layout: yolov5, yolov8 or end2end, as in `models.card.Card`.
+        extra: values of an anchor after its classes.
+        keypoints: pose: their number, and the values of each.
+        skeleton: pose: pairs of keypoints that a line connects.
+        checked: drops what no object can have.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        layout: str,
+        extra: int,
+        checked: BoxCheck,
+        *,
+        keypoints: tuple[int, int] | None = None,
+        skeleton: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._task, self._layout, self._extra, self._checked = task, layout, extra, checked
+        self._keypoints, self._skeleton = keypoints, skeleton
+
+    def __call__(
+        self, outputs: Sequence[NDArray[Any]], placements: Sequence[Placement], **selection: Any
+    ) -> list[Detections]:
+        """The objects of each image.
+
+        Args:
+            outputs: the boxes; segment: then the prototypes (batch, n, h, w).
+            selection: the arguments of `postprocess` that choose boxes.
+
+        Raises:
+            NonFiniteError: NaN or infinity in the outputs of an image.
+        """
+        output, *planes = map(_readable, outputs)
+        table = maps(tuple(placements), False)
+        find = oriented if self._task == "obb" else detections
+        found = find([output], self._layout, table, extra=self._extra, **selection)
+        raise_non_finite(found.non_finite, "of its anchors or queries")
+        anchors = output.transpose(0, 2, 1) if self._layout == "yolov8" else output
+        return [
+            self._one(found, image, anchors[image], [plane[image] for plane in planes], placement, table[image])
+            for image, placement in enumerate(placements)
+        ]
+
+    def _one(
+        self,
+        found: Found,
+        image: int,
+        anchors: NDArray[Any],
+        planes: Sequence[NDArray[Any]],
+        placement: Placement,
+        row: NDArray[np.float32],
+    ) -> Detections:
+        chosen = slice(int(found.counts[image]))
+        boxes, scores, classes = (part[image, chosen] for part in found[:3])
+        values = anchors[found.anchors[image, chosen], -self._extra :].astype(np.float32, copy=False)
+        broken = np.zeros(len(found.counts), np.int64)
+        broken[image] = np.count_nonzero(~np.isfinite(values).all(axis=1))
+        raise_non_finite(broken, f"of the {ABOUT[self._task]} of its objects")
+        more: dict[str, Any]
+        if self._task == "obb":
+            around, size = corners(boxes), np.array(placement.source, np.float32)
+            more = {"xywhr": boxes.copy()}
+            boxes = np.concatenate((around.min(axis=1), around.max(axis=1)), axis=1).clip(0, np.tile(size, 2))
+        elif self._task == "pose":
+            assert self._keypoints is not None
+            points = np.ones((len(values), self._keypoints[0], 3), np.float32)
+            points[:, :, : self._keypoints[1]] = values.reshape(len(values), *self._keypoints)
+            points[:, :, :2] = ((points[:, :, :2] * row[:2] - row[2:4]) * row[4:6]).clip(0, row[6:8])
+            more = {"keypoints": points}
+        else:
+            more = {"runs": _runs(planes[0], values, boxes, placement)}
+        objects = self._checked.one(boxes, scores, classes, **more)
+        objects.skeleton = self._skeleton
+        # An object of whose mask no pixel lies in its box is none, as in the YOLO frameworks.
+        return objects if objects.runs is None else objects[objects.runs.areas > 0]
+
+
+def _runs(
+    prototypes: NDArray[Any], coefficients: NDArray[Any], boxes: NDArray[Any], placement: Placement
+) -> Runs:
+    """Masks of the size of the whole frame: what lies outside a view is outside of every box in it."""
+    scale = prototypes.shape[2] / placement.size[0], prototypes.shape[1] / placement.size[1]
+    left, top = (offset * per for offset, per in zip(placement.offset, scale, strict=True))
+    across, down = (
+        side * factor * per for side, factor, per in zip(placement.source, placement.scale, scale, strict=True)
+    )
+    found = instance_runs(
+        prototypes.astype(np.float32, copy=False), coefficients, boxes, placement.source[::-1],
+        content=(left, top, across, down),
+    )  # fmt: skip
+    assert isinstance(found, Runs)
+    return found
+
+
+def classify(scores: NDArray[Any], names: Any, activation: str) -> list[Classification]:
+    """The class of each image.
+
+    Args:
+        scores: (batch, nc), or (batch, nc, 1, 1).
+        names: class number -> name.
+        activation: maps scores to 0..1: none, sigmoid or softmax.
+
+    Raises:
+        NonFiniteError: NaN or infinity in the scores of an image.
+    """
+    values = scores.reshape(len(scores), -1).astype(np.float32)
+    raise_non_finite(np.count_nonzero(~np.isfinite(values), axis=1), "of its scores")
+    if activation == "softmax":
+        values = np.exp(values - values.max(axis=1, keepdims=True))
+        values /= values.sum(axis=1, keepdims=True)
+    elif activation == "sigmoid":
+        with np.errstate(over="ignore"):
+            values = 1 / (1 + np.exp(-values))
+    return [Classification(row, names) for row in values]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 
 NAMES = {0: "car", 1: "traffic <light>"}
@@ -49,10 +50,15 @@ def test_one_at_a_time() -> None:
 )
 def test_some_of_them(rows: Any, kept: list[int]) -> None:
     masks = np.arange(12).reshape(3, 2, 2) % 2 == 0
-    whole = detections(mask=masks, tracker_id=np.array([4, 5, 6]))
+    whole = detections(
+        runs=mask_runs(masks),
+        tracker_id=np.array([4, 5, 6]),
+        keypoints=np.arange(18.0).reshape(3, 2, 3),
+        xywhr=np.arange(15.0).reshape(3, 5),
+    )
     found = whole[rows]
     assert isinstance(found, Detections) and found.names is NAMES
-    for part in ("xyxy", "confidence", "class_id", "mask", "tracker_id"):
+    for part in ("xyxy", "confidence", "class_id", "mask", "tracker_id", "keypoints", "xywhr", "obb"):
         assert getattr(found, part).tolist() == [getattr(whole, part)[row].tolist() for row in kept]
 
 

@@ -178,6 +178,9 @@ class Settings(BaseModel):
 
     # output
     save: bool = Field(False, description="write the annotated video or images")
+    line_width: int = Field(0, ge=0, le=100, description="pixels of the lines that are drawn; 0: by the frame's size")
+    hide_labels: bool = Field(False, description="draw no labels")
+    hide_conf: bool = Field(False, description="draw labels without confidences")
     save_txt: bool = Field(False, description="write YOLO txt labels")
     save_json: bool = Field(False, description="write COCO JSON")
     save_jsonl: bool = Field(False, description="write one JSON line per frame")

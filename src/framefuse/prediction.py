@@ -1,5 +1,5 @@
-"""Outputs: Predictions (a batch, on the model's device); Detections, Masks, Classification and Result (one frame, on the
-host); Event (a change in the life of one object)."""
+"""Outputs: Predictions (a batch, on the model's device); Detections, Masks, Classification and Result (one frame, on
+the host); Event (a change in the life of one object)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,7 +177,7 @@ class Detections:
         import supervision
 
         facts = {name: getattr(self, name) for name in ("xyxy", "confidence", "class_id", "mask", "tracker_id")}
-        data = {"class_name": np.array(list(map(self.name, self.class_id)))}
+        data: dict[str, Any] = {"class_name": np.array(list(map(self.name, self.class_id)))}
         data |= {} if self.keypoints is None else {"keypoints": self.keypoints}
         data |= {} if self.obb is None else {"xyxyxyxy": self.obb}
         return supervision.Detections(**facts, data=data)
@@ -420,7 +420,7 @@ class Result:
         """A table for notebooks."""
         heads: tuple[str, ...] = "class", "confidence"
         if self.classification is not None:
-            rows = [(name, f"{score:.3f}") for name, score in self.classification.top()]
+            rows: list[tuple[str, ...]] = [(name, f"{score:.3f}") for name, score in self.classification.top()]
         elif self.masks is None:
             heads = *heads, "x1", "y1", "x2", "y2"
             rows = [(one.name, f"{one.confidence:.3f}", *map("{:.1f}".format, one.xyxy)) for one in self.detections]

@@ -275,7 +275,7 @@ def test_card_of_a_segmenter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("card", "message"),
     [
-        ("task: pose", "task 'pose' is not supported"),
+        ("task: pose\nkeypoints: [17, 3]", "no known layout"),
         ("task: detect\nlayout: semantic", "contradict each other"),
         ("layout: yolov8", "contradict each other"),
         ("names: [a, b]", "2 class names are given, but the outputs have 3 classes"),

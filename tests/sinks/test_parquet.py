@@ -22,7 +22,7 @@ from framefuse.errors import CapabilityError, DecodeError, SinkError, SourceErro
 from framefuse.frame import View
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import open_sink, parquet
-from framefuse.sinks.parquet import ABOUT, COLUMNS, FRAMES, SCHEMA, read_boxes
+from framefuse.sinks.parquet import ABOUT, COLUMNS, FRAMES, SCHEMA, SHAPES, read_boxes
 from framefuse.sinks.repair import repair_folder
 from sink_frames import NAMES, NONE, context, detections, fill, frame, result
 
@@ -61,7 +61,7 @@ def test_rows_and_metadata(tmp_path: Path) -> None:
         "inferred": True,
     }
     box = {"class_id": 2, "class": NAMES[2], "confidence": 0.25, "x1": 5.0, "y1": 6.0, "x2": 50.0, "y2": 60.0}
-    assert rows[1] == {**facts, **box, "tracker_id": None, "view": None}
+    assert rows[1] == {**facts, **box, **dict.fromkeys(("tracker_id", "view", *SHAPES))}
     assert rows[4]["seconds"] == 0.08 and {rows[4][name] for name in list(COLUMNS)[8:]} == {None}
     about = json.loads(table.schema.metadata[ABOUT])
     assert about | run == about and about["schema"] == SCHEMA and about["source"] == "clip.mp4"

@@ -76,7 +76,7 @@ def test_csv_has_a_row_for_each_detection(tmp_path: Path) -> None:
         "frame": "2", "seconds": "0.08", "pts": "80", "time_base": "1/1000",
         "class_id": "2", "class": NAMES[2], "confidence": "0.9877",
         "x1": "1.0", "y1": "2.0", "x2": "30.12", "y2": "40.0", "source": "clip.mp4", "tracker_id": "",
-        "inferred": "true",
+        "inferred": "true", "xywhr": "", "keypoints": "",
     }  # fmt: skip
     assert rows[2]["seconds"] == rows[2]["pts"] == ""
 

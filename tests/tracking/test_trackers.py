@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
+from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Detections
 from framefuse.tracking import NO_TRACK, TRACKERS, Tracker, TrackerOptions, open_tracker
 
@@ -21,11 +22,11 @@ Box = Sequence[float]
 BOTH = pytest.mark.parametrize("name", TRACKERS)
 
 
-def detections(*rows: Box, mask: NDArray[np.bool_] | None = None) -> Detections:
+def detections(*rows: Box, runs: Any = None) -> Detections:
     """From rows of x1, y1, x2, y2, and confidence 0.9 and class 0 unless they follow."""
     full = [[*row, 0.9, 0][:6] if len(row) == 4 else [*row, 0][:6] for row in rows]
     table = np.array(full, np.float32).reshape(len(rows), 6)
-    return Detections(table[:, :4], table[:, 4], table[:, 5].astype(np.int64), {0: "car"}, mask)
+    return Detections(table[:, :4], table[:, 4], table[:, 5].astype(np.int64), {0: "car"}, runs)
 
 
 def ids(tracker: Tracker, seconds: float | None, *rows: Box) -> list[int]:
@@ -199,8 +200,8 @@ def test_predict_says_where_tracks_go(name: str) -> None:
 
 @BOTH
 def test_only_the_id_is_added(name: str) -> None:
-    masks = np.random.default_rng(0).random((3, 8, 8)) > 0.5
-    found = detections(moving(0), [*moving(0, start=300), 0.05], [*moving(0, start=500), 0.7], mask=masks)
+    masks = mask_runs(np.random.default_rng(0).random((3, 8, 8)) > 0.5)
+    found = detections(moving(0), [*moving(0, start=300), 0.05], [*moving(0, start=500), 0.7], runs=masks)
     tracked = open_tracker(name).update(found, 0)
     for field in fields(Detections):
         if field.name != "tracker_id":

@@ -204,10 +204,9 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     stated_layout, task = facts.find("layout"), facts.find("task")
     if stated_layout in WHOLE and task is None:
         task = stated_layout
-    elif task is not None and stated_layout is not None and (task in WHOLE or stated_layout in WHOLE):
-        if task != stated_layout:
-            message = f"task {task!r} and layout {stated_layout!r} contradict each other"
-            raise CardError(message, remedy="leave one of them out")
+    elif None not in (task, stated_layout) and {task, stated_layout} & set(WHOLE) and task != stated_layout:
+        message = f"task {task!r} and layout {stated_layout!r} contradict each other"
+        raise CardError(message, remedy="leave one of them out")
 
     height, width = _input_size(image, facts)
     names = facts.find("names")

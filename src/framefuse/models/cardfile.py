@@ -38,7 +38,9 @@ class CardFile(BaseModel):
     outputs: list[str] | None = Field(
         None, min_length=1, description="names of the outputs to read, in the order of the layout"
     )
-    activation: Activation | None = Field(None, description="maps scores to 0..1 (detr, classify): none, sigmoid or softmax")
+    activation: Activation | None = Field(
+        None, description="maps scores to 0..1 (detr, classify): none, sigmoid or softmax"
+    )
     box_units: BoxUnits | None = Field(None, description="of boxes: relative (0..1 of the model input) or pixels")
     names: list[str] | dict[int, str] | str | None = Field(
         None, description="class names: a list, a mapping from 0, or the path of a file with one name per line"

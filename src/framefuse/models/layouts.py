@@ -72,11 +72,11 @@ def resolve(
         task = guessed.get(tuple(ranks), "detect") if layout in (None, "yolov5", "yolov8", "end2end") else "detect"
         inferred = {"task": f"onnx output shapes {listed}"} if task != "detect" else {}
     extra = _extra(task, chosen, keypoints)
+    name: OutputLayout
     if task == "segment":
         chosen.sort(key=lambda tensor: len(tensor.shape))
     if task == "classify":
-        name, why = task, "only output"
-        count = _check_classify(chosen, listed)
+        name, count, why = "classify", _check_classify(chosen, listed), "only output"
     elif len(chosen) == 1 or task == "segment":
         name, count, why = _single(chosen[0], size, class_count, layout, extra)
     else:
@@ -127,7 +127,7 @@ def _extra(task: Task, chosen: Sequence[TensorFacts], keypoints: tuple[int, int]
         if len(chosen) != 2 or len(planes) != 1 or planes[0].shape[1] is None:
             raise CardError(
                 f"task segment needs boxes with coefficients, and prototypes (b, n, h, w): {_listed(chosen)}",
-                remedy="export the model with both outputs; outputs: [boxes, prototypes] in the card chooses among more",
+                remedy="export it with both outputs; outputs: [boxes, prototypes] in the card chooses among more",
             )
         return planes[0].shape[1]
     if task == "pose":

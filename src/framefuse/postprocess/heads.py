@@ -99,9 +99,7 @@ class Heads:
         return objects if objects.runs is None else objects[objects.runs.areas > 0]
 
 
-def _runs(
-    prototypes: NDArray[Any], coefficients: NDArray[Any], boxes: NDArray[Any], placement: Placement
-) -> Runs:
+def _runs(prototypes: NDArray[Any], coefficients: NDArray[Any], boxes: NDArray[Any], placement: Placement) -> Runs:
     """Masks of the size of the whole frame: what lies outside a view is outside of every box in it."""
     scale = prototypes.shape[2] / placement.size[0], prototypes.shape[1] / placement.size[1]
     left, top = (offset * per for offset, per in zip(placement.offset, scale, strict=True))
@@ -134,5 +132,5 @@ def classify(scores: NDArray[Any], names: Any, activation: str) -> list[Classifi
         values /= values.sum(axis=1, keepdims=True)
     elif activation == "sigmoid":
         with np.errstate(over="ignore"):
-            values = 1 / (1 + np.exp(-values))
+            values = np.float32(1) / (np.float32(1) + np.exp(-values))
     return [Classification(row, names) for row in values]

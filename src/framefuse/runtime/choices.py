@@ -15,6 +15,7 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
 from framefuse.errors import CapabilityError, ConfigError, UsageError
 from framefuse.models.card import Card
+from framefuse.models.layouts import WHOLE
 from framefuse.preprocess import Preprocess
 
 Refuses = Callable[[Backend], str | None]
@@ -260,18 +261,30 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
     return settings.batch, None
 
 
+NOT_OF = {
+    "semantic": ("save_txt", "save_csv", "save_parquet"),
+    "classify": ("save_json", "tiles", "roi", "stereo", "adaptive"),
+}
+"""Task -> settings that do nothing for it, besides those of boxes."""
+
+
 def check_task(card: Card, settings: Settings) -> None:
     """Raise UsageError if boxes are requested from a model that only segments, or tracks where nothing is tracked."""
     for field in ("save_mot", "trail"):
         if getattr(settings, field) and not settings.track:
             raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
-    if card.task != "semantic":
+    if settings.on_gpu and card.extra + (card.task == "classify"):
+        message = f"{card.path.name} has the task {card.task}, whose outputs are read on the CPU only"
+        raise CapabilityError(message, remedy="run it with --device cpu")
+    if card.task not in WHOLE:
         return
-    fields = "save_txt", "save_csv", "save_mot", "save_parquet", "save_cvat", "save_label_studio", "save_crop"
-    for field in (*fields, "classes", "track", "zones", "events", "save_events"):
+    fields = ["save_mot", "save_cvat", "save_label_studio", "save_crop", "classes", "track", "zones", "events"]
+    fields += ["save_events", *NOT_OF[card.task]]
+    for field in fields:
         if getattr(settings, field):
-            message = f"{field} was asked for, but {card.path.name} assigns a class to each pixel and finds no boxes"
-            raise UsageError(message, remedy="leave it out; --save, --save-json and --save-jsonl also work with masks")
+            what = "a class to each pixel" if card.task == "semantic" else "classes to whole frames"
+            message = f"{field} was asked for, but {card.path.name} assigns {what} and finds no boxes"
+            raise UsageError(message, remedy="leave it out; --save and --save-jsonl also work without boxes")
 
 
 def choose_classes(card: Card, settings: Settings) -> Settings:

@@ -280,9 +280,12 @@ class HostProgram(Program):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # its ledger stays empty: nothing leaves the host
-        card, of_pose = self.card, {"keypoints": self.card.keypoints, "skeleton": self.card.skeleton}
+        card = self.card
         self._class_masks = ClassMasks() if card.task == "semantic" else None
-        self._heads = Heads(card.task, card.layout, card.extra, self.checked, **of_pose) if card.extra else None
+        self._heads: Heads | None = None
+        if card.extra:
+            anchors = card.task, card.layout, card.extra, self.checked
+            self._heads = Heads(*anchors, keypoints=card.keypoints, skeleton=card.skeleton)
         self._pools: dict[tuple[int, int], RequestPool] = {}
         self._starting: Slot | None = None
         """Engines without requests of their own run the model while they start it."""

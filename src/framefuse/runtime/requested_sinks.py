@@ -7,7 +7,7 @@ from typing import Any
 from framefuse.common.redact import brief
 from framefuse.config import Settings
 from framefuse.errors import UsageError
-from framefuse.sinks import Sink, open_sink
+from framefuse.sinks import Sink, Style, open_sink
 from framefuse.sources import SourceInfo
 
 SinkFactory = Callable[[], Sink] | str
@@ -38,14 +38,16 @@ def sinks_for(
         sinks.append(events())
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
-    shown = {"trail": settings.trail, "views": settings.show_views}
+    style = Style(
+        settings.trail, settings.show_views, settings.line_width, not settings.hide_labels, not settings.hide_conf
+    )
     if settings.save and info.kind in STILLS:
-        sinks.append(open_sink("images", **shown))
+        sinks.append(open_sink("images", style=style))
     elif settings.save:
         encoding = {"encoder": settings.encoder, "crf": settings.crf, "preset": settings.encode_preset}
-        sinks.append(open_sink("video", **encoding, threads=settings.encode_threads, gpu=settings.gpu, **shown))
+        sinks.append(open_sink("video", **encoding, threads=settings.encode_threads, gpu=settings.gpu, style=style))
     if settings.show:
-        sinks.append(open_sink("show", **shown))
+        sinks.append(open_sink("show", style=style))
     for make in factories:
         if isinstance(make, str):
             sinks.append(open_sink(make))

@@ -41,6 +41,8 @@ SINKS: dict[str, str] = {
     "null": "framefuse.sinks:NullSink",
 }
 """Sink name -> class, imported on use. Entry points of the group `framefuse.sinks` add sinks."""
+VISIBLE = 0.5
+"""Confidence from which on a keypoint counts as visible."""
 UNTINTED = "background"
 """The class that masks do not tint."""
 
@@ -232,6 +234,24 @@ class RecordSink(BaseSink):
 
     def _complete(self, stream: Path) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Style:
+    """What is drawn of results, and how."""
+
+    trail: float = 0.0
+    """Seconds of its path that are drawn of each track."""
+    views: bool = False
+    """Outline the views of each frame."""
+    line_width: int = 0
+    """Pixels; 0: by the size of the frame."""
+    labels: bool = True
+    confidence: bool = True
+    """Also in the labels."""
+
+
+USUAL = Style()
 
 
 def tracks_of(found: Detections) -> list[int | None]:

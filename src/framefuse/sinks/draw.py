@@ -22,8 +22,8 @@ from framefuse.frame import Matrix, PixelFormat, View
 from framefuse.kernels.drawing import call as drawing
 from framefuse.kernels.masks.call import composite
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS
-from framefuse.prediction import Detections, Masks, Result
-from framefuse.sinks import UNTINTED, tracks_of
+from framefuse.prediction import Classification, Detections, Masks, Result
+from framefuse.sinks import UNTINTED, USUAL, VISIBLE, Style, tracks_of
 
 Plane = NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -231,12 +231,19 @@ class Annotator:
     """
 
     def __init__(
-        self, width: int, height: int, format: PixelFormat, *, matrix: Matrix = "bt601", full_range: bool = False
+        self,
+        width: int,
+        height: int,
+        format: PixelFormat,
+        *,
+        matrix: Matrix = "bt601",
+        full_range: bool = False,
+        style: Style = USUAL,
     ) -> None:
         if format.bits != 8:
             remedy = "convert the frame to an 8-bit format first, such as yuv420p"
             raise UsageError(f"cannot draw into {format.name}: {format.bits} bits per sample", remedy=remedy)
-        self.format, self._grid, self._size = format, format.subsample, (width, height)
+        self.format, self._grid, self._size, self._style = format, format.subsample, (width, height), style
         rgb = format.layout == "packed" or format.name.startswith("gbr")
         roles = "y" if format.layout == "gray" else "rgb" if rgb else "yuv"
         self._is_yuv = roles == "yuv"
@@ -244,7 +251,7 @@ class Annotator:
         self.text_size = max(12, round(mean_side * 0.015))
         # Lines cover whole chroma samples, otherwise their colour is diluted.
         unit = max(self._grid)
-        self.line_width = max(2, unit, round(mean_side * 0.0025 / unit) * unit)
+        self.line_width = max(2, unit, round((style.line_width or mean_side * 0.0025) / unit) * unit)
         self._thin = max(2, unit)
         partial, cache = functools.partial, functools.lru_cache(TILES_KEPT)
         self._inks = functools.cache(partial(class_inks, roles=roles, matrix=matrix, full_range=full_range))
@@ -258,9 +265,11 @@ class Annotator:
         masks: Masks | None = None,
         trails: Sequence[Trail] = (),
         views: Sequence[View] = (),
+        classification: Classification | None = None,
     ) -> None:
-        """Draw into `planes` in place: masks and legend, then views, then trails, then boxes, then labels; the most
-        confident detection on top. Objects with a track have its colour, others that of their class.
+        """Draw into `planes` in place: masks and legend, then views, then trails, then boxes or oriented boxes, then
+        keypoints, then labels; the most confident detection on top. Objects with a track have its colour, others that
+        of their class.
 
         Args:
             planes: writable arrays of the shapes in `PixelFormat.plane_shapes`.
@@ -272,41 +281,58 @@ class Annotator:
         """
         parts = components(planes, self.format)
         if masks is not None:
-            self._tint(planes, masks)
+            known = range(min(256, len(masks.names) or 256))
+            clear = [number for number, name in masks.names.items() if name.lower() == UNTINTED and number < 256]
+            self._tint(planes, masks.class_id, known, clear)
             self._legend(parts, masks)
-        if views:
-            self._outline(planes, parts, views)
-        for number, points in trails:
-            self._line(parts, points, self._inks(number % COLOURS).line)
-        if not len(detections):
-            return
-        boxes = self._snap(detections.xyxy, self.line_width)
+        if classification is not None:
+            self._best_classes(parts, classification)
         class_ids, scores = detections.class_id.tolist(), detections.confidence.tolist()
         tracks = tracks_of(detections)
         colours = [own if track is None else track % COLOURS for own, track in zip(class_ids, tracks, strict=True)]
-        self._rectangles(planes, parts, boxes, colours, self.line_width)
+        if detections.runs is not None:
+            # Label 0 is what no mask covers; objects beyond 255 share the labels, and colours, of others.
+            numbers = (1 + np.arange(len(detections)) % 255).astype(np.uint8)
+            self._tint(planes, detections.runs.labels(numbers), [OUTLINE, *colours[:255]], [0])
+        if views:
+            self._outline(planes, parts, views)
+        for number, points in trails:
+            self._lines(parts, np.hstack((points[:-1], points[1:])), [number % COLOURS] * (len(points) - 1), 0.5)
+        if not len(detections):
+            return
+        boxes = self._snap(detections.xyxy, self.line_width)
+        if detections.obb is None:
+            self._rectangles(planes, parts, boxes, colours, self.line_width)
+        else:
+            sides = np.concatenate((detections.obb, np.roll(detections.obb, -1, axis=1)), axis=2)
+            self._lines(parts, sides.reshape(-1, 4), np.repeat(colours, 4).tolist())
+        if detections.keypoints is not None:
+            self._keypoints(parts, detections.keypoints, detections.skeleton, colours)
+        if not self._style.labels:
+            return
         labels: list[dict[str, Plane]] = []
         places: list[Place] = []
         for i, box in enumerate(boxes):
             name = detections.name(class_ids[i]) + ("" if tracks[i] is None else f" {tracks[i]}")
-            labels.append(self._tile(colours[i], name, f"{scores[i]:.2f}"))
+            labels.append(self._tile(colours[i], name, f"{scores[i]:.2f}" if self._style.confidence else ""))
             places.append(self._place(box, labels[-1], places[:KEPT_CLEAR]))
         for place, tile in zip(reversed(places), reversed(labels), strict=True):
             self._paste(parts, place[:2], tile)
 
-    def _tint(self, planes: Sequence[Plane], masks: Masks) -> None:
+    def _tint(self, planes: Sequence[Plane], labels: Plane, colours: Sequence[int], untinted: Sequence[int]) -> None:
+        """Tint the pixels of each label, of which `colours` has the class whose colour it gets."""
         width, height = self._size
-        rows, columns = masks.class_id.shape
-        labels = np.pad(masks.class_id, ((0, height - rows), (0, width - columns)), "edge")
+        rows, columns = labels.shape
+        if (rows, columns) != (height, width):
+            labels = np.pad(labels, ((0, height - rows), (0, width - columns)), "edge")
         opacity = np.full(256, TINT, np.uint8)
-        opacity[[number for number, name in masks.names.items() if name.lower() == UNTINTED and number < 256]] = 0
+        opacity[list(untinted)] = 0
         packed = self.format.layout == "packed"
         roles = self.format.channels if packed else "yuv"
         if packed and len(roles) != 3:
             raise UsageError(f"cannot draw masks into {self.format.name}", remedy="convert the frame to rgb24 first")
-        known = range(min(256, len(masks.names) or 256))
         inks = np.zeros((256, 3), np.uint8)
-        inks[: len(known)] = [[self._inks(number).line[role] for role in roles] for number in known]
+        inks[: len(colours)] = [[self._inks(number).line[role] for role in roles] for number in colours]
         if packed:
             composite(inks[labels], planes[0], opacity[labels], out=planes[0])
         else:
@@ -323,6 +349,29 @@ class Annotator:
                 tile = self._tile(class_id, masks.name(class_id), f"{count / seen.size:.0%}")
                 self._paste(parts, (0, top), tile)
                 top += len(next(iter(tile.values())))
+
+    def _best_classes(self, parts: list[Component], found: Classification) -> None:
+        """In the upper left corner: the best classes, as many as fit, and the confidence of each."""
+        top = 0
+        for (name, score), number in zip(found.top(), found.class_id.tolist(), strict=False):
+            tile = self._tile(number, name, f"{score:.2f}" if self._style.confidence else "")
+            if self._style.labels and top + len(tile[next(iter(tile))]) <= self._size[1]:
+                self._paste(parts, (0, top), tile)
+            top += len(tile[next(iter(tile))])
+
+    def _keypoints(
+        self, parts: list[Component], points: NDArray[Any], skeleton: Sequence[tuple[int, int]], colours: Sequence[int]
+    ) -> None:
+        """The lines of the skeleton, then a dot for each keypoint, of those that are confident enough."""
+        seen = points[:, :, 2] >= VISIBLE
+        if len(skeleton):
+            starts, ends = np.array(skeleton).T
+            lines = np.concatenate((points[:, starts, :2], points[:, ends, :2]), axis=2)
+            rows, limbs = np.nonzero(seen[:, starts] & seen[:, ends])
+            self._lines(parts, lines[rows, limbs], np.take(colours, rows).tolist())
+        rows, numbers = np.nonzero(seen)
+        dots = points[rows, numbers, :2]
+        self._lines(parts, np.hstack((dots, dots)), np.take(colours, rows).tolist(), 2.5)
 
     def _outline(self, planes: Sequence[Plane], parts: list[Component], views: Sequence[View]) -> None:
         """The dashed outline of each view that is not the whole frame, and its tag in the corner."""
@@ -356,20 +405,14 @@ class Annotator:
                 inside[:width] = inside[-width:] = value
                 inside[:, :width] = inside[:, -width:] = value
 
-    def _line(self, parts: list[Component], points: NDArray[Any], line: dict[str, int]) -> None:
-        """Connect points (n, 2) by a line of half the usual width, clipped to the frame."""
-        lengths = np.append(0, np.ceil(np.abs(np.diff(points, axis=0)).max(1, initial=0)).clip(1))
-        at = np.cumsum(lengths)
-        steps = np.arange(at[-1] + 1)
-        x, y = (np.interp(steps, at, points[:, axis]) for axis in (0, 1))
-        width = max(1, self.line_width // 2)
+    def _lines(
+        self, parts: list[Component], segments: NDArray[Any], class_ids: Sequence[int], widths: float = 1
+    ) -> None:
+        """Straight lines (n, 4), so many of the usual widths wide, the first on top."""
+        width = max(1, round(self.line_width * widths))
         for role, samples, sx, sy in parts:
-            rows, columns = y.astype(int) // sy, x.astype(int) // sx
-            for down in range(-(-width // sy)):
-                for right in range(-(-width // sx)):
-                    inside = (rows >= 0) & (columns >= 0)
-                    inside &= (rows + down < samples.shape[0]) & (columns + right < samples.shape[1])
-                    samples[rows[inside] + down, columns[inside] + right] = line[role]
+            values = np.array([self._inks(class_id).line[role] for class_id in class_ids], np.uint8)
+            drawing.draw_lines(samples, segments, values, line_width=width, subsample=(sx, sy))
 
     def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[Place]) -> Place:
         """Place the label of a box where it covers no label of a more confident detection: above the box, else inside,

@@ -21,7 +21,7 @@ from PIL import Image
 
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result, cut
-from framefuse.sinks import FolderSink, SinkContext
+from framefuse.sinks import USUAL, FolderSink, SinkContext, Style
 from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.run_folder import save, shorten, sink_errors
 from framefuse.sources.ffmpeg import SWS_MATRIX
@@ -119,24 +119,24 @@ class FrameConverter:
 
 
 class RgbAnnotator:
-    """Converts frames to upright RGB images and draws their results: of tracks also the last `trail` seconds, and the
-    outlines of the views if asked to."""
+    """Converts frames to upright RGB images and draws their results."""
 
-    def __init__(self, trail: float = 0.0, *, views: bool = False) -> None:
-        self._trails, self._views = Trails(trail), views
+    def __init__(self, style: Style) -> None:
+        self._trails, self._views = Trails(style.trail), style.views
         self._converter = FrameConverter()
-        self._annotator_of = lru_cache(1)(partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb"))
+        rgb: dict[str, Any] = {"format": PIXEL_FORMATS["rgb24"], "matrix": "rgb"}
+        self._annotator_of = lru_cache(1)(partial(Annotator, **rgb, style=style))
 
     def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
         """The annotated frame, (height, width, 3) RGB."""
         image = self._converter.rgb(frame)
         drawn = result.detections, result.masks, self._trails.after(result), result.views if self._views else ()
-        self._annotator_of(frame.width, frame.height).draw((image,), *drawn)
+        self._annotator_of(frame.width, frame.height).draw((image,), *drawn, result.classification)
         return image
 
 
 def draw(result: Result, frame: Frame | None = None, *, views: bool = False) -> NDArray[np.uint8]:
-    """A frame with the boxes and masks of its result: (height, width, 3) uint8 RGB.
+    """A frame with all that its result shows: (height, width, 3) uint8 RGB.
 
     Args:
         frame: where `result.pixels` is None: the frame that a callback gets, see `CallbackSink`.
@@ -145,7 +145,7 @@ def draw(result: Result, frame: Frame | None = None, *, views: bool = False) -> 
     Raises:
         UsageError: there is no frame.
     """
-    return RgbAnnotator(views=views).draw(result.pixels_or(frame), result)
+    return RgbAnnotator(Style(views=views)).draw(result.pixels_or(frame), result)
 
 
 class StillsSink(FolderSink):
@@ -168,16 +168,13 @@ class ImagesSink(StillsSink):
     """Writes one annotated image per image, named after it: JPEG for JPEG, PNG for everything else.
 
     Frames that do not come from image files are named <stem>_<frame>.png.
-
-    Args:
-        trail, views: see `RgbAnnotator`.
     """
 
     name = "images"
 
-    def __init__(self, *, trail: float = 0.0, views: bool = False) -> None:
+    def __init__(self, *, style: Style = USUAL) -> None:
         super().__init__()
-        self._annotator = RgbAnnotator(trail, views=views)
+        self._annotator = RgbAnnotator(style)
 
     def open(self, context: SinkContext) -> None:
         self._context = context

@@ -23,7 +23,7 @@ import numpy as np
 from framefuse.errors import SinkError
 from framefuse.frame import Frame
 from framefuse.prediction import Masks, Result
-from framefuse.sinks import UNTINTED, RecordSink, rows_of, tracks_of
+from framefuse.sinks import UNTINTED, VISIBLE, RecordSink, rows_of, tracks_of
 from framefuse.sinks.run_folder import encode, sink_errors, written_whole
 
 Record = Mapping[str, Any]
@@ -97,10 +97,16 @@ class CocoSink(LabelsSink):
         image = {"id": self._count, "file_name": name, "width": info.width, "height": info.height}
         image |= {"frame": info.index, "seconds": info.seconds} | ({} if result.inferred else {"inferred": False})
         rows = [] if result.masks is None else _outlines(result.masks, self._count)
-        for row, track in zip(found.to_coco(self._count), tracks_of(found), strict=True):
+        areas = [None] * len(found) if found.runs is None else found.runs.areas.tolist()
+        for row, track, area in zip(found.to_coco(self._count), tracks_of(found), areas, strict=True):
             _, _, width, height = row["bbox"]
             row["category_id"] += FIRST
-            row |= {"area": round(width * height, 3), "segmentation": [], "iscrowd": 0}
+            row = {"segmentation": [], **row, "area": round(width * height, 3) if area is None else area, "iscrowd": 0}
+            if found.keypoints is not None:
+                points = np.array(row["keypoints"]).reshape(-1, 3)
+                points[:, 2] = np.where(points[:, 2] < VISIBLE, 0, 2)
+                points[points[:, 2] == 0] = 0
+                row |= {"keypoints": points.ravel().tolist(), "num_keypoints": int((points[:, 2] > 0).sum())}
             rows.append(row if track is None else {**row, "track_id": track})
         self._file.append(encode(_json({"image": image, "annotations": rows}) + "\n"))
 

@@ -27,15 +27,20 @@ SCHEMA = 1
 """Version of the columns; incremented when one changes its meaning or is removed."""
 ABOUT = b"framefuse"
 """Key of the file's metadata: JSON with schema, version, source, names (of the classes), model and options."""
+FLOATS = "list<element: float>"
 COLUMNS = {
     "source": "string", "frame": "int64", "seconds": "float64", "pts": "int64", "time_base": "string",
     "width": "int32", "height": "int32", "inferred": "bool_",
     "class_id": "int32", "class": "string", "confidence": "float32",
     "x1": "float32", "y1": "float32", "x2": "float32", "y2": "float32", "tracker_id": "int64", "view": "string",
+    "mask": "string", "keypoints": FLOATS, "xywhr": FLOATS,
 }  # fmt: skip
-"""From class_id on null in the one row of a frame without detections. Also null: an unknown time, no track, no view.
-`inferred` is false for a frame that the model has not seen."""
-READ = [name for name in COLUMNS if name not in ("seconds", "class", "inferred")]
+"""From class_id on null in the one row of a frame without detections. Also null: an unknown time, no track, no view,
+and what the model does not find. `inferred` is false for a frame that the model has not seen. A mask has the size of
+the frame; its run lengths are compressed as in COCO. `keypoints` are x, y and confidence of each, `xywhr` an oriented
+box. A classifier gives the best class of each frame, without a box."""
+SHAPES = "mask", "keypoints", "xywhr"
+READ = [name for name in COLUMNS if name not in ("seconds", "class", "inferred", *SHAPES)]
 STREAM = "arrows.part"
 FRAMES, ROWS = 30, 8192
 """What waits in memory before it is written: so many frames, or so many rows."""
@@ -72,8 +77,9 @@ class ParquetSink(RecordSink):
     def _header(self) -> bytes:
         context = self._context
         about = {"schema": SCHEMA, "version": __version__, "source": context.source.uri, "names": context.names}
+        floats = self._arrow.list_(self._arrow.float32())
         self._schema = self._arrow.schema(
-            {name: getattr(self._arrow, kind)() for name, kind in COLUMNS.items()},
+            {name: floats if kind == FLOATS else getattr(self._arrow, kind)() for name, kind in COLUMNS.items()},
             metadata={ABOUT: encode(json.dumps({**about, **context.run}, ensure_ascii=False))},
         )
         return bytes(self._schema.serialize())
@@ -89,6 +95,13 @@ class ParquetSink(RecordSink):
             views = [None] * len(found) if found.view is None else found.view.tolist()
             columns += [found.class_id, names, found.confidence, *found.xyxy.T, tracks_of(found)]
             columns.append([None if number is None else encode(result.views[number].tag).decode() for number in views])
+            none = [None] * len(found)
+            columns.append(none if found.runs is None else [mask["counts"] for mask in found.segmentations()])
+            flat = (found.keypoints, found.xywhr)
+            columns += [none if part is None else part.reshape(len(found), -1).tolist() for part in flat]
+        elif result.classification is not None:
+            number, confidence = result.classification.class_id[:1], result.classification.confidence[:1]
+            columns += [number, [encode(result.classification.top(1)[0][0]).decode()], confidence]
         columns += [[None]] * (len(COLUMNS) - len(columns))
         arrays = [self._arrow.array(*column) for column in zip(columns, self._schema.types, strict=True)]
         self._waiting.append(self._arrow.record_batch(arrays, schema=self._schema))

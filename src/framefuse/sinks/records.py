@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.frame import Frame
-from framefuse.prediction import Best, Change, Crossing, Event, Result, Visit
-from framefuse.sinks import BaseSink, FolderSink, RecordSink, SinkContext, rows_of
+from framefuse.prediction import Best, Change, Crossing, Detections, Event, Result, Visit
+from framefuse.sinks import VISIBLE, BaseSink, FolderSink, RecordSink, SinkContext, rows_of
+from framefuse.sinks.outlines import outline
 from framefuse.sinks.run_folder import encode, save
 
 SCHEMA = 2
@@ -26,8 +27,11 @@ SIDE, AROUND = 192, 0.15
 HEADER = (
     *("frame", "seconds", "pts", "time_base"),
     *("class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source", "tracker_id", "inferred"),
+    *("xywhr", "keypoints"),
 )
 """Columns of a CSV."""
+TOP = 5
+"""Classes of a frame that are written."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -39,7 +43,12 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. With views, a detection also has "view", the
     tag of the one that shows it; with tracking, "tracker_id", the number of its track or null, and in both eyes
     "pair_id", the track of the same object in the other eye or null. From a semantic segmenter also "shares": {class:
-    the fraction of the frame that it covers, 4 decimals}. A frame that the model has not seen has "inferred": false.
+    the fraction of the frame that it covers, 4 decimals}, and from a classifier "classes": [{"class_id", "class",
+    "confidence"}], the best TOP. A frame that the model has not seen has "inferred": false.
+
+    By the task of the model, a detection also has "segmentation": {"size": [height, width], "counts": run lengths as
+    COCO compresses them}; "keypoints": [[x, y, confidence]]; or "xywhr": [x and y of the centre, width, height, angle
+    in radians] with "obb", its corners [[x, y]].
 
     Args:
         name_source: with "source" after the schema, the file or address, to tell several sources apart.
@@ -50,6 +59,8 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
         tracked = {} if found.tracker_id is None else {"tracker_id": track}
         named = {"class_id": number, "class": found.name(number)}
         detections.append({"xyxy": box, "confidence": score, **named, **tracked})
+    for row, extra in zip(detections, _shapes(found), strict=False):
+        row.update(extra)
     if found.pair_id is not None:
         for row, number in zip(detections, found.pair_id.tolist(), strict=True):
             row["pair_id"] = number if number >= 0 else None
@@ -61,9 +72,40 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     line |= {"width": frame.width, "height": frame.height, "detections": detections}
     if result.masks is not None:
         line["shares"] = {name: round(share, 4) for name, share in result.masks.shares().items()}
+    if result.classification is not None:
+        line["classes"] = [
+            {"class_id": number, "class": name, "confidence": score} for number, name, score in _best(result)
+        ]
     if not result.inferred:
         line["inferred"] = False
     return json.dumps(line, ensure_ascii=False, allow_nan=False)
+
+
+def _shapes(found: Detections) -> list[dict[str, object]]:
+    """What each detection has besides its box: nothing if the model finds boxes only."""
+    rows: list[dict[str, object]] = []
+    if found.runs is not None:
+        rows = [{"segmentation": shape} for shape in found.segmentations()]
+    if found.keypoints is not None:
+        rows = [{"keypoints": points} for points in _plain_floats(found.keypoints, 4)]
+    if found.xywhr is not None and found.obb is not None:
+        boxes = zip(_plain_floats(found.xywhr, 4), _plain_floats(found.obb, 2), strict=True)
+        rows = [{"xywhr": box, "obb": ends} for box, ends in boxes]
+    return rows
+
+
+def _plain_floats(values: NDArray[Any], digits: int) -> list[Any]:
+    rounded: list[Any] = values.astype(np.float64).round(digits).tolist()
+    return rounded
+
+
+def _best(result: Result) -> list[tuple[int, str, float]]:
+    """Number, name and confidence, 4 decimals, of the best classes of a frame."""
+    found = result.classification
+    if found is None:
+        return []
+    named = zip(found.class_id.tolist(), found.top(TOP), strict=False)
+    return [(number, name, round(score, 4)) for number, (name, score) in named]
 
 
 class JsonlSink(RecordSink):
@@ -80,8 +122,10 @@ class JsonlSink(RecordSink):
 class CsvSink(RecordSink):
     """Writes <stem>.csv with the columns in HEADER: the presentation time in seconds, and as pts in ticks of time_base
     seconds, both empty if unknown; coordinates in source pixels; tracker_id is empty without a track; inferred is false
-    for a frame that the model has not seen. A class or source whose name begins like a formula of a spreadsheet gets a
-    quote in front."""
+    for a frame that the model has not seen. The last two columns have numbers with spaces between them: an oriented box
+    as x and y of the centre, width, height and angle, and x, y and confidence of each keypoint. A classifier gives a
+    row without a box for each of the best TOP classes. A class or source whose name begins like a formula of a
+    spreadsheet gets a quote in front."""
 
     name = "csv"
 
@@ -93,9 +137,19 @@ class CsvSink(RecordSink):
         found, info = result.detections, result.frame
         time, source = (info.index, info.seconds, info.pts, info.time_base), safe_text(info.source_id)
         inferred = "true" if result.inferred else "false"
+        more = [("", "")] * len(found)
+        if found.xywhr is not None:
+            more = [(" ".join(map(str, box)), "") for box in _plain_floats(found.xywhr, 4)]
+        elif found.keypoints is not None:
+            flat = _plain_floats(found.keypoints.reshape(len(found), -1), 4)
+            more = [("", " ".join(map(str, points))) for points in flat]
         self._append(
-            (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track, inferred)
-            for box, score, class_id, track in rows_of(found)
+            (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track, inferred, *shape)
+            for (box, score, class_id, track), shape in zip(rows_of(found), more, strict=True)
+        )
+        self._append(
+            (*time, number, safe_text(name), score, *[""] * 4, source, None, inferred, "", "")
+            for number, name, score in _best(result)
         )
 
     def _append(self, rows: Iterable[tuple[object, ...]]) -> None:
@@ -126,12 +180,15 @@ class MotSink(RecordSink):
 
 
 class YoloTxtSink(FolderSink):
-    """Writes labels/<stem>_<frame>.txt, or labels/<image>.txt for images: `class cx cy w h` in 0..1 of the frame size.
+    """Writes labels/<stem>_<frame>.txt, or labels/<image>.txt for images, a line for each object in 0..1 of the frame
+    size: `class cx cy w h`; for pose then `x y v` for each keypoint, where v is 2, or all three 0 if it is not visible;
+    for masks `class x y x y ...`, the outline of the largest part; for oriented boxes that of their corners; for a
+    classifier `confidence name` of the best TOP classes.
 
     A frame without objects gets an empty file, which training tools read as a background image.
 
     Args:
-        confidence: add the confidence as a sixth column.
+        confidence: add the confidence as the last column.
     """
 
     name = "yolo_txt"
@@ -143,13 +200,30 @@ class YoloTxtSink(FolderSink):
 
     def write(self, result: Result, frame: Frame | None) -> None:
         found, info = result.detections, result.frame
-        columns = [found.class_id, *(found.xywh / np.array((info.width, info.height) * 2, np.float64)).T]
+        size, rows = np.array((info.width, info.height), np.float64), []
+        for number, values in zip(found.class_id.tolist(), _label_values(found, size), strict=True):
+            rows.append(" ".join([str(number), *(f"{value:.6f}".rstrip("0").rstrip(".") for value in values)]))
         if self._confidence:
-            columns.append(found.confidence)
-        lines = io.BytesIO()
-        np.savetxt(lines, np.column_stack(columns), fmt=["%d"] + ["%.6f"] * (len(columns) - 1))
+            rows = [f"{row} {score:.6f}" for row, score in zip(rows, found.confidence.tolist(), strict=True)]
+        rows += [f"{score:.4f} {name}" for _, name, score in _best(result)]
         path = self._context.output(f"labels/{self._context.image_name(self.name, info)}.txt")
-        save(path, lines.getvalue())
+        save(path, encode("".join(f"{row}\n" for row in rows)))
+
+
+def _label_values(found: Detections, size: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """What a YOLO label says of each object after its class."""
+    if found.runs is not None:
+        return [(outline(found.runs[row : row + 1]) / size).ravel() for row in range(len(found))]
+    if found.obb is not None:
+        return list((found.obb / size).clip(0, 1).reshape(len(found), -1))
+    boxes = found.xywh / np.tile(size, 2)
+    if found.keypoints is None:
+        return list(boxes)
+    points = found.keypoints.astype(np.float64)
+    points[:, :, :2] /= size
+    points[:, :, 2] = 2
+    points[found.keypoints[:, :, 2] < VISIBLE] = 0
+    return list(np.hstack((boxes, points.reshape(len(found), -1))))
 
 
 def thumbnail(image: NDArray[np.uint8], box: tuple[float, ...]) -> bytes:

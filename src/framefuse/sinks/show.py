@@ -6,7 +6,7 @@ import sys
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import BaseSink, SinkContext
+from framefuse.sinks import USUAL, BaseSink, SinkContext, Style
 
 REMEDY = "pip install opencv-python (not -headless) and run with a display, or do not use show"
 LARGEST = (1280, 720)
@@ -43,9 +43,6 @@ class ShowSink(BaseSink):
     """Shows each frame in an OpenCV window; q or Escape closes the window, and the run continues. All calls must come
     from the main thread, as windows belong to it.
 
-    Args:
-        trail, views: see `RgbAnnotator`.
-
     Raises:
         CapabilityError: OpenCV is missing or built without windows, or there is no display.
     """
@@ -53,11 +50,11 @@ class ShowSink(BaseSink):
     name = "show"
     needs_frame = True
 
-    def __init__(self, *, trail: float = 0.0, views: bool = False) -> None:
+    def __init__(self, *, style: Style = USUAL) -> None:
         from framefuse.sinks.images import RgbAnnotator  # imports PyAV
 
         super().__init__()
-        self._annotator = RgbAnnotator(trail, views=views)
+        self._annotator = RgbAnnotator(style)
         self._title = ""
 
     def open(self, context: SinkContext) -> None:

@@ -16,7 +16,7 @@ from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
-from framefuse.sinks import BaseSink, SinkContext
+from framefuse.sinks import USUAL, BaseSink, SinkContext, Style
 from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.images import FrameConverter, Meaning, Plane, planes_of, upright
 from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
@@ -161,17 +161,15 @@ class VideoSink(BaseSink):
 
     Args:
         encoder: FFmpeg's name; there is no fallback (`choose_encoder` checks in advance).
-        trail: seconds of its path that are drawn of each track.
-        views: outline the views of each frame.
         options: see `encoder_options`.
     """
 
     name = "video"
     needs_frame = True
 
-    def __init__(self, *, encoder: str = SOFTWARE, trail: float = 0.0, views: bool = False, **options: Any) -> None:
+    def __init__(self, *, encoder: str = SOFTWARE, style: Style = USUAL, **options: Any) -> None:
         super().__init__()
-        self._encoder, self._trail, self._views = encoder, trail, views
+        self._encoder, self._style = encoder, style
         self._options = partial(encoder_options, encoder, **options)
         self._converter = FrameConverter()
         self._format = self._largest = VideoFormat(0, 0, Meaning("bt601", False))
@@ -183,7 +181,7 @@ class VideoSink(BaseSink):
             raise SinkError(f"this FFmpeg has no video encoder {self._encoder!r}", remedy=remedy)
         self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
         super().open(context)
-        self._trails = Trails(self._trail, float(context.source.fps or DEFAULT_FPS))
+        self._trails = Trails(self._style.trail, float(context.source.fps or DEFAULT_FPS))
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink video needs the frame"
@@ -196,15 +194,15 @@ class VideoSink(BaseSink):
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
             self._file.encode(repeat, self._times.source_seconds(), alone=True)
-        target, views = self._file.planes(), result.views if self._views else ()
-        drawn = result.detections, result.masks, self._trails.after(result), views
+        target, views = self._file.planes(), result.views if self._style.views else ()
+        drawn = result.detections, result.masks, self._trails.after(result), views, result.classification
         if format == self._format:
             fill(target, planes, frame.rotation)
             self._annotator.draw(target, *drawn)
         else:
             own = av.VideoFrame(*format.even, "yuv420p")
             fill(planes_of(own), planes, frame.rotation)
-            annotator_of(format).draw(planes_of(own), *drawn)
+            annotator_of(format, self._style).draw(planes_of(own), *drawn)
             self._converter.fit(own, meaning, target, self._format.meaning)
         self._file.encode(pts, self._times.source_seconds(), alone=bool(repeats))
 
@@ -225,7 +223,7 @@ class VideoSink(BaseSink):
             self.notes.append(f"{path.name}: the source has neither timestamps nor a frame rate: {rate} fps assumed")
         self._times = Timeline(frame, rate, self._encoder)
         aspect = frame.sample_aspect_ratio ** (-1 if frame.rotation in (90, 270) else 1)
-        self._format, self._annotator = format, annotator_of(format)
+        self._format, self._annotator = format, annotator_of(format, self._style)
         codec = self._encoder, *self._options(rate=rate), self._times.time_base, rate
         file = Mp4File(path, Encoding(*codec, width, height, *format.meaning, aspect), part=self._context.ends)
         self.paths.append(path)
@@ -243,9 +241,9 @@ class VideoSink(BaseSink):
             self.notes.append(problem)
 
 
-def annotator_of(format: VideoFormat) -> Annotator:
+def annotator_of(format: VideoFormat, style: Style) -> Annotator:
     matrix, full_range = format.meaning
-    return Annotator(*format.even, PIXEL_FORMATS["yuv420p"], matrix=matrix, full_range=full_range)
+    return Annotator(*format.even, PIXEL_FORMATS["yuv420p"], matrix=matrix, full_range=full_range, style=style)
 
 
 def fill(targets: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:

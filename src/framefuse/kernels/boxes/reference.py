@@ -38,8 +38,8 @@ class Found(NamedTuple):
         """Arrays made by `new(shape, dtype)`; `sides`: numbers of a box."""
         rows = (batch, max_det)
         floats = new((*rows, sides), np.float32), new(rows, np.float32)
-        counts = new((batch,), np.int32), new((batch,), np.int32)
-        return cls(*floats, new(rows, np.int32), *counts, new(rows, np.int32))
+        integers = [new(shape, np.int32) for shape in (rows, (batch,), (batch,), rows)]
+        return cls(*floats, *integers)
 
 
 class Candidates(NamedTuple):
@@ -57,7 +57,7 @@ class Candidates(NamedTuple):
     """Anchors or queries with a NaN or infinite value, which are left out."""
 
     def take(self, index: NDArray[Any]) -> Candidates:
-        return Candidates(*(part[index] for part in self[:4]), self.non_finite)
+        return Candidates(self.boxes[index], self.scores[index], self.classes[index], self.rows[index], self.non_finite)
 
 
 def detections(
@@ -208,7 +208,8 @@ def probiou(a: Array, b: Array) -> Array:
     far = (sx * y**2 + sy * x**2 - 2 * sc * x * y) / (area + EPSILON) / 4
     product = (ax * ay - ac**2).clip(0) * (bx * by - bc**2).clip(0)
     spread = np.log(area / (4 * np.sqrt(product) + EPSILON) + EPSILON) / 2
-    return 1 - np.sqrt(1 - np.exp(-(far + spread).clip(EPSILON, 100)) + EPSILON)
+    overlap: Array = 1 - np.sqrt(1 - np.exp(-(far + spread).clip(EPSILON, 100)) + EPSILON)
+    return overlap
 
 
 def distance_below(iou: float) -> float:
@@ -360,12 +361,11 @@ def yolov8_head(outputs: Sequence[Floats], conf: float, activation: str | None =
         classes = logits[asked].argmax(axis=1)
         best = scores[asked, classes]
         non_finite = int((~finite).sum() + broken.sum())
-        levels.append(
-            Candidates(sides.astype(np.float32), best, classes.astype(np.int32), before + asked, non_finite)
-        )
+        levels.append(Candidates(sides.astype(np.float32), best, classes.astype(np.int32), before + asked, non_finite))
         before += rows * columns
     parts = [np.concatenate(part) for part in zip(*(level[:4] for level in levels), strict=True)]
-    return Candidates(*parts, sum(level.non_finite for level in levels))
+    boxes, points, labels, rows_of_all = parts
+    return Candidates(boxes, points, labels, rows_of_all, sum(level.non_finite for level in levels))
 
 
 def _floats(values: NDArray[Any]) -> Floats:

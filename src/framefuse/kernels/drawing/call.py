@@ -17,6 +17,8 @@ from framefuse.kernels.cpu import _function
 Plane = Any
 """(h, w) or (h, w, 2) of the format's samples; numpy, or an array on a GPU."""
 
+FARTHEST = 20_000
+"""Pixels from the corner of an image to where a line may begin: products of two stay in int32."""
 PLACES = ("y_address", "u_address", "v_address", "y_pitch", "u_pitch", "v_pitch", "chroma_step")
 """Where the components lie, as the CUDA kernels call it."""
 
@@ -100,6 +102,35 @@ def draw_boxes(
             near = np.ascontiguousarray(boxes.clip(-(2**20), 2**20))
             draw = _function(f"draw_boxes_{'u8' if format.bits == 8 else 'u16'}")
             draw(*places, *format.subsample, height, width, line_width, near, np.ascontiguousarray(inks))
+
+
+def draw_lines(
+    samples: NDArray[np.uint8],
+    segments: NDArray[Any],
+    values: NDArray[np.uint8],
+    *,
+    line_width: int,
+    subsample: tuple[int, int] = (1, 1),
+) -> None:
+    """Straight lines in one component of an image on the host, in place, the first on top; parts outside are not drawn.
+
+    Args:
+        samples: (h, w), writable; any distance between the samples of a row.
+        segments: (n, 4) x1 y1 x2 y2 of their middle, in pixels; what is beyond +-20,000 is moved there.
+        values: (n,) of each line.
+        line_width: pixels.
+        subsample: pixels of a sample in x and y.
+
+    Raises:
+        UsageError: wrong shape or dtype.
+    """
+    segments = np.ascontiguousarray(np.rint(segments.clip(-FARTHEST, FARTHEST)), np.int32)
+    values = np.ascontiguousarray(values, np.uint8)
+    if segments.shape != (len(values), 4) or samples.ndim != 2 or samples.dtype != np.uint8:
+        raise UsageError(f"samples {samples.dtype} {samples.shape}, segments {segments.shape}, values {values.shape}")
+    if len(values) and samples.size:
+        place = address(samples), *samples.strides, *samples.shape
+        _function("draw_lines")(*place, *subsample, line_width, segments, values)
 
 
 def _components(

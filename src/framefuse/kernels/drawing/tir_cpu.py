@@ -1,4 +1,5 @@
-"""Overlay of label maps (4:2:0) and outlines of boxes (any YUV) in Y, U and V planes, for the CPU.
+"""Overlay of label maps (4:2:0) and outlines of boxes (any YUV) in Y, U and V planes, and lines in one component, for
+the CPU.
 
 `masks/reference.py` states the formulas. `chroma_step` is 1 for separate U and V planes and 2 for interleaved ones
 (nv12), so that one kernel serves both. Addresses are those of the first sample of each component; pitches are in
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES, arrays_at, lets, variables
+from ..tir.base import SAMPLES, array_at, arrays_at, lets, variables
 
 
 @T.prim_func(s_tir=True)
@@ -106,6 +107,33 @@ def boxes_variant(sample):
     return kernel
 
 
+@T.prim_func(s_tir=True)
+def draw_lines(
+    address: T.int64, pitch: T.int32, step: T.int32, height: T.int32, width: T.int32, sub_x: T.int32, sub_y: T.int32,
+    line: T.int32, segments: T.Buffer(("n", 4), "int32", align=4), values: T.Buffer(("n",), "uint8", align=1),
+):  # fmt: skip
+    """Straight lines from (x1, y1) to (x2, y2) in pixels, `line` pixels wide, the first on top, in a component of
+    height x width samples: squares around one point of each row or column."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "draw_lines"})
+    n = T.int32()
+    samples = array_at(address, "uint8", pitch)
+    for j in T.serial(n):
+        i: T.let = n - 1 - j
+        across, down = lets(segments[i, 2] - segments[i, 0], segments[i, 3] - segments[i, 1])
+        steps: T.let = T.max(T.max(T.max(across, -across), T.max(down, -down)), 1)
+        for k in T.serial(steps + 1):
+            left: T.let = segments[i, 0] + across * k // steps - line // 2
+            top: T.let = segments[i, 1] + down * k // steps - line // 2
+            x1, y1 = lets(T.max(left, 0) // sub_x, T.max(top, 0) // sub_y)
+            x2: T.let = T.min((T.max(left + line, 0) + sub_x - 1) // sub_x, width)
+            y2: T.let = T.min((T.max(top + line, 0) + sub_y - 1) // sub_y, height)
+            for y in T.serial(T.max(y2 - y1, 0)):
+                for x in T.serial(T.max(x2 - x1, 0)):
+                    samples[(y1 + y) * pitch + (x1 + x) * step] = values[i]
+
+
 def variants():
     """Every variant: {global symbol: PrimFunc}."""
-    return {"draw_overlay": draw_overlay} | {f"draw_boxes_{sample}": boxes_variant(sample) for sample in SAMPLES}
+    return {"draw_overlay": draw_overlay, "draw_lines": draw_lines} | {
+        f"draw_boxes_{sample}": boxes_variant(sample) for sample in SAMPLES
+    }

@@ -69,6 +69,18 @@ class Runs:
             mask.T[:] = states.repeat(self.lengths[start:end]).reshape(width, height)
         return masks
 
+    def labels(self, values: NDArray[np.uint8], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """(height, width) uint8: values[i] where mask i is set, the first mask on top; elsewhere 0, or as `out` is."""
+        out = np.zeros(self.size, np.uint8) if out is None else out
+        height, width = self.size
+        out = checked("out", out, False, out.shape, "uint8", dense=1)
+        if out.shape[0] < height or out.shape[1] < width or values.shape != (len(self),):
+            raise UsageError(f"{len(self)} masks of {width}x{height}, but out is {out.shape}, values {values.shape}")
+        if len(self):
+            starts, ends, values = map(np.ascontiguousarray, (self.starts, self.ends, values))
+            _function("run_labels")(self.lengths, starts, ends, values, address(out), pitch(out, 0), height)
+        return out
+
     @property
     def areas(self) -> NDArray[np.int64]:
         """(n,): pixels that are set."""

@@ -243,7 +243,34 @@ def run_text(
         text_ends[i] = length[0]
 
 
+@T.prim_func(s_tir=True)
+def run_labels(
+    runs: T.Buffer(("size",), "int32", align=4), starts: T.Buffer(("n",), "int32", align=4),
+    ends: T.Buffer(("n",), "int32", align=4), values: T.Buffer(("n",), "uint8", align=1),
+    address: T.int64, pitch: T.int32, height: T.int32,
+):  # fmt: skip
+    """values[i] wherever mask i is set, the first mask on top."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "run_labels"})
+    n = T.int32()
+    labels = array_at(address, "uint8", pitch)
+    at, left = variables("int32", 1, 1)
+    for j in T.serial(n):
+        i: T.let = n - 1 - j
+        at[0] = 0
+        for k in T.serial(ends[i] - starts[i]):
+            run: T.let = runs[starts[i] + k]
+            left[0] = T.if_then_else(k % 2 == 1, run, 0)
+            while left[0] > 0:
+                done: T.let = at[0] + run - left[0]
+                column, row = lets(done // height, done % height)
+                part: T.let = T.min(left[0], height - row)
+                for y in T.serial(part):
+                    labels[(row + y) * pitch + column] = values[i]
+                left[0] = left[0] - part
+            at[0] = at[0] + run
+
+
 def variants():
     """Every variant: {global symbol: PrimFunc}."""
     kernels = {"instance_paint": instance_paint, "instance_runs": instance_runs}
-    return kernels | {"mask_runs": mask_runs, "run_text": run_text}
+    return kernels | {"mask_runs": mask_runs, "run_text": run_text, "run_labels": run_labels}

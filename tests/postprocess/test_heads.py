@@ -1,0 +1,371 @@
+"""Models that find more than boxes: masks, keypoints, oriented boxes, classes; from known outputs to files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+import framefuse
+from framefuse import Pipeline
+from framefuse.errors import CapabilityError, CardError, NonFiniteError, UsageError
+from framefuse.kernels.boxes import call as boxes
+from framefuse.kernels.boxes import reference
+from framefuse.kernels.masks.instances import Runs, mask_runs
+from framefuse.prediction import Classification, Detections, corners
+from framefuse.sinks.outlines import outline
+
+NAMES = {0: "cat", 1: "dog"}
+SIZE = 64
+
+
+def anchors(*rows: tuple[float, ...], extra: int, layout: str = "yolov8") -> NDArray[np.float32]:
+    """Rows of cx, cy, w, h, score of class 0, of class 1, then `extra` values, as a raw output of one image."""
+    table = np.zeros(({"yolov8": 84, "yolov5": 252, "end2end": 20}[layout], 6 + extra), np.float32)
+    for row, values in zip(table, rows, strict=False):
+        row[:] = values
+    if layout == "yolov5":
+        table = np.insert(table, 4, 1, axis=1)
+    elif layout == "end2end":
+        table[:, 4:6] = np.stack((table[:, 4:6].max(axis=1), table[:, 4:6].argmax(axis=1)), axis=1)
+    return table.T[None] if layout == "yolov8" else table[None]
+
+
+def model(path: Path, *outputs: NDArray[np.float32], task: str, **metadata: Any) -> Path:
+    """An ONNX that says the same about every image of SIZE x SIZE pixels."""
+    image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, SIZE, SIZE])
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
+        helper.make_node("Constant", [], ["zero"], value=numpy_helper.from_array(np.float32(0))),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+    ]
+    values = []
+    for number, output in enumerate(outputs):
+        tensor = numpy_helper.from_array(np.ascontiguousarray(output, np.float32))
+        nodes.append(helper.make_node("Constant", [], [f"known{number}"], value=tensor))
+        nodes.append(helper.make_node("Add", [f"known{number}", "nothing"], [f"output{number}"]))
+        values.append(helper.make_tensor_value_info(f"output{number}", TensorProto.FLOAT, output.shape))
+    graph = helper.make_graph(nodes, "known", [image], values)
+    built = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    about = {"task": task, "names": NAMES, "stride": 32, **metadata}
+    helper.set_model_props(built, {key: str(value) for key, value in about.items()})
+    onnx.save(built, path)
+    return path
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """Twice as large as the model input, and as wide as high: no padding, scale 1/2."""
+    Image.fromarray(np.full((2 * SIZE, 2 * SIZE, 3), 90, np.uint8)).save(tmp_path / "picture.png")
+    return tmp_path / "picture.png"
+
+
+def only(picture: Path, network: Path, **options: Any) -> framefuse.Result:
+    (result,) = Pipeline(picture, network, precision="fp32", **options)
+    return result
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+DISC = (5 - np.hypot(*(np.mgrid[:16, :16] - 7.5))).astype(np.float32)
+
+
+@pytest.mark.parametrize("layout", ["yolov8", "yolov5", "end2end"])
+def test_masks(tmp_path: Path, picture: Path, layout: str) -> None:
+    """A disc in the middle, of which the second object's box cuts off the right half; the third object has no pixel."""
+    prototypes = np.stack((DISC, -DISC))[None]
+    sides = [(32, 32, 48, 48), (16, 32, 32, 48), (60, 60, 6, 6)]
+    if layout == "end2end":
+        sides = [(x - w / 2, y - h / 2, x + w / 2, y + h / 2) for x, y, w, h in sides]
+    rows = [(*sides[0], 0.9, 0, 1, 0), (*sides[1], 0, 0.8, 3, 1), (*sides[2], 0.7, 0, 1, 0)]
+    raw = anchors(*rows, extra=2, layout=layout)
+    network = model(tmp_path / "seg.onnx", raw, prototypes, task="segment", end2end=layout == "end2end")
+    out = tmp_path / "out"
+    flags = {name: True for name in ("save", "save_jsonl", "save_csv", "save_json", "save_txt", "save_crop")}
+    found = only(picture, network, project=out, name="run", **flags).detections
+    assert [one.name for one in found] == ["cat", "dog"] and found.mask is not None
+    y, x = np.mgrid[: 2 * SIZE, : 2 * SIZE] + 0.5
+    disc = np.hypot(y - 64, x - 64) < 5 * 8
+    for mask, truth in zip(found.mask, (disc, disc & (x < 64)), strict=True):
+        assert (mask & truth).sum() / (mask | truth).sum() > 0.95
+    assert isinstance(found.runs, Runs) and found.runs.areas.tolist() == found.mask.sum((1, 2)).tolist()
+    written = out / "run"
+    (line,) = map(
+        json.loads,
+        lines(written / "images.jsonl" if (written / "images.jsonl").exists() else next(written.glob("*.jsonl"))),
+    )
+    assert line["detections"][0]["segmentation"] == found.segmentations()[0]
+    coco = json.loads(next(path for path in written.glob("*.json") if path.name != "report.json").read_text())
+    assert [row["segmentation"] for row in coco["annotations"]] == found.segmentations()
+    assert [row["area"] for row in coco["annotations"]] == found.runs.areas.tolist()
+    first, second = (np.array(row.split(), float) for row in lines(written / "labels" / "picture.txt"))
+    assert (first[0], second[0]) == (0, 1)
+    ends = first[1:].reshape(-1, 2) * 2 * SIZE
+    assert np.abs(np.hypot(*(ends - 64).T) - 40).max() < 3 and second[1::2].max() <= 0.5
+    drawn = np.asarray(Image.open(written / "picture.png"))
+    changed = (drawn != 90).any(axis=2)
+    assert changed[60:68, 70:90].all() and not changed[20:24, 90:100].any()
+
+
+def test_masks_in_views(tmp_path: Path, picture: Path) -> None:
+    """Each tile has its own disc, in pixels of the frame."""
+    raw = anchors((32, 32, 48, 48, 0.9, 0, 1), extra=1)
+    network = model(tmp_path / "seg.onnx", raw, DISC[None, None], task="segment")
+    result = only(picture, network, tiles="2x2:0", tiles_whole=False)
+    found = result.detections
+    assert len(found) == 4 and found.mask is not None
+    for mask, box in zip(found.mask, found.xyxy, strict=True):
+        rows, columns = np.nonzero(mask)
+        assert abs(columns.mean() + 0.5 - (box[0] + box[2]) / 2) < 0.6
+        assert abs(rows.mean() + 0.5 - (box[1] + box[3]) / 2) < 0.6
+
+
+@pytest.mark.parametrize(("values", "layout"), [(3, "yolov8"), (2, "yolov8"), (3, "yolov5"), (3, "end2end")])
+def test_keypoints(tmp_path: Path, picture: Path, values: int, layout: str) -> None:
+    points = [(10, 20, 0.9), (50, 70, 0.6), (30, 40, 0.1)]
+    flat = [value for point in points for value in point[:values]]
+    sides = (20, 20, 40, 60) if layout == "end2end" else (30, 40, 20, 40)
+    raw = anchors((*sides, 0.9, 0, *flat), extra=len(flat), layout=layout)
+    skeleton = {"skeleton": [[0, 1], [1, 2]]}
+    network = model(tmp_path / "pose.onnx", raw, task="pose", kpt_shape=[3, values], end2end=layout == "end2end")
+    network.with_suffix(".yaml").write_text(json.dumps(skeleton))
+    flags = {name: True for name in ("save", "save_jsonl", "save_csv", "save_json", "save_txt")}
+    found = only(picture, network, project=tmp_path / "out", name="run", **flags).detections
+    assert found.keypoints is not None and found.skeleton == ((0, 1), (1, 2))
+    expected = np.array(points, np.float32)
+    expected[:, :2] = (expected[:, :2] * 2).clip(0, 2 * SIZE)
+    if values == 2:
+        expected[:, 2] = 1
+    np.testing.assert_allclose(found.keypoints, expected[None], atol=1e-4)
+    folder = tmp_path / "out" / "run"
+    (line,) = map(json.loads, lines(next(folder.glob("*.jsonl"))))
+    np.testing.assert_allclose(line["detections"][0]["keypoints"], expected, atol=1e-3)
+    (row,) = csv.DictReader(lines(next(folder.glob("*.csv"))))
+    np.testing.assert_allclose(np.array(row["keypoints"].split(), float).reshape(3, 3), expected, atol=1e-3)
+    coco = json.loads(next(path for path in folder.glob("*.json") if path.name != "report.json").read_text())
+    assert coco["annotations"][0]["num_keypoints"] == (3 if values == 2 else 2)
+    label = np.array(lines(folder / "labels" / "picture.txt")[0].split(), float)
+    assert len(label) == 5 + 9 and label[7] == 2 and label[13] == (2 if values == 2 else 0)
+    drawn = (np.asarray(Image.open(folder / "picture.png")) != 90).any(axis=2)
+    assert drawn[40, 20] and drawn[90, 65], "a dot, and the line between the first two"
+
+
+@pytest.mark.parametrize("layout", ["yolov8", "yolov5", "end2end"])
+def test_oriented_boxes(tmp_path: Path, picture: Path, layout: str) -> None:
+    box = (32, 32, 40, 10, 0.9, 0, np.pi / 6)
+    rows = [box] if layout == "end2end" else [box, (33, 32, 40, 10, 0.8, 0, np.pi / 6), (32, 32, 40, 10, 0, 0.8, -1.0)]
+    network = model(
+        tmp_path / "obb.onnx", anchors(*rows, extra=1, layout=layout), task="obb", end2end=layout == "end2end"
+    )
+    flags = {name: True for name in ("save", "save_jsonl", "save_csv", "save_json", "save_txt")}
+    found = only(picture, network, project=tmp_path / "out", name="run", iou=0.5, **flags).detections
+    assert len(found) == len(rows) - (layout != "end2end") and found.xywhr is not None and found.obb is not None
+    np.testing.assert_allclose(found.xywhr[0], (64, 64, 80, 20, np.pi / 6), rtol=1e-6)
+    np.testing.assert_allclose(found.obb[0].mean(axis=0), (64, 64), atol=1e-4)
+    around = np.concatenate((found.obb[0].min(axis=0), found.obb[0].max(axis=0)))
+    np.testing.assert_allclose(found.xyxy[0], around, atol=1e-4)
+    folder = tmp_path / "out" / "run"
+    (line,) = map(json.loads, lines(next(folder.glob("*.jsonl"))))
+    np.testing.assert_allclose(line["detections"][0]["xywhr"], found.xywhr[0], atol=1e-3)
+    row = next(csv.DictReader(lines(next(folder.glob("*.csv")))))
+    np.testing.assert_allclose(np.array(row["xywhr"].split(), float), found.xywhr[0], atol=1e-3)
+    label = np.array(lines(folder / "labels" / "picture.txt")[0].split(), float)
+    np.testing.assert_allclose(label[1:].reshape(4, 2) * 128, found.obb[0], atol=1e-3)
+    drawn = (np.asarray(Image.open(folder / "picture.png")) != 90).any(axis=2)
+    for x, y in (found.obb[0] + np.roll(found.obb[0], 1, axis=0)) / 2:
+        assert drawn[round(float(y)) - 1 : round(float(y)) + 2, round(float(x)) - 1 : round(float(x)) + 2].any()
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
+def test_classes(tmp_path: Path, picture: Path, shape: tuple[int, ...]) -> None:
+    scores = np.array([0.1, 0.7, 0.2], np.float32).reshape(shape)
+    network = model(
+        tmp_path / "cls.onnx", scores, task="classify", names={0: "cat", 1: "dog", 2: "cow"}, imgsz=[64, 64]
+    )
+    flags = {name: True for name in ("save", "save_jsonl", "save_csv", "save_txt")}
+    result = only(picture, network, project=tmp_path / "out", name="run", **flags)
+    found = result.classification
+    assert found is not None and len(result.detections) == 0
+    assert found.top(2) == [("dog", pytest.approx(0.7)), ("cow", pytest.approx(0.2))]
+    assert "dog" in result._repr_html_()
+    folder = tmp_path / "out" / "run"
+    (line,) = map(json.loads, lines(next(folder.glob("*.jsonl"))))
+    assert [row["class"] for row in line["classes"]] == ["dog", "cow", "cat"]
+    assert [row["class"] for row in csv.DictReader(lines(next(folder.glob("*.csv"))))] == ["dog", "cow", "cat"]
+    assert lines(folder / "labels" / "picture.txt")[0] == "0.7000 dog"
+    assert (np.asarray(Image.open(folder / "picture.png"))[:12, :30] != 90).any(), "the classes are drawn"
+
+
+def test_a_classifier_without_metadata_gives_logits(tmp_path: Path, picture: Path) -> None:
+    network = model(tmp_path / "cls.onnx", np.array([[1.0, 3.0]], np.float32), task="")
+    built = onnx.load(network)
+    del built.metadata_props[:]
+    onnx.save(built, network)
+    network.with_suffix(".yaml").write_text("names: [cat, dog]\n")
+    found = only(picture, network).classification
+    assert found is not None and found.confidence.tolist() == pytest.approx([0.8808, 0.1192], abs=1e-4)
+    card = framefuse.models.card.read_card(network)
+    assert card.origin["mean"].startswith("assumed") and card.preprocess.std[0] == pytest.approx(58.395)
+
+
+@pytest.mark.parametrize("option", ["save_json", "track", "save_mot", "classes", "tiles"])
+def test_what_a_classifier_cannot_give(tmp_path: Path, picture: Path, option: str) -> None:
+    network = model(tmp_path / "cls.onnx", np.eye(2, dtype=np.float32)[:1], task="classify", imgsz=[64, 64])
+    value: Any = {"track": "bytetrack", "classes": [0], "tiles": "2x2"}.get(option, True)
+    with pytest.raises(UsageError, match=r"classes to whole frames|nothing is tracked"):
+        Pipeline(picture, network, **{option: value})
+
+
+@pytest.mark.parametrize("task", ["segment", "pose", "obb"])
+def test_values_that_are_not_finite_in_one_head_only(tmp_path: Path, picture: Path, task: str) -> None:
+    extra = {"segment": 1, "pose": 2, "obb": 1}[task]
+    raw = anchors((32, 32, 20, 20, 0.9, 0, *[np.nan] * extra), (10, 10, 8, 8, 0.8, 0, *[1.0] * extra), extra=extra)
+    more = [DISC[None, None]] if task == "segment" else []
+    network = model(tmp_path / "m.onnx", raw, *more, task=task, kpt_shape=[1, 2])
+    with pytest.raises(NonFiniteError):
+        only(picture, network)
+
+
+def test_an_empty_frame(tmp_path: Path, picture: Path) -> None:
+    for task, extra, more in (("segment", 1, [DISC[None, None]]), ("pose", 2, []), ("obb", 1, [])):
+        network = model(tmp_path / f"{task}.onnx", anchors(extra=extra), *more, task=task, kpt_shape=[1, 2])
+        found = only(picture, network).detections
+        assert len(found) == 0 and sum(part is not None for part in (found.runs, found.keypoints, found.xywhr)) == 1
+
+
+def test_outputs_in_another_order(tmp_path: Path, picture: Path) -> None:
+    raw = anchors((32, 32, 48, 48, 0.9, 0, 1), extra=1)
+    found = only(picture, model(tmp_path / "seg.onnx", DISC[None, None], raw, task="segment")).detections
+    assert len(found) == 1 and found.runs is not None and found.runs.areas[0] > 1000
+
+
+def test_the_task_is_seen_from_the_outputs(tmp_path: Path) -> None:
+    raw = anchors(extra=1)
+    network = model(tmp_path / "seg.onnx", raw, DISC[None, None], task="segment")
+    built = onnx.load(network)
+    del built.metadata_props[:]
+    onnx.save(built, network)
+    card = framefuse.models.card.read_card(network)
+    assert card.task == "segment" and card.class_count == 2 and "shapes" in card.origin["task"]
+
+
+def test_a_gpu_is_refused(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from framefuse.config import Settings
+    from framefuse.models.card import read_card
+    from framefuse.runtime.choices import check_task
+
+    card = read_card(model(tmp_path / "obb.onnx", anchors(extra=1), task="obb"))
+    with pytest.raises(CapabilityError, match="on the CPU only"):
+        check_task(card, Settings(device="cuda"))
+
+
+def test_wrong_number_of_names(tmp_path: Path, picture: Path) -> None:
+    with pytest.raises(CardError, match="2 class names are given, but the outputs have 3"):
+        only(picture, model(tmp_path / "c.onnx", np.ones((1, 3), np.float32), task="classify", imgsz=[64, 64]))
+
+
+@pytest.mark.parametrize("layout", ["yolov8", "yolov5", "end2end"])
+def test_oriented_suppression_against_the_reference(layout: str) -> None:
+    maps = np.array(
+        [[1, 1, 0, 0, 1, 1, 640, 640], [1, 1, 3, 140, 3, 3, 1920, 1080], [1, 1, 0, 0, 2, 3, 9, 9]], np.float32
+    )
+    for seed, count in enumerate((1, 5, 64, 65, 400, 2000)):
+        rng = np.random.default_rng(seed)
+        classes = int(rng.integers(1, 6))
+        values = np.zeros((3, count, 5 + classes), np.float32)
+        values[:, :, :2], values[:, :, 2:4] = rng.uniform(0, 300, (3, count, 2)), rng.uniform(0, 90, (3, count, 2))
+        values[:, :, 4:-1] = rng.integers(0, 40, (3, count, classes)) / 40
+        values[:, :, -1] = rng.uniform(-8, 8, (3, count))
+        if count > 3:
+            values[0, 2, -1], values[1, 1, 0], values[2, 0, 2:4] = np.nan, np.inf, 0
+        if layout == "yolov5":
+            values = np.insert(values, 4, 0.9, axis=2)
+        elif layout == "end2end":
+            labels = rng.integers(0, 3, (3, count, 1)).astype(np.float32)
+            values = np.concatenate((values[:, :, :5], labels, values[:, :, -1:]), 2)
+        output = np.ascontiguousarray(values.transpose(0, 2, 1)) if layout == "yolov8" else values
+        for iou, agnostic, limit in ((0.0, False, 300), (0.3, True, 300), (0.7, False, 7), (1.0, False, 300)):
+            asked: dict[str, Any] = {"conf": 0.3, "iou": iou, "max_det": limit, "agnostic": agnostic}
+            arguments = [output], layout, maps
+            found = boxes.oriented(*arguments, **asked, max_candidates=500)
+            expected = reference.oriented(*arguments, **asked, max_candidates=500)
+            assert found.counts.tolist() == expected.counts.tolist()
+            assert found.non_finite.tolist() == expected.non_finite.tolist()
+            for image, total in enumerate(expected.counts):
+                for one, other in ((found.anchors, expected.anchors), (found.classes, expected.classes)):
+                    assert one[image, :total].tolist() == other[image, :total].tolist()
+                close = {"rtol": 1e-5, "atol": 1e-4}
+                np.testing.assert_allclose(found.boxes[image, :total], expected.boxes[image, :total], **close)
+    with pytest.raises(UsageError, match="oriented boxes have no layout 'detr'"):
+        boxes.oriented([output], "detr", maps, conf=0.3, iou=0.5, max_det=10)
+
+
+def test_overlap_of_oriented_boxes() -> None:
+    same = np.array(
+        [[10, 10, 30, 8, 0.3], [10, 10, 30, 8, 0.3 + np.pi], [10, 10, 8, 30, 0.3 + np.pi / 2], [900, 10, 30, 8, 0]]
+    )
+    found = reference.probiou(same, same)
+    assert (found[:3, :3] > 0.999).all() and (found[3, :3] < 1e-3).all()
+    assert 0 < reference.probiou(same[:1], same[:1] + np.array((6, 0, 0, 0, 0)))[0, 0] < 0.9
+
+
+def test_runs_of_many_masks() -> None:
+    rng = np.random.default_rng(0)
+    masks = rng.random((6, 13, 17)) > rng.random((6, 1, 1))
+    masks[2], masks[3] = False, True
+    runs = mask_runs(masks)
+    assert isinstance(runs, Runs) and (runs.decode() == masks).all()
+    assert runs.areas.tolist() == masks.sum((1, 2)).tolist()
+    chosen = runs[np.array([4, 0, 3])]
+    assert (chosen.decode() == masks[[4, 0, 3]]).all() and chosen.to_coco() == [runs.to_coco()[k] for k in (4, 0, 3)]
+    both = Runs.concatenate([chosen, runs[1:2]])
+    assert (both.decode() == masks[[4, 0, 3, 1]]).all()
+    labels = runs.labels(np.arange(1, 7, dtype=np.uint8))
+    first = np.where(masks.any(axis=0), masks.argmax(axis=0) + 1, 0)
+    assert (labels == first).all()
+    with pytest.raises(UsageError, match="6 masks of 17x13"):
+        runs.labels(np.arange(5, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_outlines_enclose_the_largest_part(seed: int) -> None:
+    """A ring and a smaller blot: the outline is that of the ring without its hole, within a pixel."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:90, :120] + 0.5
+    cx, cy, radius = rng.uniform(45, 60), rng.uniform(40, 50), rng.uniform(15, 35)
+    away = np.hypot(x - cx, y - cy)
+    mask = ((away < radius) & (away > radius / 2)) | ((x > 105) & (y < 9))
+    found = mask_runs(mask[None])
+    assert isinstance(found, Runs)
+    ends = outline(found)
+    assert np.abs(np.hypot(ends[:, 0] - cx, ends[:, 1] - cy) - radius).max() < 1.5 and len(ends) > 5
+    one = mask_runs(np.eye(1, 9, 4, dtype=bool)[None])
+    assert isinstance(one, Runs) and outline(one).tolist() == [[4, 0], [4, 1], [5, 1], [5, 0]]
+
+
+def test_supervision_has_all_of_it_and_gives_it_back() -> None:
+    pytest.importorskip("supervision")
+    masks = np.zeros((2, 8, 9), bool)
+    masks[0, 1:4, 2:5] = masks[1, 5:, 6:] = True
+    runs = mask_runs(masks)
+    assert isinstance(runs, Runs)
+    base = np.array([[2, 1, 5, 4], [6, 5, 9, 8]], np.float32), np.array([0.9, 0.5], np.float32), np.array([1, 0]), NAMES
+    points = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    boxes_ = np.array([[10, 20, 8, 4, 0.5], [30, 40, 6, 9, 2.0]], np.float32)
+    back = Detections.from_supervision(Detections(*base, runs=runs, keypoints=points, xywhr=boxes_).to_supervision())
+    assert back.mask is not None and (back.mask == masks).all()
+    np.testing.assert_array_equal(back.keypoints, points)
+    assert back.xywhr is not None
+    np.testing.assert_allclose(corners(back.xywhr), corners(boxes_), atol=1e-4)
+    found = Classification(np.array([0.2, 0.8], np.float32), NAMES).to_supervision()
+    assert found.class_id.tolist() == [1, 0] and found.confidence[0] == pytest.approx(0.8)

@@ -29,7 +29,8 @@ def outline(mask: Runs) -> NDArray[np.float64]:
     for column, begin, end in part:
         inside[begin - top + 1 : end - top + 1, column - left + 1] = True
     corners = _follow(inside.tolist(), (1, part[0][1] - top + 1))
-    return _simple(np.array(corners, np.float64)) + np.array((left - 1, top - 1))
+    found: NDArray[np.float64] = _simple(np.array(corners, np.float64)) + np.array((left - 1, top - 1))
+    return found
 
 
 Span = tuple[int, int, int]

@@ -13,6 +13,11 @@ from tvm.script import tirx as T
 from ..tir.base import SAMPLES, array_at, arrays_at, lets, variables
 
 
+def mix(sample, ink, component):
+    """A sample below an ink of one opacity for many: ink is colour * opacity + 127 of each component, 255 - opacity."""
+    return T.Cast("uint8", (T.Cast("int32", sample) * ink[3] + ink[component]) // 255)
+
+
 @T.prim_func(s_tir=True)
 def draw_overlay(
     y_address: T.int64, u_address: T.int64, v_address: T.int64, y_pitch: T.int32,
@@ -23,20 +28,38 @@ def draw_overlay(
     """inks[label] is y, u, v, opacity (0..255)."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
     luma, u, v, labels = arrays_at((y_address, u_address, v_address, label_address), "uint8", width)
-    seen, sums = variables("int32", 1, 3)
+    seen, sums, ink = variables("int32", 2, 3, 4)
     for cell_y in T.serial((height + 1) // 2):
         top: T.let = 2 * cell_y
         bottom: T.let = T.min(top + 1, height - 1)
-        for part in T.serial((width + 63) // 64):
-            start: T.let = part * 64
-            count: T.let = T.min(64, width - start)
-            # Most of an image is unlabelled: test 64 pixels of both rows at once.
-            seen[0] = T.Cast("int32", inks[0, 3] != 0)
+        for part in T.serial((width + 15) // 16):
+            start: T.let = part * 16
+            count: T.let = T.min(16, width - start)
+            # Most of an image is unlabelled, most of the rest has one label: look at 16 pixels of both rows at once.
+            seen[0] = 0
+            seen[1] = 255
             for x in T.serial(count):
-                seen[0] = seen[0] | T.Cast(
-                    "int32", labels[top * label_pitch + start + x] | labels[bottom * label_pitch + start + x]
-                )
-            if seen[0] != 0:
+                above, below = lets(labels[top * label_pitch + start + x], labels[bottom * label_pitch + start + x])
+                seen[0] = seen[0] | T.Cast("int32", above | below)
+                seen[1] = seen[1] & T.Cast("int32", above & below)
+            if T.And(T.And(seen[0] == seen[1], count % 2 == 0), top != bottom):
+                ink[3] = 255 - inks[seen[0], 3]
+                for k in T.unroll(3):
+                    ink[k] = inks[seen[0], k] * inks[seen[0], 3] + 127
+                if ink[3] != 255:
+                    for x in T.serial(count):
+                        at: T.let = top * y_pitch + start + x
+                        luma[at] = mix(luma[at], ink, 0)
+                    for x in T.serial(count):
+                        at: T.let = bottom * y_pitch + start + x
+                        luma[at] = mix(luma[at], ink, 0)
+                    for k in T.serial(count // 2):
+                        at: T.let = cell_y * u_pitch + (start // 2 + k) * chroma_step
+                        u[at] = mix(u[at], ink, 1)
+                    for k in T.serial(count // 2):
+                        at: T.let = cell_y * v_pitch + (start // 2 + k) * chroma_step
+                        v[at] = mix(v[at], ink, 2)
+            elif T.Or(seen[0] != 0, inks[0, 3] != 0):
                 for k in T.serial((count + 1) // 2):
                     cell_x: T.let = start // 2 + k
                     for k in T.unroll(3):
@@ -113,20 +136,23 @@ def draw_lines(
     line: T.int32, segments: T.Buffer(("n", 4), "int32", align=4), values: T.Buffer(("n",), "uint8", align=1),
 ):  # fmt: skip
     """Straight lines from (x1, y1) to (x2, y2) in pixels, `line` pixels wide, the first on top, in a component of
-    height x width samples: squares around one point of each row or column."""
+    height x width samples: `line` pixels across in each column, or in each row of a steep line; a point is a square."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_lines"})
     n = T.int32()
     samples = array_at(address, "uint8", pitch)
     for j in T.serial(n):
         i: T.let = n - 1 - j
         across, down = lets(segments[i, 2] - segments[i, 0], segments[i, 3] - segments[i, 1])
-        steps: T.let = T.max(T.max(T.max(across, -across), T.max(down, -down)), 1)
+        flat, steep = lets(T.max(across, -across), T.max(down, -down))
+        steps: T.let = T.max(flat, steep)
+        wide: T.let = T.if_then_else(T.And(flat >= steep, steps > 0), 1, line)
+        high: T.let = T.if_then_else(T.And(flat < steep, steps > 0), 1, line)
         for k in T.serial(steps + 1):
-            left: T.let = segments[i, 0] + across * k // steps - line // 2
-            top: T.let = segments[i, 1] + down * k // steps - line // 2
+            left: T.let = segments[i, 0] + across * k // T.max(steps, 1) - wide // 2
+            top: T.let = segments[i, 1] + down * k // T.max(steps, 1) - high // 2
             x1, y1 = lets(T.max(left, 0) // sub_x, T.max(top, 0) // sub_y)
-            x2: T.let = T.min((T.max(left + line, 0) + sub_x - 1) // sub_x, width)
-            y2: T.let = T.min((T.max(top + line, 0) + sub_y - 1) // sub_y, height)
+            x2: T.let = T.min((T.max(left + wide, 0) + sub_x - 1) // sub_x, width)
+            y2: T.let = T.min((T.max(top + high, 0) + sub_y - 1) // sub_y, height)
             for y in T.serial(T.max(y2 - y1, 0)):
                 for x in T.serial(T.max(x2 - x1, 0)):
                     samples[(y1 + y) * pitch + (x1 + x) * step] = values[i]

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.heads import task_of
 from benchmarks.protocol import package_versions
 
 Selected = tuple[Any, Any, Any]
@@ -100,10 +101,10 @@ def _ultralytics(clip: Path, model: Path, meter: Meter, **options: Any) -> None:
     os.environ.update(YOLO_AUTOINSTALL="false", YOLO_OFFLINE="true", YOLO_VERBOSE="false")
     from ultralytics import YOLO
 
-    network = YOLO(model, task="detect")
+    network = YOLO(model, task=task_of(model.stem))
     results = network.predict(clip, stream=True, imgsz=SIZE, verbose=False, device="cpu", **{"save": False, **options})
     for result in results:
-        if meter.tick(len(result.boxes)):
+        if meter.tick(len(result)):
             break
     results.close()
 

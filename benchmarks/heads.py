@@ -19,7 +19,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,9 +49,9 @@ OBJECTS = 20
 GROUPS = "CPU kernel", "program", "peer"
 
 
-def images(folder: Path) -> None:
-    """Frames of the synthetic street, each in one of SIZES."""
-    frames = iter(open_source(STREET))
+def images(folder: Path, source: str | Path) -> None:
+    """Frames of a source, each in one of SIZES."""
+    frames = iter(open_source(source))
     for number in range(IMAGES):
         for _ in range(12):
             frame = next(frames)
@@ -172,9 +172,21 @@ def cost(python: Path) -> dict[str, Any]:
     return {"objects": len(given["boxes"]), "milliseconds": rows, "supervision": theirs}
 
 
-def speed(python: Path, ours: Path, models: Mapping[str, Path], rounds: int, frames: int) -> list[dict[str, Any]]:
+def exported(python: Path, folder: Path, source: str | Path, names: Sequence[str]) -> dict[str, Path]:
+    """ONNX files of networks that are normalised on frames of a source, which become images in the folder."""
+    images(folder, source)
+    files = {name: CACHE / folder.name / f"{name}.onnx" for name in names}
+    for name, file in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            peer(python, "export", name, "--images", folder, "--out", file)
+    return files
+
+
+def speed(python: Path, models: Mapping[str, Path], rounds: int, frames: int) -> list[dict[str, Any]]:
     """Frames per second of both sides from the clip to an annotated video."""
-    names, rows = {"ultralytics_save": python, "framefuse_save": ours}, []
+    names: dict[str, Path] = {"ultralytics_save": python, "framefuse_save": Path(sys.executable)}
+    rows = []
     for model, file in models.items():
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         order = random.Random(0)
@@ -201,23 +213,20 @@ def main() -> None:
     before = json.loads(record.read_text()) if args.only and record.exists() else {}
     facts: dict[str, Any] = {part: before[part] for part in ("parity", "cost", "speed") if part in before}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        images(folder)
-        files = {name: CACHE / f"{name}.onnx" for name in MODELS}
-        for name, file in files.items():
-            if not file.exists():
-                peer(args.peers_python, "export", name, "--images", folder, "--out", file)
+        for part in ("street", "clip"):
+            (Path(temporary) / part).mkdir()
+        folder, python = Path(temporary) / "street", args.peers_python
         if args.only in (None, "parity"):
             facts["parity"] = []
-            for file in files.values():
-                facts["parity"].append(parity(args.peers_python, folder, file))
+            for file in exported(python, folder, STREET, MODELS).values():
+                facts["parity"].append(parity(python, folder, file))
                 print(facts["parity"][-1], flush=True)
+        if args.only in (None, "speed"):
+            fast = exported(python, Path(temporary) / "clip", clip("1080p"), FAST)
+            facts["speed"] = speed(python, fast, args.rounds, args.frames)
     if args.only in (None, "cost"):
         facts["cost"] = cost(args.peers_python)
         print(facts["cost"], flush=True)
-    if args.only in (None, "speed"):
-        fast = {name: files[name] for name in FAST}
-        facts["speed"] = speed(args.peers_python, Path(sys.executable), fast, args.rounds, args.frames)
     save("heads", facts, *GROUPS, "engine openvino", "pipeline", "sink")
 
 

@@ -12,7 +12,7 @@ from framefuse.frame import Frame, Region, View
 from framefuse.kernels.preprocess.filters import Interpolation
 from framefuse.kernels.preprocess.plan import MemoryFormat
 
-Fit = Literal["letterbox", "stretch", "crop"]
+Fit = Literal["letterbox", "corner", "stretch", "crop"]
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,10 @@ class Preprocess:
     width: int = 640
     height: int = 640
     fit: Fit = "letterbox"
-    """letterbox: scale to fit, centre, pad. stretch: scale each axis independently. crop: scale to cover, crop."""
+    """letterbox: scale to fit, centre, pad. corner: the same in the upper left corner. stretch: scale each axis
+    independently. crop: scale to cover, crop."""
     rectangular: bool = False
-    """Letterbox only: shrink the padded axis to the next multiple of `stride` (1080p at 640 becomes 640x384)."""
+    """With padding only: shrink the padded axis to the next multiple of `stride` (1080p at 640 becomes 640x384)."""
     stride: int = 32
     interpolation: Interpolation = "linear"
     """linear: as cv2.INTER_LINEAR. area: as cv2.INTER_AREA. antialias: as Pillow's BILINEAR. nearest: nearest pixel."""
@@ -99,12 +100,12 @@ class Preprocess:
         if self.fit == "stretch":
             return Placement(source, (self.width, self.height), (0, 0, self.width, self.height), roi)
         ratios = self.width / width, self.height / height
-        ratio = min(ratios) if self.fit == "letterbox" else max(ratios)
+        ratio = max(ratios) if self.fit == "crop" else min(ratios)
         content_width, content_height = max(1, round(width * ratio)), max(1, round(height * ratio))
         pad_x, pad_y = self.width - content_width, self.height - content_height
-        if self.fit == "letterbox" and self.rectangular:
+        if self.rectangular and self.fit in ("letterbox", "corner"):
             pad_x, pad_y = pad_x % self.stride, pad_y % self.stride
-        left, top = round(pad_x / 2 - 0.1), round(pad_y / 2 - 0.1)
+        left, top = (0, 0) if self.fit == "corner" else (round(pad_x / 2 - 0.1), round(pad_y / 2 - 0.1))
         size = (content_width + pad_x, content_height + pad_y)
         return Placement(source, size, (left, top, content_width, content_height), roi)
 

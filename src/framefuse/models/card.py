@@ -48,6 +48,10 @@ class Card:
         confidence) and obb (an angle in radians; boxes of end2end are cx cy w h then).
         detr:    two outputs, boxes (b, K, 4) cx cy w h in 0..1 and logits (b, K, nc); or three: labels (b, K),
                  boxes (b, K, 4) x1 y1 x2 y2, scores (b, K); or one (b, K, 4 + nc): cx cy w h in 0..1, probabilities
+        yolox:   (b, N, 5 + nc)  as yolov5, but x and y in cells, w and h as logarithms, N one for each cell
+        nanodet: (b, N, nc + 32) scores, then distances to the four sides as logits of eight bins
+        centerface, centernet: heat map, sizes, offsets, of centerface also landmarks: (b, n, h, w) each, see
+                 `postprocess.decoders`
         semantic: (b, nc, h, w)  scores of each class, background included; h and w are those of the input, or the same
                  fraction of both (task: semantic)
         classify: (b, nc)        scores of each class (task: classify)
@@ -220,6 +224,7 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         activation=facts.find("activation"),
         box_units=facts.find("box_units"),
         keypoints=facts.find("keypoints"),
+        probe=partial(_boxes_are_pixels, model, (image.shape[0] or 1, 3, height, width), image.dtype),
     )
     try:
         layout = resolve(onnx_facts.outputs)
@@ -238,13 +243,20 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
 
     default = f"default of layout {layout.name}"
     dynamic_size = image.shape[2] is None and image.shape[3] is None
-    fits: dict[OutputLayout, Fit] = {"detr": "stretch", "classify": "crop"}
+    fits: dict[OutputLayout, Fit] = {"detr": "stretch", "classify": "crop", "yolox": "corner"}
+    fits |= dict.fromkeys(("nanodet", "centerface", "centernet"), "stretch")
     fit: Fit = facts.get("fit", fits.get(layout.name, "letterbox"), default)
     uint8 = image.dtype == "uint8"
-    free = facts.get("rect", dynamic_size and fit == "letterbox", "default: yes if height and width are free")
+    free = facts.get(
+        "rect", dynamic_size and fit in ("letterbox", "corner"), "default: yes if height and width are free"
+    )
     std, why = (1.0 if uint8 else 255.0,) * 3, {"std": "default of uint8 input"} if uint8 else {}
     usual = dict(stride=32, interpolation="linear", pad_value=114.0, mean=(0.0,) * 3, std=std, channel_order="rgb")
-    if layout.name == "classify":
+    if layout.name == "nanodet":  # of ImageNet, for channels in the order of OpenCV
+        usual |= {key: tuple(reversed(values)) for key, values in IMAGENET.items()} | {"channel_order": "bgr"}
+    elif layout.name in ("yolox", "centerface"):  # grey levels as they are
+        usual |= {"std": (1.0,) * 3, "channel_order": "bgr" if layout.name == "yolox" else "rgb"}
+    elif layout.name == "classify":
         usual["interpolation"] = "antialias"
         if not uint8 and task is None:  # the frameworks that state a task have their own
             usual |= IMAGENET
@@ -272,14 +284,22 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         box_units=layout.box_units,
         input_dtype=image.dtype,
         extra=layout.extra,
-        **_skeleton(facts) if layout.task == "pose" else {},
+        **_skeleton(facts, layout) if layout.task == "pose" else {},
         about=stated | (facts.card.about or {}),
     )
 
 
-def _skeleton(facts: _Facts) -> dict[str, Any]:
+def _boxes_are_pixels(model: Path, shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether the boxes of a model with one output (b, anchors, 5 + nc) are decoded. It is run once."""
+    from framefuse.models.probe import is_decoded, run_once
+
+    (rows,) = run_once(model, shape, dtype).values()
+    return is_decoded(rows[0])
+
+
+def _skeleton(facts: _Facts, layout: layouts.Resolved) -> dict[str, Any]:
     """What the card says about keypoints. CardError: the names or the skeleton do not fit their number."""
-    count, values = facts.find("keypoints")
+    count, values = facts.find("keypoints") or (layout.extra // 2, 2)
     person = count == len(COCO_KEYPOINTS)
     default = "default of 17 keypoints: people as in COCO"
     names = facts.get("keypoint_names", COCO_KEYPOINTS if person else [], default if person else "not stated")

@@ -1,6 +1,6 @@
 """Infers the task and the output layout of a model from its output shapes and number of classes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -8,12 +8,18 @@ from framefuse.errors import CardError
 from framefuse.models.onnx_file import TensorFacts
 
 Task = Literal["detect", "segment", "pose", "obb", "classify", "semantic"]
-OutputLayout = Literal["yolov5", "yolov8", "end2end", "detr", "classify", "semantic"]
+OutputLayout = Literal[
+    "yolov5", "yolov8", "end2end", "detr", "classify", "semantic", "yolox", "nanodet", "centerface", "centernet"
+]
 Activation = Literal["none", "sigmoid", "softmax"]
 BoxUnits = Literal["pixels", "relative"]
 
 WHOLE: tuple[Task, ...] = ("classify", "semantic")
 """Tasks that say something about the whole frame, not about objects; their layouts have the same names."""
+UNDECODED: dict[OutputLayout, int] = {"yolox": 1, "nanodet": 1, "centerface": 4, "centernet": 3}
+"""Layouts of networks that leave the decoding of their boxes to others, and how many outputs each has."""
+NANODET_SIDES = 32
+"""Values of an anchor of NanoDet besides its scores: four distances of eight bins."""
 READ = "yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6), or boxes (b, K, 4) with logits (b, K, nc)"
 """For messages."""
 MAX_QUERIES = 1000
@@ -48,6 +54,7 @@ def resolve(
     activation: Activation | None = None,
     box_units: BoxUnits | None = None,
     keypoints: tuple[int, int] | None = None,
+    probe: Callable[[], bool] | None = None,
 ) -> Resolved:
     """Infer task and layout. Arguments that are not None are checked against the shapes and never overridden.
 
@@ -57,6 +64,7 @@ def resolve(
         class_count: number of class names, if known.
         wanted: names of the outputs to read, in the order of the layout.
         keypoints: their number, and the values of each: 2, or 3 with a confidence.
+        probe: runs the model once, and returns whether its boxes are in pixels; None: it is not run.
 
     Raises:
         CardError: the layout is unknown, ambiguous or contradictory; the remedy names the key to add.
@@ -75,10 +83,15 @@ def resolve(
     name: OutputLayout
     if task == "segment":
         chosen.sort(key=lambda tensor: len(tensor.shape))
-    if task == "classify":
+    heat = _heat_map(chosen, layout)
+    if heat is not None:
+        name, count, why = heat, chosen[0].shape[1], f"onnx output shapes {listed}"
+        if heat == "centerface":
+            task, extra = "pose", chosen[3].shape[1] or 0
+    elif task == "classify":
         name, count, why = "classify", _check_classify(chosen, listed), "only output"
     elif len(chosen) == 1 or task == "segment":
-        name, count, why = _single(chosen[0], size, class_count, layout, extra)
+        name, count, why = _single(chosen[0], size, class_count, layout, extra, probe)
     else:
         ordered = _detr_order(chosen, keep=wanted is not None)
         if not any(len(tensor.shape) in (0, 3) for tensor in chosen):
@@ -114,6 +127,22 @@ def resolve(
         {"layout": why, "outputs": why, **dict.fromkeys(("activation", "box_units"), f"default of layout {name}")}
         | inferred,
     )
+
+
+def _heat_map(chosen: Sequence[TensorFacts], layout: OutputLayout | None) -> OutputLayout | None:
+    """centerface or centernet, if these are its outputs in its order; CardError if that was stated and they are not."""
+    shapes = [tensor.shape for tensor in chosen]
+    planes = all(len(shape) == 4 for shape in shapes) and len({shape[2:] for shape in shapes}) == 1
+    sizes: dict[OutputLayout, bool] = {
+        "centernet": planes and [shape[1] for shape in shapes[1:]] == [2, 2],
+        "centerface": planes and len(shapes) == 4 and [shape[1] for shape in shapes[:3]] == [1, 2, 2],
+    }
+    if layout in sizes and not sizes[layout]:
+        raise CardError(
+            f"outputs {_listed(chosen)} are not those of layout {layout}",
+            remedy="name them in its order: outputs: [heat map, sizes, offsets], of centerface also the landmarks",
+        )
+    return next((name for name, fits in sizes.items() if fits and layout in (None, name)), None)
 
 
 def _extra(task: Task, chosen: Sequence[TensorFacts], keypoints: tuple[int, int] | None) -> int:
@@ -165,6 +194,8 @@ def count_classes(
         return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 4 else None
     if layout == "classify":
         return shapes[0][1] if len(shapes[0]) > 1 else None
+    if layout in ("centerface", "centernet"):
+        return shapes[0][1]
     if layout == "yolov8_head":
         return shapes[1][-1]
     if layout == "detr" and len(shapes) == 2:
@@ -173,11 +204,17 @@ def count_classes(
         return None
     _, rows, columns = shapes[0]
     counts = {"yolov8": _minus(rows, 4 + extra), "yolov5": _minus(columns, 5 + extra), "detr": _minus(columns, 4)}
+    counts |= {"yolox": _minus(columns, 5), "nanodet": _minus(columns, NANODET_SIDES)}
     return counts.get(layout)
 
 
 def _single(
-    tensor: TensorFacts, size: tuple[int, int], class_count: int | None, layout: OutputLayout | None, extra: int
+    tensor: TensorFacts,
+    size: tuple[int, int],
+    class_count: int | None,
+    layout: OutputLayout | None,
+    extra: int,
+    probe: Callable[[], bool] | None,
 ) -> tuple[OutputLayout, int | None, str]:
     """Layout and number of classes of a model with one output that has boxes, and the reason."""
     shape = tensor.shape
@@ -196,11 +233,16 @@ def _single(
         return layout, count, "only output"
     found = _candidates(shape, size, extra)
     fitting = {name: n for name, n in found.items() if class_count is None or n is None or n == class_count}
+    if {"yolov5", "yolox"} <= fitting.keys() and (class_count is not None or "nanodet" not in fitting) and probe:
+        name: OutputLayout = "yolov5" if probe() else "yolox"
+        what = "pixels" if name == "yolov5" else "cells and logarithms"
+        return name, fitting[name], f"onnx output shape {tensor}, whose boxes are {what} in a test run"
     # A single candidate that contradicts the names is reported as a wrong class list by the caller.
     if len(fitting or found) != 1:
         names = "no class names" if class_count is None else f"{class_count} class names"
         could = " or ".join(fitting or found) or "no known layout"
-        remedy = "add layout: yolov5, yolov8, end2end or detr" + (" and names" if class_count is None else "")
+        candidates = ", ".join(fitting or found) or "yolov5, yolov8, end2end, detr, yolox or nanodet"
+        remedy = f"add layout: {candidates}" + (" and names" if class_count is None else "") + " to the card"
         raise CardError(f"output {tensor} with {names} is {could}", remedy=remedy)
     ((name, count),) = (fitting or found).items()
     return name, count, f"onnx output shape {tensor}" + (f" and {class_count} names" if class_count else "")
@@ -234,6 +276,11 @@ def _candidates(shape: tuple[int | None, ...], size: tuple[int, int], extra: int
     if columns is None:
         return found
     anchors = rows is None or rows in [3 * n for n in cells]
+    if not extra and rows is not None and rows == cells_up(size, 4) and columns > NANODET_SIDES:
+        return {"nanodet": columns - NANODET_SIDES}
+    if not extra and rows is not None and rows in cells and columns > 5:
+        found = {"yolov5": columns - 5, "yolox": columns - 5}
+        return found | ({"nanodet": columns - NANODET_SIDES} if columns > NANODET_SIDES else {})
     if plain > 5 and (anchors or (rows is not None and rows > MAX_QUERIES)):
         found["yolov5"] = plain - 5
     if plain == 6 and (rows is None or (rows <= MAX_QUERIES and not anchors)):
@@ -241,6 +288,11 @@ def _candidates(shape: tuple[int | None, ...], size: tuple[int, int], extra: int
     if not extra and columns > 4 and columns not in cells and rows is not None and rows <= MAX_QUERIES and not anchors:
         found["detr"] = columns - 4
     return found
+
+
+def cells_up(size: tuple[int, int], levels: int) -> int:
+    """Cells of so many levels, of which each side is rounded up."""
+    return sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in (8, 16, 32, 64)[:levels])
 
 
 def _detr_order(tensors: Sequence[TensorFacts], *, keep: bool) -> list[TensorFacts] | None:

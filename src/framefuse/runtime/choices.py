@@ -15,7 +15,7 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
 from framefuse.errors import CapabilityError, ConfigError, UsageError
 from framefuse.models.card import Card
-from framefuse.models.layouts import WHOLE
+from framefuse.models.layouts import UNDECODED, WHOLE
 from framefuse.preprocess import Preprocess
 
 Refuses = Callable[[Backend], str | None]
@@ -228,7 +228,7 @@ def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) ->
             )
         return replace(spec, rectangular=False), f"input {width}x{height}: fixed in the model"
     check_size(card, height, width)
-    rectangular = settings.rect and spec.fit == "letterbox"
+    rectangular = settings.rect and spec.fit in ("letterbox", "corner")
     shared = rectangular and mixed and settings.on_gpu and "rect" not in settings.model_fields_set
     spec = replace(spec, height=height, width=width, rectangular=rectangular and not shared)
     if shared:
@@ -273,8 +273,9 @@ def check_task(card: Card, settings: Settings) -> None:
     for field in ("save_mot", "trail"):
         if getattr(settings, field) and not settings.track:
             raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
-    if settings.on_gpu and card.extra + (card.task == "classify"):
-        message = f"{card.path.name} has the task {card.task}, whose outputs are read on the CPU only"
+    if settings.on_gpu and (card.extra or card.task == "classify" or card.layout in UNDECODED):
+        what = f"task {card.task}" if card.layout not in UNDECODED else f"layout {card.layout}"
+        message = f"{card.path.name} has the {what}, whose outputs are read on the CPU only"
         raise CapabilityError(message, remedy="run it with --device cpu")
     if card.task not in WHOLE:
         return

@@ -13,8 +13,10 @@ from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
 from framefuse.errors import FramefuseError
 from framefuse.frame import Frame, View
+from framefuse.kernels.boxes.call import HEAD
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, ClassMasks, postprocess
+from framefuse.postprocess.decoders import DECODERS, decoded
 from framefuse.postprocess.heads import Heads, classify
 from framefuse.prediction import Classification, Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
@@ -284,7 +286,8 @@ class HostProgram(Program):
         self._class_masks = ClassMasks() if card.task == "semantic" else None
         self._heads: Heads | None = None
         if card.extra:
-            anchors = card.task, card.layout, card.extra, self.checked
+            layout = "yolov5" if card.layout in DECODERS else card.layout
+            anchors = card.task, layout, card.extra, self.checked
             self._heads = Heads(*anchors, keypoints=card.keypoints, skeleton=card.skeleton)
         self._pools: dict[tuple[int, int], RequestPool] = {}
         self._starting: Slot | None = None
@@ -362,7 +365,7 @@ class HostProgram(Program):
                 flight.placements,
                 **vars(replace(self.selection, iou=iou)),
                 activation=card.activation,
-                box_units=card.box_units if layout is None else "relative",
+                box_units="relative" if layout == HEAD else card.box_units,
             )
             return self.checked(*predictions)
 
@@ -370,6 +373,9 @@ class HostProgram(Program):
             if layout is None:
                 outputs = tuple(outputs[index] for index in card.output_indices)
             card.check_outputs(outputs, layout)
+            if card.layout in DECODERS:
+                layout, size = "yolov5", flight.placements[0].size[::-1]
+                outputs = (decoded(card.layout, outputs[: len(card.outputs)], size, self.selection.conf),)
             found: list[FrameOutput]
             if self._class_masks is not None:
                 masks = self._class_masks(outputs[0], flight.placements)

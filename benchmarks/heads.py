@@ -10,7 +10,8 @@ parity  Networks at random find boxes with crossed corners, which ours drops and
         them is exact for everybody, so both sides feed the same numbers to the same ONNX file in FP32. An object of
         theirs is found if ours has its class, its confidence within 0.01, and corners within 3 pixels.
 cost    Post-processing and drawing of OBJECTS objects in a 1080p frame, and suppression of 2,000 oriented boxes.
-speed   The benchmark clip to an annotated video, with `save`, every side by its defaults; medians of the rounds.
+speed   The benchmark clip to an annotated video, with `save`, every side by its defaults; medians of the rounds. An
+        export of ultralytics is static, 640x640, unless it is asked for `dynamic=True`, which is a row of its own.
 """
 
 import argparse
@@ -172,33 +173,39 @@ def cost(python: Path) -> dict[str, Any]:
     return {"objects": len(given["boxes"]), "milliseconds": rows, "supervision": theirs}
 
 
-def exported(python: Path, folder: Path, source: str | Path, names: Sequence[str]) -> dict[str, Path]:
+def exported(python: Path, folder: Path, source: str | Path, names: Sequence[str], *more: str) -> dict[str, Path]:
     """ONNX files of networks that are normalised on frames of a source, which become images in the folder."""
     images(folder, source)
-    files = {name: CACHE / folder.name / f"{name}.onnx" for name in names}
+    files = {name: CACHE / "".join((folder.name, *more)) / f"{name}.onnx" for name in names}
     for name, file in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            peer(python, "export", name, "--images", folder, "--out", file)
+            peer(python, "export", name, "--images", folder, "--out", file, *more)
     return files
 
 
-def speed(python: Path, models: Mapping[str, Path], rounds: int, frames: int) -> list[dict[str, Any]]:
-    """Frames per second of both sides from the clip to an annotated video."""
-    names: dict[str, Path] = {"ultralytics_save": python, "framefuse_save": Path(sys.executable)}
+def speed(
+    python: Path, models: Mapping[str, Path], static: Mapping[str, Path], rounds: int, frames: int
+) -> list[dict[str, Any]]:
+    """Frames per second of both sides from the clip to an annotated video; ultralytics also with a static export."""
     rows = []
     for model, file in models.items():
+        ours = "framefuse_save", Path(sys.executable), file
+        names = {"framefuse": ours, "ultralytics": ("ultralytics_save", python, static[model])}
+        names["ultralytics, dynamic"] = "ultralytics_save", python, file
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         order = random.Random(0)
         for _ in range(rounds):
-            for name, with_python in order.sample(list(names.items()), len(names)):
-                report = run_peer(name, with_python, clip("1080p"), file, frames)
+            for name, (who, with_python, weights) in order.sample(list(names.items()), len(names)):
+                report = run_peer(who, with_python, clip("1080p"), weights, frames)
                 print(model, name, report, flush=True)
                 runs[name].append(report)
         fps = {name: [report["fps"] for report in found] for name, found in runs.items()}
-        ratio = median(a / b for a, b in zip(fps["framefuse_save"], fps["ultralytics_save"], strict=True))
-        objects = {name: found[0]["boxes_per_frame"] for name, found in runs.items()}
-        rows.append({"model": model, "fps": {n: median(v) for n, v in fps.items()}, "ratio": ratio, "objects": objects})
+        pairs = {name: zip(fps["framefuse"], values, strict=True) for name, values in fps.items()}
+        ratios = {name: median(ours / theirs for ours, theirs in found) for name, found in pairs.items()}
+        objects = runs["framefuse"][0]["boxes_per_frame"]
+        medians = {name: median(values) for name, values in fps.items()}
+        rows.append({"model": model, "fps": medians, "ratio": ratios, "objects": objects})
     return rows
 
 
@@ -206,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers-python", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--frames", type=int, default=120)
+    parser.add_argument("--frames", type=int, default=40)
     parser.add_argument("--only", choices=("parity", "cost", "speed"))
     args = parser.parse_args()
     record = RECORDS / "heads.json"
@@ -223,7 +230,8 @@ def main() -> None:
                 print(facts["parity"][-1], flush=True)
         if args.only in (None, "speed"):
             fast = exported(python, Path(temporary) / "clip", clip("1080p"), FAST)
-            facts["speed"] = speed(python, fast, args.rounds, args.frames)
+            static = exported(python, Path(temporary) / "clip", clip("1080p"), FAST, "--static")
+            facts["speed"] = speed(python, fast, static, args.rounds, args.frames)
     if args.only in (None, "cost"):
         facts["cost"] = cost(args.peers_python)
         print(facts["cost"], flush=True)

@@ -1,6 +1,6 @@
 """The peers of benchmarks/heads.py, in their own environment (env.sh):
 
-    python -m benchmarks.peers.heads export NAME --images FOLDER --out FILE.onnx
+    python -m benchmarks.peers.heads export NAME --images FOLDER --out FILE.onnx [--static]
     python -m benchmarks.peers.heads results FILE.onnx --images FOLDER --out FILE.npz
     python -m benchmarks.peers.heads draw FILE.npz
 
@@ -35,7 +35,7 @@ def task_of(name: str) -> str:
     return {"seg": "segment", "pose": "pose", "obb": "obb", "cls": "classify"}.get(suffix, "detect")
 
 
-def export(name: str, images: list[Path], out: Path) -> None:
+def export(name: str, images: list[Path], out: Path, dynamic: bool) -> None:
     import torch
 
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def export(name: str, images: list[Path], out: Path) -> None:
             levels = getattr(network.model[-1], branch, None)
             if levels is not None and size == 640:
                 _shift(network, [level[-1] for level in levels], batch)
-    for path in (Path(model.export(format="onnx", dynamic=True, imgsz=size, simplify=False)),):
+    for path in (Path(model.export(format="onnx", dynamic=dynamic, imgsz=size, simplify=False)),):
         path.replace(out)
 
 
@@ -147,10 +147,11 @@ def main() -> None:
     parser.add_argument("what")
     parser.add_argument("--images", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--static", action="store_true")
     asked = parser.parse_args()
     images = sorted(asked.images.glob("*.png")) if asked.images else []
     if asked.verb == "export":
-        export(asked.what, images, asked.out)
+        export(asked.what, images, asked.out, not asked.static)
     elif asked.verb == "results":
         results(Path(asked.what), images, asked.out)
     else:

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, adaptive, cpu, gpu, hardening, kernels, throughput, tracking, views
+from benchmarks.results import accuracy, adaptive, cpu, gpu, hardening, heads, kernels, throughput, tracking, views
 from benchmarks.results.pages import Table, load, render, stale
 
 TABLES: dict[str, Table] = {
@@ -25,6 +25,7 @@ TABLES: dict[str, Table] = {
     **tracking.TABLES,
     **views.TABLES,
     **throughput.TABLES,
+    **heads.TABLES,
 }
 """By the name in a marker."""
 

@@ -346,7 +346,12 @@ class Pipeline:
             self._recorder.snapshot(),
             sources=infos,
             model=ModelFacts(
-                self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
+                self.card.path.stem,
+                self.card.layout,
+                f"{width}x{height}",
+                self.engine.name,
+                self.engine.precision,
+                str(self.card.about.get("licence", "")),
             ),
             looked=viewer.looked if viewer else None,
             choices=dict.fromkeys(chain(self._choices, *(decider.reasons for decider in deciders if decider))),

@@ -16,10 +16,12 @@ from PIL import Image
 
 import framefuse
 from framefuse import Pipeline
-from framefuse.errors import CapabilityError, CardError, NonFiniteError, UsageError
+from framefuse.errors import CapabilityError, CardError, DecodeError, NonFiniteError, UsageError
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import reference
 from framefuse.kernels.masks.instances import Runs, mask_runs
+from framefuse.lab.evaluation import validate
+from framefuse.lab.evaluation.scores import Row, Wanted, table
 from framefuse.prediction import Classification, Detections, corners
 from framefuse.sinks.outlines import outline
 
@@ -369,3 +371,77 @@ def test_supervision_has_all_of_it_and_gives_it_back() -> None:
     np.testing.assert_allclose(corners(back.xywhr), corners(boxes_), atol=1e-4)
     found = Classification(np.array([0.2, 0.8], np.float32), NAMES).to_supervision()
     assert found.class_id.tolist() == [1, 0] and found.confidence[0] == pytest.approx(0.8)
+
+
+def coco_file(folder: Path, *annotations: dict[str, Any]) -> Path:
+    """One picture of 128x128 pixels with these objects."""
+    (folder / "images").mkdir(exist_ok=True)
+    Image.fromarray(np.full((2 * SIZE, 2 * SIZE, 3), 90, np.uint8)).save(folder / "images" / "a.png")
+    rows = [
+        {"id": number, "image_id": 1, "iscrowd": 0, "area": row["bbox"][2] * row["bbox"][3], **row}
+        for number, row in enumerate(annotations, 1)
+    ]
+    image = {"id": 1, "file_name": "a.png", "width": 2 * SIZE, "height": 2 * SIZE}
+    names = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    (folder / "truth.json").write_text(json.dumps({"images": [image], "annotations": rows, "categories": names}))
+    return folder / "truth.json"
+
+
+@pytest.mark.parametrize(("shift", "score"), [(0, 1.0), (60, 0.0)])
+def test_masks_are_scored(tmp_path: Path, picture: Path, shift: int, score: float) -> None:
+    """The box is right in both cases; the mask is where the truth has it, or beside it."""
+    pytest.importorskip("faster_coco_eval")
+    y, x = np.mgrid[: 2 * SIZE, : 2 * SIZE] + 0.5
+    truth = mask_runs((np.hypot(y - 64, x - 64 - shift) < 40)[None])
+    assert isinstance(truth, Runs)
+    (outline_,) = truth.to_coco()
+    segmentation = {**outline_, "counts": outline_["counts"].decode()}
+    data = coco_file(tmp_path, {"category_id": 1, "bbox": [16, 16, 96, 96], "segmentation": segmentation})
+    raw = anchors((32, 32, 48, 48, 0.9, 0, 1), extra=1)
+    network = model(tmp_path / "seg.onnx", raw, DISC[None, None], task="segment")
+    scores = validate(network, data, precision="fp32")
+    assert scores.boxes is not None and scores.boxes.map50 == pytest.approx(1)
+    assert scores.boxes.shape_map50 == pytest.approx(score)
+    columns, row = table([Row(Wanted("seg", "auto", "auto"), scores)])
+    assert row[columns.index("masks 50")] == f"{100 * score:.1f}"
+
+
+@pytest.mark.parametrize(("off", "score"), [(0, 1.0), (40, 0.0)])
+def test_keypoints_are_scored(tmp_path: Path, picture: Path, off: int, score: float) -> None:
+    pytest.importorskip("faster_coco_eval")
+    points = [20 + off, 40, 2, 100 - off, 100, 2]
+    truth = {"category_id": 1, "bbox": [16, 16, 96, 96], "keypoints": points, "num_keypoints": 2}
+    raw = anchors((32, 32, 48, 48, 0.9, 0, 10, 20, 50, 50), extra=4)
+    network = model(tmp_path / "pose.onnx", raw, task="pose", kpt_shape=[2, 2])
+    scores = validate(network, coco_file(tmp_path, truth), precision="fp32")
+    assert scores.boxes is not None and scores.boxes.shape_map50 == pytest.approx(score)
+
+
+def test_data_without_masks_score_boxes_only(tmp_path: Path, picture: Path) -> None:
+    pytest.importorskip("faster_coco_eval")
+    network = model(
+        tmp_path / "s.onnx", anchors((32, 32, 48, 48, 0.9, 0, 1), extra=1), DISC[None, None], task="segment"
+    )
+    data = coco_file(tmp_path, {"category_id": 1, "bbox": [16, 16, 96, 96]})
+    scores = validate(network, data, precision="fp32").boxes
+    assert scores is not None and scores.map50 == pytest.approx(1) and scores.shape_map50 is None
+    broken = coco_file(tmp_path, {"category_id": 1, "bbox": [16, 16, 96, 96], "segmentation": [[1, 2, 3]]})
+    with pytest.raises(DecodeError, match="annotation that cannot be read"):
+        validate(network, broken, precision="fp32")
+
+
+def test_a_classifier_is_not_scored_yet(tmp_path: Path, picture: Path) -> None:
+    network = model(tmp_path / "cls.onnx", np.eye(2, dtype=np.float32)[:1], task="classify", imgsz=[64, 64])
+    with pytest.raises(UsageError, match="classifies whole frames"):
+        validate(network, coco_file(tmp_path, {"category_id": 1, "bbox": [16, 16, 96, 96]}))
+
+
+def test_models_show_describes_what_is_not_recognised(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from framefuse.cli.app import app
+
+    network = model(tmp_path / "odd.onnx", np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4), task="detect")
+    done = CliRunner().invoke(app, ["models", "show", str(network)])
+    assert "output0" in done.stdout and "1x2x3x4" in done.stdout and "23" in done.stdout
+    assert "outputs: [output0]" in done.stdout and isinstance(done.exception, CardError)

@@ -56,17 +56,47 @@ def list_(print_json: PrintJson = False) -> int:
 
 @app.command()
 def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_json: PrintJson = False) -> int:
-    """Print the card of a model, and where each fact comes from."""
+    """Print the card of a model, and where each fact comes from; or what it puts out, if that is not recognised."""
     from framefuse.models import find_model
     from framefuse.models.card import read_card
 
-    card = read_card(find_model(model))
+    path = find_model(model)
+    try:
+        card = read_card(path)
+    except CardError:
+        _print_outputs(path)
+        raise
     rows = [(key, value, card.origin.get(key, "")) for key, value in facts(card).items()]
     if print_json:
         typer.echo(json.dumps({key: {"value": value, "from": origin} for key, value, origin in rows}, indent=2))
     else:
         print_table(("fact", "value", "from"), rows)
     return 0
+
+
+def _print_outputs(path: Path) -> None:
+    """What a model puts out for an image of noise, and the card to fill in."""
+    from framefuse.models.onnx_file import read_onnx
+    from framefuse.models.probe import describe, run_once
+
+    image, *others = read_onnx(path).inputs
+    shape = [size or default for size, default in zip(image.shape, (1, 3, 320, 320), strict=False)]
+    if others or len(shape) != 4:
+        return
+    with suppress(ModelError):
+        found = run_once(path, tuple(shape), image.dtype)
+        typer.echo(f"For one image of noise, {image.name} {'x'.join(map(str, shape))}, the model returns:")
+        print_table(("output", "shape", "type", "least", "greatest"), describe(found))
+        lines = (
+            "task: detect",
+            "layout: yolov8",
+            f"outputs: [{', '.join(found)}]",
+            "names: [first, second]",
+            "imgsz: 640",
+        )
+        typer.echo(
+            "\n".join([f"A card to fill in, {path.with_suffix('.yaml')}:", *(f"  {line}" for line in lines), ""])
+        )
 
 
 @app.command(epilog="Example: framefuse models get hf://onnx-community/rtdetr_r18vd --name cars")

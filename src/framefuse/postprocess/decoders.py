@@ -89,12 +89,11 @@ def centerface(outputs: Sequence[Floats], size: tuple[int, int], conf: float) ->
         row, column = np.nonzero(~(heat[image, 0] <= conf))
         high, wide = np.exp(sides[image, :, row, column]).T * HEAT_STRIDE
         y, x = (offsets[image, :, row, column].T + np.stack((row, column)) + 0.5) * HEAT_STRIDE
-        points = landmarks[image, :, row, column].reshape(len(row), -1, 2)[:, :, ::-1]
-        points = (
-            points * np.stack((wide, high), axis=1)[:, None] + np.stack((x - wide / 2, y - high / 2), axis=1)[:, None]
-        )
-        rows = x, y, wide, high, np.ones_like(x), heat[image, 0, row, column]
-        found.append(np.hstack((np.stack(rows, axis=1), points.reshape(len(row), -1))).astype(np.float32))
+        points = landmarks[image, :, row, column].reshape(len(row), landmarks.shape[1] // 2, 2)[:, :, ::-1]
+        sides_of, corners = np.stack((wide, high), axis=1), np.stack((x - wide / 2, y - high / 2), axis=1)
+        flat = (points * sides_of[:, None] + corners[:, None]).reshape(len(row), landmarks.shape[1])
+        rows = np.stack((x, y, wide, high, np.ones_like(x), heat[image, 0, row, column]), axis=1)
+        found.append(np.hstack((rows, flat)).astype(np.float32))
     return found
 
 

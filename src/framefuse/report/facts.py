@@ -50,6 +50,12 @@ class ModelFacts:
     """Width x height of the largest model input: "640x384"."""
     engine: str
     precision: str
+    licence: str = ""
+    """As the model or its card states it."""
+
+    @property
+    def finds_boxes(self) -> bool:
+        return self.layout not in ("semantic", "classify")
 
     def line(self) -> str:
         return f"{self.name}, {self.layout}, {self.input}, {self.engine} {self.precision}"
@@ -138,10 +144,10 @@ class ReportFacts(Measured):
 
     def summary(self) -> str:
         """One line: "300 frames in 3.6 s, 83.3 fps, 12.4 ms p50 latency, 2,345 detections; limited by inference"."""
-        masks = self.model is not None and self.model.layout == "semantic"
+        boxes = self.model is None or self.model.finds_boxes
         parts = [f"{counted(self.frames, 'frame')} in {self.seconds:.1f} s", f"{self.fps:.1f} fps"]
         parts += [f"{self.latency_ms.p50:.1f} ms p50 latency"] if self.latency_ms else []
-        parts += [] if masks else [counted(self.detections, "detection")]
+        parts += [counted(self.detections, "detection")] if boxes else []
         parts += [] if self.tracks is None else [counted(self.tracks, "track")]
         end = f"; limited by {'the source' if self.limiter == 'source' else self.limiter}" if self.limiter else ""
         if self.error:

@@ -125,6 +125,7 @@ def _mark(x: float, height: float, title: str) -> str:
 def _header(report: ReportFacts, title: str, source: str) -> str:
     model, error, state = report.model, report.error, ""
     facts = [f"{model.engine} {model.precision}, input {model.input}"] if model else []
+    facts += [f"licence of the model: {model.licence}"] if model and model.licence else []
     facts += [report.started[:19].replace("T", " ") + " UTC", f"framefuse {report.framefuse}"]
     what = f"{title} on {source}" if source else title
     if error:
@@ -156,7 +157,7 @@ def _cards(report: ReportFacts) -> str:
         faults = report.minor_faults_per_frame
         note = "peak of the process" if faults is None else f"peak; {faults:,.0f} page faults per frame"
         cards.append(("Memory", f"{report.peak_rss_mb:,.0f}", "MB", note))
-    if report.frames and (report.model is None or report.model.layout != "semantic"):
+    if report.frames and (report.model is None or report.model.finds_boxes):
         cards.append(("Detections", f"{report.detections:,}", "", f"{report.detections / report.frames:.1f} per frame"))
     found = "".join(
         f"<div class='card'><h3>{in_html(label)}</h3><p class='big'>{in_html(value)}<small> {unit}</small></p>"

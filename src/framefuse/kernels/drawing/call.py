@@ -17,8 +17,8 @@ from framefuse.kernels.cpu import _function
 Plane = Any
 """(h, w) or (h, w, 2) of the format's samples; numpy, or an array on a GPU."""
 
-FARTHEST = 20_000
-"""Pixels from the corner of an image to where a line may begin: products of two stay in int32."""
+FARTHEST = 100_000
+"""Pixels from the corner of an image to where a line may begin or end."""
 PLACES = ("y_address", "u_address", "v_address", "y_pitch", "u_pitch", "v_pitch", "chroma_step")
 """Where the components lie, as the CUDA kernels call it."""
 
@@ -116,10 +116,10 @@ def draw_lines(
 
     Args:
         samples: (h, w), writable; any distance between the samples of a row.
-        segments: (n, 4) x1 y1 x2 y2 of their middle, in pixels; what is beyond +-20,000 is moved there.
+        segments: (n, 4) x1 y1 x2 y2 of their middle, in pixels; what is beyond +-FARTHEST is moved there.
         values: (n,) of each line.
         line_width: pixels.
-        subsample: pixels of a sample in x and y.
+        subsample: pixels of a sample in x and y, powers of two.
 
     Raises:
         UsageError: wrong shape or dtype.
@@ -130,7 +130,8 @@ def draw_lines(
         raise UsageError(f"samples {samples.dtype} {samples.shape}, segments {segments.shape}, values {values.shape}")
     if len(values) and samples.size:
         place = address(samples), *samples.strides, *samples.shape
-        _function("draw_lines")(*place, *subsample, line_width, segments, values)
+        shifts = (pixels.bit_length() - 1 for pixels in subsample)
+        _function("draw_lines")(*place, *shifts, line_width, segments, values)
 
 
 def _components(

@@ -132,14 +132,18 @@ def boxes_variant(sample):
 
 @T.prim_func(s_tir=True)
 def draw_lines(
-    address: T.int64, pitch: T.int32, step: T.int32, height: T.int32, width: T.int32, sub_x: T.int32, sub_y: T.int32,
-    line: T.int32, segments: T.Buffer(("n", 4), "int32", align=4), values: T.Buffer(("n",), "uint8", align=1),
+    address: T.int64, pitch: T.int32, step: T.int32, height: T.int32, width: T.int32, shift_x: T.int32,
+    shift_y: T.int32, line: T.int32,
+    segments: T.Buffer(("n", 4), "int32", align=4), values: T.Buffer(("n",), "uint8", align=1),
 ):  # fmt: skip
     """Straight lines from (x1, y1) to (x2, y2) in pixels, `line` pixels wide, the first on top, in a component of
-    height x width samples: `line` pixels across in each column, or in each row of a steep line; a point is a square."""
+    height x width samples of 2^shift pixels each: `line` pixels across in each column, or in each row of a steep line;
+    a point is a square. Positions are in 1/65536 pixels."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_lines"})
     n = T.int32()
     samples = array_at(address, "uint8", pitch)
+    at, slope = variables("int64", 2, 2)
+    ends = T.alloc_buffer((4,), "int32")
     for j in T.serial(n):
         i: T.let = n - 1 - j
         across, down = lets(segments[i, 2] - segments[i, 0], segments[i, 3] - segments[i, 1])
@@ -147,15 +151,25 @@ def draw_lines(
         steps: T.let = T.max(flat, steep)
         wide: T.let = T.if_then_else(T.And(flat >= steep, steps > 0), 1, line)
         high: T.let = T.if_then_else(T.And(flat < steep, steps > 0), 1, line)
-        for k in T.serial(steps + 1):
-            left: T.let = segments[i, 0] + across * k // T.max(steps, 1) - wide // 2
-            top: T.let = segments[i, 1] + down * k // T.max(steps, 1) - high // 2
-            x1, y1 = lets(T.max(left, 0) // sub_x, T.max(top, 0) // sub_y)
-            x2: T.let = T.min((T.max(left + wide, 0) + sub_x - 1) // sub_x, width)
-            y2: T.let = T.min((T.max(top + high, 0) + sub_y - 1) // sub_y, height)
-            for y in T.serial(T.max(y2 - y1, 0)):
-                for x in T.serial(T.max(x2 - x1, 0)):
-                    samples[(y1 + y) * pitch + (x1 + x) * step] = values[i]
+        for k in T.unroll(2):
+            at[k] = T.Cast("int64", segments[i, k]) * T.int64(65536) + T.int64(32768)
+            slope[k] = (
+                T.Cast("int64", segments[i, k + 2] - segments[i, k])
+                * T.int64(65536)
+                // T.Cast("int64", T.max(steps, 1))
+            )
+        for _ in T.serial(steps + 1):
+            left: T.let = T.Cast("int32", at[0] >> T.int64(16)) - wide // 2
+            top: T.let = T.Cast("int32", at[1] >> T.int64(16)) - high // 2
+            ends[0] = T.max(left, 0) >> shift_x
+            ends[1] = T.max(top, 0) >> shift_y
+            ends[2] = T.min((T.max(left + wide, 0) + (T.int32(1) << shift_x) - 1) >> shift_x, width)
+            ends[3] = T.min((T.max(top + high, 0) + (T.int32(1) << shift_y) - 1) >> shift_y, height)
+            for y in T.serial(T.max(ends[3] - ends[1], 0)):
+                for x in T.serial(T.max(ends[2] - ends[0], 0)):
+                    samples[(ends[1] + y) * pitch + (ends[0] + x) * step] = values[i]
+            at[0] = at[0] + slope[0]
+            at[1] = at[1] + slope[1]
 
 
 def variants():

@@ -17,7 +17,7 @@ from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine
 from framefuse.errors import FramefuseError, SourceError, UsageError
-from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, TrackCounter, confusion
+from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, Shape, TrackCounter, confusion
 from framefuse.lab.evaluation.data import open_data
 from framefuse.lab.evaluation.dataset import BoxClasses, Dataset, Labels
 from framefuse.lab.evaluation.scores import BoxScores, Row, Scores, TrackScores
@@ -72,6 +72,9 @@ def validate(
     keys = opened.keys[: len(spread)] if chosen.track or chosen.adaptive else spread
     with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
         card = pipeline.card
+        if card.task == "classify":
+            what = f"{card.path.name} classifies whole frames, and data for that are not read"
+            raise UsageError(what, remedy="score a detector or a segmenter")
         counter = PixelCounter(card, opened) if card.task == "semantic" else Objects(card, opened, chosen)
         done = set()
         for result in pipeline:
@@ -116,7 +119,11 @@ class Objects:
         self._classes = BoxClasses(data, card, settings.classes)
         self.names, self.notes = self._classes.names, self._classes.notes
         self._tracked, names = bool(settings.track), self.names
-        self._counter: Any = TrackCounter(names) if self._tracked else BoxCounter(names, max_det=settings.max_det)
+        shapes: dict[str, Shape] = {"segment": "segm", "pose": "keypoints"}
+        boxes = BoxCounter(names, max_det=settings.max_det, shape=shapes.get(card.task))
+        self._counter: Any = TrackCounter(names) if self._tracked else boxes
+        if card.task == "obb":
+            self.notes.append("scored are the upright boxes around oriented ones")
         self.scores: Callable[[], BoxScores | TrackScores] = self._counter.scores
 
     def add(self, result: Result, labels: Labels) -> None:

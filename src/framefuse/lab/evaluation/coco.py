@@ -32,6 +32,7 @@ NAMED = 3
 """Examples in a message."""
 MOST_MASKED = 254
 """Maximum number of categories in a mask of bytes."""
+SHAPES = "segmentation", "keypoints", "num_keypoints"
 REPORT = "report.json"
 """Marks the output folder of a run."""
 
@@ -65,8 +66,10 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
         boxes[:, 2:] += boxes[:, :2]
         class_id = np.array([number_of[row["category_id"]] for row in rows], np.int64)
         crowd, area = np.array([bool(row.get("iscrowd")) for row in rows], np.bool_), np.array(areas, np.float64)
-        mask = partial(_class_mask, rows, values, image)
-        return Labels(boxes, class_id, crowd, area, (image["width"], image["height"]), mask, image.get("complexity"))
+        mask, size = partial(_class_mask, rows, values, image), (image["width"], image["height"])
+        return Labels(
+            boxes, class_id, crowd, area, size, mask, image.get("complexity"), shapes=partial(_shapes, rows, image)
+        )
 
     opened = partial(_open_video, folder) if video else lambda keys: open_images([*map(Path, keys)], SourceOptions())
     more = _masks(categories, values) if outlined else {}
@@ -264,6 +267,25 @@ def _class_mask(rows: Sequence[Record], values: Mapping[int, int], image: Record
             raise DecodeError(f"image {image['file_name']!r} {why}", remedy=remedy) from error
         mask[decoded] = values[row["category_id"]]
     return mask
+
+
+def _shapes(rows: Sequence[Record], image: Record) -> list[Record]:
+    """What the annotations of an image say besides boxes: SHAPES."""
+    found = []
+    for row in rows:
+        shape = {key: row[key] for key in SHAPES if row.get(key)}
+        try:
+            if "segmentation" in shape:
+                _check_outline(shape["segmentation"], [image["height"], image["width"]])
+            points = shape.get("keypoints", [])
+            if len(points) % 3 or not all(_is_length(value) for value in points):
+                raise ValueError(points)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"image {image['file_name']!r} has an annotation that cannot be read: {_short(shape)}"
+            remedy = "segmentation is a list of polygons or {size, counts}, keypoints are x, y, v of each"
+            raise DecodeError(why, remedy=remedy) from error
+        found.append(shape)
+    return found
 
 
 def _check_outline(outline: Any, size: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,11 @@ from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, ClassScore, Pi
 from framefuse.models.card import Card
 from framefuse.prediction import Detections, Result
 
+Shape = Literal["segm", "keypoints"]
+SHAPE_KEYS: dict[Shape, str] = {"segm": "segmentation", "keypoints": "keypoints"}
+"""What is scored besides boxes -> its key in an annotation."""
+OTHER_SIGMA = 0.05
+"""How exactly people place a keypoint, over the size of the object; COCO has measured it for its 17 only."""
 SIZES = ("all", "small", "medium", "large")
 COMPLEXITIES = ("calm", "busy", "crowded"), (1 / 3, 2 / 3)
 """Groups of frames by complexity, and the bounds between them."""
@@ -24,9 +29,14 @@ OTHER = 255
 class BoxCounter:
     """Counts boxes of the classes `names` frame by frame, in each frame at most the `max_det` most confident.
     CapabilityError if the extra `val` is not installed.
+
+    Args:
+        shape: what else is scored, as COCO calls it; it is not if the data do not have it.
     """
 
-    def __init__(self, names: Sequence[str], *, max_det: int) -> None:
+    def __init__(self, names: Sequence[str], *, max_det: int, shape: Shape | None = None) -> None:
+        self._shape = shape
+        self._sizes: list[tuple[int, int]] = []
         self._coco = needed("faster_coco_eval")
         self._names = list(names)
         self._max_det = max_det
@@ -42,20 +52,26 @@ class BoxCounter:
         self._frames.append((labels.complexity, len(confident)))
         self._confusion += confusion(labels, confident, len(self._names))
         image = len(self._frames)
+        self._sizes.append(labels.size)
+        shapes = labels.shapes() if self._shape and labels.shapes else [{}] * len(labels.area)
         truth = _xywh(labels.xyxy), labels.area.tolist(), labels.crowd.tolist(), labels.class_id.tolist()
-        for box, area, crowd, number in zip(*truth, strict=True):
+        for box, area, crowd, number, shape in zip(*truth, shapes, strict=True):
             record = {"id": len(self._truth) + 1, "image_id": image, "category_id": number, "iscrowd": int(crowd)}
-            self._truth.append({**record, "bbox": box, "area": area})
+            self._truth.append({**record, "bbox": box, "area": area, **shape})
         rows = _xywh(found.xyxy), found.confidence.tolist(), found.class_id.tolist()
-        for box, score, number in zip(*rows, strict=True):
+        masks = found.segmentations() if self._shape == "segm" else [[]] * len(found)
+        points = [[]] * len(found) if found.keypoints is None else found.keypoints.reshape(len(found), -1).tolist()
+        for box, score, number, mask, own in zip(*rows, masks, points, strict=True):
             # With an empty segmentation the library does not make a polygon of each box.
-            record = {"image_id": image, "category_id": number, "bbox": box, "score": score, "segmentation": []}
-            self._found.append(record)
+            record = {"image_id": image, "category_id": number, "bbox": box, "score": score, "segmentation": mask}
+            self._found.append({**record, "keypoints": own} if self._shape == "keypoints" else record)
 
     def scores(self) -> BoxScores:
         images = list(range(1, len(self._frames) + 1))
         categories = [{"id": number, "name": name} for number, name in enumerate(self._names)]
-        known = {"images": [{"id": number} for number in images], "categories": categories, "annotations": self._truth}
+        sizes = [{"width": width, "height": height} for width, height in self._sizes]
+        entries = [{"id": number, **size} for number, size in zip(images, sizes, strict=True)]
+        known = {"images": entries, "categories": categories, "annotations": self._truth}
         truth = self._coco.COCO(known)
         found = truth.loadRes(self._found)
         precision = self._precision(truth, found, images)
@@ -82,17 +98,25 @@ class BoxCounter:
         by_class = {name: ClassScore(count, *_both(own)) for name, count, own in classes}
         curves = {name: own[0, :, 0, 0].round(6).tolist() for name, count, own in classes if count}
         table = self._confusion.tolist()
-        return BoxScores(*maps, len(single), *rates, by_size, by_class, by_complexity, table, curves)
+        shaped: tuple[float | None, float | None] = (None, None)
+        if self._shape and all(row.get(SHAPE_KEYS[self._shape]) for row in single):
+            shaped = _both(self._precision(truth, found, images, self._shape))
+        return BoxScores(*maps, len(single), *rates, by_size, by_class, by_complexity, table, curves, *shaped)
 
-    def _precision(self, truth: Any, found: Any, images: list[int]) -> NDArray[np.float64]:
-        """(10 IoU thresholds, 101 recalls, classes, 4 sizes); -1 where there is no object."""
-        count = self._coco.COCOeval_faster(truth, found, "bbox", print_function=lambda *words: None)
+    def _precision(self, truth: Any, found: Any, images: list[int], shape: str = "bbox") -> NDArray[np.float64]:
+        """(10 IoU thresholds, 101 recalls, classes, 4 sizes, of keypoints 3); -1 where there is no object. Of keypoints
+        the library leaves out classes without any."""
+        count = self._coco.COCOeval_faster(truth, found, shape, print_function=lambda *words: None)
         count.params.imgIds = images
         count.params.maxDets = [self._max_det]
+        if shape == "keypoints":
+            points = len(self._truth[0]["keypoints"]) // 3
+            if points != len(count.params.kpt_oks_sigmas):
+                count.params.kpt_oks_sigmas = np.full(points, OTHER_SIGMA)
         count.evaluate()
         count.accumulate()
-        shape = len(count.params.iouThrs), len(count.params.recThrs), len(self._names), len(SIZES)
-        return np.asarray(count.eval["precision"], np.float64).reshape(shape)
+        lengths = len(count.params.iouThrs), len(count.params.recThrs), -1, len(count.params.areaRng)
+        return np.asarray(count.eval["precision"], np.float64).reshape(lengths)
 
 
 def confusion(labels: Labels, found: Detections, classes: int) -> NDArray[np.int64]:

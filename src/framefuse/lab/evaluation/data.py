@@ -12,6 +12,7 @@ from configparser import Error as IniError
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.redact import brief
 from framefuse.errors import DecodeError, SourceError, UsageError
+from framefuse.kernels.masks.instances import mask_runs
 from framefuse.lab.evaluation.coco import open_coco
 from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
 from framefuse.prediction import FrameInfo
@@ -223,10 +225,16 @@ def open_world(uri: str) -> Dataset:
         truth = truths.pop(key, None) or world[int(key)].truth
         boxes = truth.boxes.astype(np.float64)
         area = np.bincount(truth.instances.ravel(), minlength=len(boxes) + 1)[1:].astype(np.float64)
-        facts = (lambda: truth.class_mask), truth.complexity, truth.track_id
+        facts = (lambda: truth.class_mask), truth.complexity, truth.track_id, partial(_masks, truth)
         return Labels(boxes, truth.class_id, truth.ignored, area, world.size, *facts)
 
     groups = {"person": range(1, len(world.names))} if world.scene == "bodies" else {}
     names = {0: "background"} | {number + shift: name for number, name in world.names.items()}
     frames, key_of = range(world.frames), attrgetter("index")
     return Dataset(uri, world.object_names, frames, opened, key_of, labels, mask_names=names, mask_groups=groups)
+
+
+def _masks(truth: Truth) -> list[dict[str, Any]]:
+    """The mask of each object of the synthetic world."""
+    found = mask_runs(truth.instances == np.arange(1, len(truth.boxes) + 1)[:, None, None])
+    return [{"segmentation": {**mask, "counts": mask["counts"].decode()}} for mask in found.to_coco()]

@@ -38,6 +38,8 @@ class Labels:
     """How crowded the scene is, 0..1; None if unknown."""
     track_id: NDArray[np.int64] | None = None
     """(n,): an object has the same number in every frame of its video; None if unknown."""
+    shapes: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+    """Returns of each object what COCO knows besides the box: segmentation, keypoints, num_keypoints."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +107,8 @@ class BoxClasses:
         kept = number >= 0
         track_id = None if labels.track_id is None else labels.track_id[kept]
         own: dict[str, Any] = {name: getattr(labels, name)[kept] for name in ("xyxy", "crowd", "area")}
+        if (shapes := labels.shapes) is not None:
+            own["shapes"] = lambda: [shape for shape, is_kept in zip(shapes(), kept, strict=True) if is_kept]
         return replace(labels, class_id=number[kept], track_id=track_id, **own)
 
     def shared(self, found: Detections) -> Detections:

@@ -73,6 +73,9 @@ class BoxScores:
     """[truth][found] counts at CONF; the last row counts false detections, the last column missed objects."""
     curves: Mapping[str, Sequence[float]]
     """Precision of each class at recall 0, 0.01, ..., 1, with IoU threshold IOU."""
+    shape_map50_95: float | None = None
+    """Of masks by their IoU, or of keypoints by COCO's similarity, in place of boxes; None: not scored."""
+    shape_map50: float | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,11 @@ class Scores:
     """Processor time of the engine per frame in milliseconds, a hint only; None if unknown."""
     notes: Sequence[str] = field(default_factory=list)
     """What was left out, and why."""
+
+    @property
+    def shape(self) -> str:
+        """What the model finds of objects besides boxes."""
+        return {"segment": "masks", "pose": "keypoints"}.get(self.task, "")
 
     @property
     def map50_95(self) -> float | None:
@@ -233,7 +241,10 @@ def _cells(scores: Scores) -> dict[str, str]:
     """The scores by the names of their columns."""
     shares: dict[str, float | None] = {}
     if boxes := scores.boxes:
-        shares = {"mAP50-95": boxes.map50_95, "mAP50": boxes.map50, **boxes.by_size}
+        shares = {"mAP50-95": boxes.map50_95, "mAP50": boxes.map50}
+        if boxes.shape_map50_95 is not None:
+            shares |= {f"{scores.shape} 50-95": boxes.shape_map50_95, f"{scores.shape} 50": boxes.shape_map50}
+        shares |= boxes.by_size
         shares |= {name: split.map50_95 for name, split in boxes.by_complexity.items()}
         shares |= {"P": boxes.precision, "R": boxes.recall}
     if pixels := scores.pixels:
@@ -286,6 +297,10 @@ def legend(scored: Sequence[Scores]) -> list[str]:
             "Percent. mAP is COCO's, by size of the objects in source pixels (small < 32 x 32, large > 96 x 96); "
             f"P and R are precision and recall at confidence {CONF} and overlap {IOU}."
         )
+    if shapes := sorted(
+        {scores.shape for scores in scored if scores.boxes and scores.boxes.shape_map50_95 is not None}
+    ):
+        sentences.append(f"{' and '.join(shapes).capitalize()}: mAP with their own overlap in place of that of boxes.")
     if any(scores.boxes and scores.boxes.by_complexity for scores in scored):
         sentences.append("Crowded, busy and calm frames: thirds of the range of the scene's complexity.")
     if any(scores.pixels for scores in scored):

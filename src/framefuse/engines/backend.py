@@ -15,6 +15,7 @@ from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.onnx_file import is_quantised, plain_words
+from framefuse.models.openvino_file import SUFFIXES
 
 _opened: dict[tuple[str, str], int] = {}
 """(Engine, device) -> the process that opened it first."""
@@ -255,6 +256,8 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
     if options.device == "auto":
         options = replace(options, device=backend.capabilities.devices[0])  # type: ignore[arg-type]
     check_capabilities(backend, options.device, options.precision, calibrate=bool(options.calibration))
+    if model.suffix in SUFFIXES and model.suffix not in backend.capabilities.formats:
+        raise CapabilityError(f"engine {name} does not read {model.suffix}", remedy="use --engine openvino")
     as_written = options.precision == "int8" and "int8" not in backend.capabilities.precisions[options.device]
     if as_written:
         check_int8("int8", is_quantised(model))

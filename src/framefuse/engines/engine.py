@@ -80,6 +80,9 @@ class Capabilities:
     survives_fork: bool = True
     """Whether it runs on the CPU of a child process that was forked after its parent had used it. CUDA never does."""
 
+    formats: tuple[str, ...] = (".onnx",)
+    """Suffixes of the files that it reads. A file with another suffix is taken for ONNX, or for the engine's own."""
+
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(self.precisions)

@@ -28,6 +28,7 @@ from framefuse.errors import CapabilityError, EngineError, HostMemoryError, Mode
 from framefuse.kernels.boxes.call import HEAD
 from framefuse.kernels.boxes.reference import yolov8, yolov8_head
 from framefuse.kernels.cpu import cpu_flags
+from framefuse.models.openvino_file import SUFFIXES, channels_first
 
 BACKEND = Backend(
     "openvino",
@@ -38,6 +39,7 @@ BACKEND = Backend(
             "fp16": ("avx512_fp16", "amx_fp16", "avx_ne_convert"),
         },
         survives_fork=False,
+        formats=(".onnx", *SUFFIXES),
     ),
     opener="framefuse.engines.openvino:OpenVinoEngine",
     needs={"cpu": Needs((Package("openvino", ("openvino",)),))},
@@ -48,7 +50,7 @@ SCORE_TOLERANCE, PIXEL_TOLERANCE = 2e-6, 0.02
 
 
 class OpenVinoEngine(Engine):
-    """An ONNX (or OpenVINO IR) model for the CPU.
+    """A model of ONNX, OpenVINO or TensorFlow Lite for the CPU.
 
     The first input shape is compiled with fixed sizes, which makes element-wise layers up to 7 times faster than free
     axes do (6 % of a YOLOv8n). All other shapes share one compilation with free axes, so that a folder of images of
@@ -94,7 +96,7 @@ class OpenVinoEngine(Engine):
 
     def _read(self) -> Any:
         try:
-            return self._core.read_model(self._model)
+            return channels_first(self._core.read_model(self._model))
         except RuntimeError as error:
             if found := re.search(r"No conversion rule found for operations: (.+)", str(error)):
                 message = f"OpenVINO has no operator {found[1].strip()}, which {self._model} uses"

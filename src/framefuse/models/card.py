@@ -14,6 +14,7 @@ from framefuse.models import layouts
 from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
 from framefuse.models.layouts import WHOLE, Activation, BoxUnits, OutputLayout, Task
 from framefuse.models.onnx_file import OnnxFacts, TensorFacts, outputs_at, read_onnx
+from framefuse.models.openvino_file import SUFFIXES, read_openvino
 from framefuse.preprocess import Fit, Preprocess
 
 T = TypeVar("T")
@@ -185,11 +186,11 @@ def read_card(model: Path) -> Card:
     precedence.
 
     Raises:
-        ModelError: the file is missing, not ONNX or truncated, or has external data outside its folder.
+        ModelError: the file is missing, not ONNX (or of SUFFIXES), truncated, or has external data outside its folder.
         CardError: a fact is unknown or wrong; the remedy names the key to add to the YAML file.
     """
     model = Path(model)
-    onnx_facts = read_onnx(model)
+    onnx_facts = read_openvino(model) if model.suffix in SUFFIXES else read_onnx(model)
     card_path = model.with_suffix(".yaml")
     card = read_card_file(card_path)
     facts = _Facts(card, card_path.name, onnx_facts.metadata)
@@ -229,6 +230,8 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     try:
         layout = resolve(onnx_facts.outputs)
     except CardError as error:
+        if model.suffix in SUFFIXES:
+            raise
         inferred = outputs_at(model, (image.shape[0] or 1, 3, height, width))
         if inferred == onnx_facts.outputs or not all(map(_agree, onnx_facts.outputs, inferred)):
             raise

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import ModelError
 from framefuse.models.onnx_file import plain_words
+from framefuse.models.openvino_file import channels_first
 
 
 def run_once(path: Path, shape: tuple[int, ...], dtype: str = "float32") -> dict[str, NDArray[Any]]:
@@ -25,7 +26,7 @@ def run_once(path: Path, shape: tuple[int, ...], dtype: str = "float32") -> dict
     image = np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
     try:
         core = openvino.Core()
-        network = core.read_model(path)
+        network = channels_first(core.read_model(path))
         network.reshape(list(shape))
         compiled = core.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         found = compiled([image])

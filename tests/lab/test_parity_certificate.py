@@ -380,7 +380,7 @@ def test_no_boxes_is_no_certificate() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [("squares", {"frames": 0}, "frames is 0"), ("squares", {"engines": ["other"]}, "'other'"),
-     ("body-n", {}, "finds no boxes")],
+     ("body-n", {}, "certificates are of decoded boxes")],
 )  # fmt: skip
 def test_what_cannot_be_certified(model: str, options: dict[str, Any], said: str, clip: Path) -> None:
     with pytest.raises(UsageError, match=said):

@@ -86,7 +86,7 @@ def test_bad_input(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         Pipeline(STREET, written, device="cuda")
     for words, said in (
         (["scout-n", "--sizes", "12"], "--sizes is '12'"), (["scout-n", "--sizes", "big"], "--sizes is 'big'"),
-        (["scout-n", "--precision", "fp7"], "fp7"), (["none.onnx"], "none.onnx"), (["body-n"], "gives masks"),
+        (["scout-n", "--precision", "fp7"], "fp7"), (["none.onnx"], "none.onnx"), (["body-n"], "has the task semantic"),
         (["scout-n", "--source", "a.mp4", "--data", STREET], "choose one"),
         (["scout-n", "--source", "none.mp4"], "none"),
         (["scout-n", "--out", str(tmp_path)], "it is a folder"),

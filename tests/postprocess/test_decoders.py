@@ -59,6 +59,11 @@ def test_yolox() -> None:
     assert np.isnan(found[1]).any(), "what is not finite is left for the check of the values"
 
 
+def test_other_anchors_are_refused() -> None:
+    with pytest.raises(CardError, match="returned 100 anchors for an input of 96x64"):
+        decoded("yolox", [np.zeros((1, 100, 8), np.float32)], SHAPE, 0.5)
+
+
 @pytest.mark.parametrize("strides", [(8, 16, 32), (8, 16, 32, 64)])
 def test_nanodet(strides: tuple[int, ...]) -> None:
     rng, places = np.random.default_rng(1), cells(strides)

@@ -194,7 +194,7 @@ def test_wrong_options(options: dict[str, Any], error: type[Exception], message:
 
 
 def test_a_segmenter_cannot_be_adapted() -> None:
-    with pytest.raises(CapabilityError, match="gives masks"):
+    with pytest.raises(CapabilityError, match="has the task semantic"):
         Pipeline("synthetic://bodies?frames=4", "body-n", adaptive=True)
 
 

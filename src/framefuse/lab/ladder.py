@@ -110,7 +110,8 @@ def measure(
                 notes.append(f"{candidate.model} {candidate.size} {candidate.precision} cannot run: {error.message}")
                 continue
             if model.card.task != "detect":
-                raise UsageError(f"{candidate.model} gives masks", remedy="profile detectors")
+                what = f"{candidate.model} has the task {model.card.task}"
+                raise UsageError(what, remedy="profile detectors (task: detect)")
             runners.append(_Runner(candidate, model, _resident() - before))
         if not runners:
             raise UsageError(notes[0] if notes else "there is no candidate", remedy="choose other models or precisions")

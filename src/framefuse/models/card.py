@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
 from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
-from framefuse.models.layouts import WHOLE, Activation, BoxUnits, OutputLayout, Task
+from framefuse.models.layouts import UNDECODED, WHOLE, Activation, BoxUnits, OutputLayout, Task
 from framefuse.models.onnx_file import OnnxFacts, TensorFacts, outputs_at, read_onnx
 from framefuse.models.openvino_file import SUFFIXES, read_openvino
 from framefuse.preprocess import Fit, Preprocess
@@ -91,6 +91,11 @@ class Card:
     """Pairs of keypoints that a line connects."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Other information: licence, source, training, calibration. The first and the last also from the ONNX metadata."""
+
+    @property
+    def boxes_only(self) -> bool:
+        """Whether its outputs are boxes and nothing else, decoded by the model."""
+        return self.task == "detect" and self.layout not in UNDECODED
 
     @property
     def synthetic(self) -> bool:

@@ -16,8 +16,8 @@ BoxUnits = Literal["pixels", "relative"]
 
 WHOLE: tuple[Task, ...] = ("classify", "semantic")
 """Tasks that say something about the whole frame, not about objects; their layouts have the same names."""
-UNDECODED: dict[OutputLayout, int] = {"yolox": 1, "nanodet": 1, "centerface": 4, "centernet": 3}
-"""Layouts of networks that leave the decoding of their boxes to others, and how many outputs each has."""
+UNDECODED: tuple[OutputLayout, ...] = ("yolox", "nanodet", "centerface", "centernet")
+"""Layouts of networks that leave the decoding of their boxes to others."""
 NANODET_SIDES = 32
 """Values of an anchor of NanoDet besides its scores: four distances of eight bins."""
 READ = "yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6), or boxes (b, K, 4) with logits (b, K, nc)"
@@ -79,15 +79,14 @@ def resolve(
         guessed: dict[tuple[int, ...], Task] = {(3, 4): "segment", (2,): "classify"}
         task = guessed.get(tuple(ranks), "detect") if layout in (None, "yolov5", "yolov8", "end2end") else "detect"
         inferred = {"task": f"onnx output shapes {listed}"} if task != "detect" else {}
-    extra = _extra(task, chosen, keypoints)
     name: OutputLayout
     if task == "segment":
         chosen.sort(key=lambda tensor: len(tensor.shape))
-    heat = _heat_map(chosen, layout)
+    heat = _heat_map(chosen, layout) if task in ("detect", "pose") else None
+    extra = 0 if heat else _extra(task, chosen, keypoints)
     if heat is not None:
         name, count, why = heat, chosen[0].shape[1], f"onnx output shapes {listed}"
-        if heat == "centerface":
-            task, extra = "pose", chosen[3].shape[1] or 0
+        task, extra = ("pose", chosen[3].shape[1] or 0) if heat == "centerface" else ("detect", 0)
     elif task == "classify":
         name, count, why = "classify", _check_classify(chosen, listed), "only output"
     elif len(chosen) == 1 or task == "segment":

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.errors import CardError
+
 Floats = NDArray[np.float32]
 
 HEAT_STRIDE = 4
@@ -38,10 +40,17 @@ def strides_of(anchors: int, size: tuple[int, int]) -> tuple[int, ...] | None:
     return None
 
 
+def _strides(output: Floats, size: tuple[int, int]) -> tuple[int, ...]:
+    if found := strides_of(output.shape[1], size):
+        return found
+    why = f"the model returned {output.shape[1]} anchors for an input of {size[1]}x{size[0]}, not one for each cell"
+    raise CardError(f"{why} of strides 8, 16, 32 and perhaps 64", remedy="export it with its boxes decoded")
+
+
 def yolox(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> list[Floats]:
     """(b, N, 5 + nc): x y in cells from the corner of the cell, logarithms of w h in strides, objectness, scores."""
     (output,) = outputs
-    cells = grid(size, strides_of(output.shape[1], size) or ())
+    cells = grid(size, _strides(output, size))
     found = []
     for rows in output:
         asked = np.flatnonzero(~(rows[:, 4] <= conf))
@@ -60,7 +69,7 @@ def nanodet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> li
     levels (NanoDet), and their corners with four (NanoDet-Plus).
     """
     (output,) = outputs
-    strides = strides_of(output.shape[1], size) or ()
+    strides = _strides(output, size)
     cells = grid(size, strides)
     cells[:, :2] += 0.5 * (len(strides) == 3)
     classes = output.shape[2] - 4 * NANODET_BINS

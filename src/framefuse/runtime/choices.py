@@ -273,7 +273,7 @@ def check_task(card: Card, settings: Settings) -> None:
     for field in ("save_mot", "trail"):
         if getattr(settings, field) and not settings.track:
             raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
-    if settings.on_gpu and (card.extra or card.task == "classify" or card.layout in UNDECODED):
+    if settings.on_gpu and not (card.boxes_only or card.task == "semantic"):
         what = f"task {card.task}" if card.layout not in UNDECODED else f"layout {card.layout}"
         message = f"{card.path.name} has the {what}, whose outputs are read on the CPU only"
         raise CapabilityError(message, remedy="run it with --device cpu")

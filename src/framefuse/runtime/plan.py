@@ -18,7 +18,6 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import Backend, Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
-from framefuse.models.layouts import UNDECODED
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, readers
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
@@ -104,7 +103,7 @@ class RunPlan:
 
             options = SourceOptions(max_pixels=settings.max_pixels, tls_verify=settings.tls_verify)
             frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES, options)
-        layout = card.layout if plain and card.task == "detect" and card.layout not in UNDECODED else None
+        layout = card.layout if plain and card.boxes_only else None
         device: Device = "cuda" if settings.on_gpu else "cpu"
         given = settings.precision, settings.streams, settings.threads, settings.workspace_mb, settings.load_timeout
         return EngineOptions(device, *given, layout, frames)

@@ -87,8 +87,9 @@ def certify(
     if settings.gpu is not None:
         check_cuda(settings.gpu)
     card = read_card(find_model(model))
-    if card.task == "semantic":
-        raise UsageError(f"{card.path.name} finds no boxes", remedy="pass a detector")
+    if not card.boxes_only:
+        what = f"{card.path.name} has the task {card.task} and the layout {card.layout}"
+        raise UsageError(f"{what}; certificates are of decoded boxes", remedy="pass a detector")
     spec, _ = choose_preprocess(card, settings)
     chain = Chain(card, spec, Selection(settings.conf, settings.iou, settings.max_det))
     reference = reference_stage(card)

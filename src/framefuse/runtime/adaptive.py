@@ -59,8 +59,7 @@ def adapter_for(
     if views:
         raise UsageError("adaptive was asked for beside tiles, roi, stereo or views", remedy="choose one of them")
     if card.task != "detect":
-        what = f"adaptive compute interpolates boxes, and {card.path.name} has the task {card.task}"
-        raise CapabilityError(what, remedy="leave it out")
+        raise CapabilityError(f"adaptive compute needs boxes, and {card.path.name} gives masks", remedy="leave it out")
     ahead, latency = Limits.ahead, settings.max_latency or (LIVE_LATENCY if info.live else None)
     if latency:
         ahead = max(1, min(ahead, int(latency * rate_of(info) / settings.vid_stride / 2)))

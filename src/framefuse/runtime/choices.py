@@ -263,7 +263,7 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
 
 NOT_OF = {
     "semantic": ("save_txt", "save_csv", "save_parquet"),
-    "classify": ("save_json", "tiles", "roi", "stereo", "adaptive"),
+    "classify": ("save_json", "tiles", "roi", "stereo"),
 }
 """Task -> settings that do nothing for it, besides those of boxes."""
 
@@ -277,6 +277,9 @@ def check_task(card: Card, settings: Settings) -> None:
         what = f"task {card.task}" if card.layout not in UNDECODED else f"layout {card.layout}"
         message = f"{card.path.name} has the {what}, whose outputs are read on the CPU only"
         raise CapabilityError(message, remedy="run it with --device cpu")
+    if settings.adaptive and card.task != "detect":
+        what = f"adaptive compute interpolates boxes, and {card.path.name} has the task {card.task}"
+        raise CapabilityError(what, remedy="leave it out")
     if card.task not in WHOLE:
         return
     fields = ["save_mot", "save_cvat", "save_label_studio", "save_crop", "classes", "track", "zones", "events"]

@@ -52,7 +52,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_boxes(tmp_path: Path, clip: Path, channels_last: bool) -> None:
     model = converted(tmp_path, channels_last=channels_last)
     card = read_card(model)
-    assert card.names == read_card(SQUARES).names and card.origin["names"] == "onnx metadata names"
+    assert card.names == read_card(SQUARES).names and card.origin["names"] == "metadata.yaml names"
     found, expected = boxes(model, clip), boxes("squares", clip)
     assert len(found) == len(expected) and sum(map(len, expected)) > 0
     for one, other in zip(found, expected, strict=True):

@@ -14,7 +14,7 @@ from framefuse.models import layouts
 from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
 from framefuse.models.layouts import UNDECODED, WHOLE, Activation, BoxUnits, OutputLayout, Task
 from framefuse.models.onnx_file import OnnxFacts, TensorFacts, outputs_at, read_onnx
-from framefuse.models.openvino_file import SUFFIXES, read_openvino
+from framefuse.models.openvino_file import METADATA_FILE, SUFFIXES, read_openvino
 from framefuse.preprocess import Fit, Preprocess
 
 T = TypeVar("T")
@@ -137,8 +137,8 @@ class Card:
 class _Facts:
     """Looks facts up in the card file, then the ONNX metadata, then defaults; `origin` records which one applied."""
 
-    def __init__(self, card: CardFile, card_name: str, metadata: Mapping[str, str]) -> None:
-        self.card, self.card_name, self.metadata = card, card_name, metadata
+    def __init__(self, card: CardFile, card_name: str, metadata: Mapping[str, str], where: str) -> None:
+        self.card, self.card_name, self.metadata, self.where = card, card_name, metadata, where
         self.origin: dict[str, str] = {}
 
     def find(self, key: str) -> Any:
@@ -150,7 +150,7 @@ class _Facts:
             name, read = METADATA[key]
             value = read(self.metadata[name])
             if value is not None:
-                self.origin[key] = f"onnx metadata {name}"
+                self.origin[key] = f"{self.where} {name}"
         return value
 
     def get(self, key: str, default: T, why: str) -> T:
@@ -198,7 +198,8 @@ def read_card(model: Path) -> Card:
     onnx_facts = read_openvino(model) if model.suffix in SUFFIXES else read_onnx(model)
     card_path = model.with_suffix(".yaml")
     card = read_card_file(card_path)
-    facts = _Facts(card, card_path.name, onnx_facts.metadata)
+    where = METADATA_FILE if model.suffix in SUFFIXES else "onnx metadata"
+    facts = _Facts(card, card_path.name, onnx_facts.metadata, where)
     try:
         return _assemble(model, onnx_facts, facts)
     except CardError as error:

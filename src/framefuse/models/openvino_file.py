@@ -11,7 +11,7 @@ from framefuse.errors import CardError, ModelError
 from framefuse.models.onnx_file import OnnxFacts, TensorFacts
 
 SUFFIXES = ".xml", ".tflite"
-METADATA = "metadata.yaml"
+METADATA_FILE = "metadata.yaml"
 """What exporters of YOLO put beside such a model, with the keys of the metadata of their ONNX files."""
 
 
@@ -21,7 +21,7 @@ def read_openvino(path: Path) -> OnnxFacts:
 
     Raises:
         ModelError: the file is missing or OpenVINO cannot read it.
-        CardError: METADATA is not YAML.
+        CardError: METADATA_FILE is not YAML.
     """
     import openvino
 
@@ -30,7 +30,7 @@ def read_openvino(path: Path) -> OnnxFacts:
     except RuntimeError as error:
         remedy = "pass the .xml with its .bin beside it, or a .tflite without operators of its own"
         raise ModelError(f"OpenVINO cannot read {path}: {lines_of(error)[-1]}", remedy=remedy) from error
-    beside, metadata = path.with_name(METADATA), dict[str, str]()
+    beside, metadata = path.with_name(METADATA_FILE), dict[str, str]()
     if beside.is_file():
         with os_errors_as(CardError, f"{beside} cannot be read", "correct or remove it", (OSError, ValueError)):
             for key, (value, _) in read_mapping(beside.read_bytes()).items():

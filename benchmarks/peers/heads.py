@@ -54,8 +54,7 @@ def export(name: str, images: list[Path], out: Path, dynamic: bool) -> None:
             levels = getattr(network.model[-1], branch, None)
             if levels is not None and size == 640:
                 _shift(network, [level[-1] for level in levels], batch)
-    for path in (Path(model.export(format="onnx", dynamic=dynamic, imgsz=size, simplify=False)),):
-        path.replace(out)
+    Path(model.export(format="onnx", dynamic=dynamic, imgsz=size, simplify=False)).replace(out)
 
 
 def _shift(network: Any, layers: list[Any], batch: Any) -> None:

@@ -206,7 +206,7 @@ class Detections:
         """The outline of each object as in COCO: run lengths of a mask, or the polygon of an oriented box; nothing if
         the model has neither."""
         if self.runs is not None:
-            return [{**mask, "counts": mask["counts"].decode()} for mask in self.runs.to_coco()]
+            return self.runs.to_json()
         return [] if self.obb is None else self.obb.reshape(-1, 1, 8).round(2).astype(float).tolist()
 
 

@@ -15,6 +15,7 @@ from test_heads import SIZE, model
 from framefuse import Pipeline
 from framefuse.errors import CardError
 from framefuse.models.card import read_card
+from framefuse.models.layouts import UNDECODED
 from framefuse.postprocess.decoders import DECODERS, decoded, grid, strides_of
 from framefuse.preprocess import Preprocess
 
@@ -57,6 +58,10 @@ def test_yolox() -> None:
     ]
     np.testing.assert_allclose(filled(found[0]), expected, rtol=1e-5)
     assert np.isnan(found[1]).any(), "what is not finite is left for the check of the values"
+
+
+def test_cards_and_decoders_have_the_same_layouts() -> None:
+    assert set(DECODERS) == set(UNDECODED)
 
 
 def test_other_anchors_are_refused() -> None:

@@ -76,11 +76,10 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
 
 def _print_outputs(path: Path) -> None:
     """What a model puts out for an image of noise, and the card to fill in."""
-    from framefuse.models.onnx_file import read_onnx
-    from framefuse.models.openvino_file import SUFFIXES, read_openvino
+    from framefuse.models.card import read_facts
     from framefuse.models.probe import describe, run_once
 
-    image, *others = (read_openvino(path) if path.suffix in SUFFIXES else read_onnx(path)).inputs
+    image, *others = read_facts(path).inputs
     shape = [size or default for size, default in zip(image.shape, (1, 3, 320, 320), strict=False)]
     if others or len(shape) != 4:
         return

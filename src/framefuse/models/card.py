@@ -186,6 +186,11 @@ METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
 """Card key -> the metadata key that exporters write, and its parser, which may return None."""
 
 
+def read_facts(model: Path) -> OnnxFacts:
+    """What a file says of its inputs and outputs. ModelError, CardError: as `read_onnx` and `read_openvino`."""
+    return read_openvino(model) if model.suffix in SUFFIXES else read_onnx(model)
+
+
 def read_card(model: Path) -> Card:
     """Read a model's card from its ONNX metadata and shapes and the YAML file beside it (model.yaml), which takes
     precedence.
@@ -195,7 +200,7 @@ def read_card(model: Path) -> Card:
         CardError: a fact is unknown or wrong; the remedy names the key to add to the YAML file.
     """
     model = Path(model)
-    onnx_facts = read_openvino(model) if model.suffix in SUFFIXES else read_onnx(model)
+    onnx_facts = read_facts(model)
     card_path = model.with_suffix(".yaml")
     card = read_card_file(card_path)
     where = METADATA_FILE if model.suffix in SUFFIXES else "onnx metadata"

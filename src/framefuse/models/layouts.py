@@ -275,7 +275,7 @@ def _candidates(shape: tuple[int | None, ...], size: tuple[int, int], extra: int
     if columns is None:
         return found
     anchors = rows is None or rows in [3 * n for n in cells]
-    if not extra and rows is not None and rows == cells_up(size, 4) and columns > NANODET_SIDES:
+    if not extra and rows is not None and rows == nanodet_cells(size) and columns > NANODET_SIDES:
         return {"nanodet": columns - NANODET_SIDES}
     if not extra and rows is not None and rows in cells and columns > 5:
         found = {"yolov5": columns - 5, "yolox": columns - 5}
@@ -289,9 +289,9 @@ def _candidates(shape: tuple[int | None, ...], size: tuple[int, int], extra: int
     return found
 
 
-def cells_up(size: tuple[int, int], levels: int) -> int:
-    """Cells of so many levels, of which each side is rounded up."""
-    return sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in (8, 16, 32, 64)[:levels])
+def nanodet_cells(size: tuple[int, int]) -> int:
+    """Cells of the four levels of NanoDet-Plus, of which each side is rounded up."""
+    return sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in (8, 16, 32, 64))
 
 
 def _detr_order(tensors: Sequence[TensorFacts], *, keep: bool) -> list[TensorFacts] | None:

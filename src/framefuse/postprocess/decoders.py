@@ -14,6 +14,8 @@ from framefuse.errors import CardError
 
 Floats = NDArray[np.float32]
 
+NANODET_BINS = 8
+"""Bins of a distance of NanoDet."""
 HEAT_STRIDE = 4
 """Pixels of the input in a sample of a heat map."""
 
@@ -83,10 +85,6 @@ def nanodet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> li
         objectness = np.ones((len(asked), 1), np.float32)
         found.append(np.hstack(((start + end) / 2, end - start, objectness, rows[asked, :classes])))
     return found
-
-
-NANODET_BINS = 8
-"""Bins of a distance of NanoDet."""
 
 
 def centerface(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> list[Floats]:

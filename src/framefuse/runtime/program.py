@@ -207,10 +207,8 @@ class Program(ABC):
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, (found[row] for row in batch.rows), strict=True)
         for info, frame, arrival, output in rows:
-            result = Result(info, output.detections, self.rung, timings, arrival, output.masks)
-            if output.classification is not None:
-                result = replace(result, classification=output.classification)
-            yield FrameResult(result, frame)
+            facts = info, output.detections, self.rung, timings, arrival, output.masks
+            yield FrameResult(Result(*facts, classification=output.classification), frame)
 
     @abstractmethod
     def passed(self, frame: Frame) -> Frame | None:

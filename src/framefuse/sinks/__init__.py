@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from framefuse.common.files import Files
 from framefuse.common.redact import brief
@@ -258,6 +259,14 @@ def tracks_of(found: Detections) -> list[int | None]:
     """The id of each detection; None: it has no track."""
     numbers = [-1] * len(found) if found.tracker_id is None else found.tracker_id.tolist()
     return [number if number >= 0 else None for number in numbers]
+
+
+def labelled(keypoints: NDArray[Any]) -> NDArray[np.float64]:
+    """(n, k, 3) keypoints as labels have them: x, y and 2, or all three 0 if the keypoint is not VISIBLE."""
+    points = keypoints.astype(np.float64)
+    points[:, :, 2] = 2
+    points[keypoints[:, :, 2] < VISIBLE] = 0
+    return points
 
 
 def rows_of(found: Detections) -> Iterator[tuple[list[float], float, int, int | None]]:

@@ -23,7 +23,7 @@ import numpy as np
 from framefuse.errors import SinkError
 from framefuse.frame import Frame
 from framefuse.prediction import Masks, Result
-from framefuse.sinks import UNTINTED, VISIBLE, RecordSink, rows_of, tracks_of
+from framefuse.sinks import UNTINTED, RecordSink, labelled, rows_of, tracks_of
 from framefuse.sinks.run_folder import encode, sink_errors, written_whole
 
 Record = Mapping[str, Any]
@@ -39,7 +39,7 @@ FIRST = 1
 
 def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
     """One row for each class present."""
-    from framefuse.kernels.masks.instances import mask_runs
+    from framefuse.kernels.masks.instances import Runs, mask_runs
 
     rows = []
     for number in np.unique(masks.class_id).tolist():
@@ -48,9 +48,11 @@ def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
         mask = masks.class_id == number
         across, along = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
         box = [int(across[0]), int(along[0]), int(across[-1] - across[0]) + 1, int(along[-1] - along[0]) + 1]
-        (outline,) = mask_runs(mask[None]).to_coco()
+        runs = mask_runs(mask[None])
+        assert isinstance(runs, Runs)
+        (outline,) = runs.to_json()
         row = {"image_id": image_id, "category_id": number + FIRST, "bbox": box, "area": int(mask.sum()), "iscrowd": 0}
-        rows.append({**row, "segmentation": {**outline, "counts": outline["counts"].decode()}})
+        rows.append({**row, "segmentation": outline})
     return rows
 
 
@@ -98,15 +100,14 @@ class CocoSink(LabelsSink):
         image |= {"frame": info.index, "seconds": info.seconds} | ({} if result.inferred else {"inferred": False})
         rows = [] if result.masks is None else _outlines(result.masks, self._count)
         areas = [None] * len(found) if found.runs is None else found.runs.areas.tolist()
-        for row, track, area in zip(found.to_coco(self._count), tracks_of(found), areas, strict=True):
+        keypoints = [None] * len(found) if found.keypoints is None else list(labelled(found.keypoints))
+        columns = found.to_coco(self._count), tracks_of(found), areas, keypoints
+        for row, track, area, points in zip(*columns, strict=True):
             _, _, width, height = row["bbox"]
             row["category_id"] += FIRST
             row = {"segmentation": [], **row, "area": round(width * height, 3) if area is None else area, "iscrowd": 0}
-            if found.keypoints is not None:
-                points = np.array(row["keypoints"]).reshape(-1, 3)
-                points[:, 2] = np.where(points[:, 2] < VISIBLE, 0, 2)
-                points[points[:, 2] == 0] = 0
-                row |= {"keypoints": points.ravel().tolist(), "num_keypoints": int((points[:, 2] > 0).sum())}
+            if points is not None:
+                row |= {"keypoints": points.round(2).ravel().tolist(), "num_keypoints": int((points[:, 2] > 0).sum())}
             rows.append(row if track is None else {**row, "track_id": track})
         self._file.append(encode(_json({"image": image, "annotations": rows}) + "\n"))
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from framefuse.frame import Frame
 from framefuse.prediction import Best, Change, Crossing, Detections, Event, Result, Visit
-from framefuse.sinks import VISIBLE, BaseSink, FolderSink, RecordSink, SinkContext, rows_of
+from framefuse.sinks import BaseSink, FolderSink, RecordSink, SinkContext, labelled, rows_of
 from framefuse.sinks.outlines import outline
 from framefuse.sinks.run_folder import encode, save
 
@@ -219,10 +219,8 @@ def _label_values(found: Detections, size: NDArray[np.float64]) -> list[NDArray[
     boxes = found.xywh / np.tile(size, 2)
     if found.keypoints is None:
         return list(boxes)
-    points = found.keypoints.astype(np.float64)
+    points = labelled(found.keypoints)
     points[:, :, :2] /= size
-    points[:, :, 2] = 2
-    points[found.keypoints[:, :, 2] < VISIBLE] = 0
     return list(np.hstack((boxes, points.reshape(len(found), -1))))
 
 

@@ -293,6 +293,20 @@ def sort(keys, orders, places, side, running, n, place):
         side[0] = 1 - side[0]
 
 
+@T.inline
+def rank_all(boxes, keys, orders, places, side, running, n):
+    """orders[side[0]] = the n candidates by descending score, equal ones in their order: a stable radix sort."""
+    side[0] = 0
+    for i in T.serial(n):
+        keys[0, i] = ordered(boxes[SCORE, i])
+        orders[0, i] = i
+    if n > 1:
+        sort(keys, orders, places, side, running, n, 0)
+        sort(keys, orders, places, side, running, n, 1)
+        sort(keys, orders, places, side, running, n, 2)
+        sort(keys, orders, places, side, running, n, 3)
+
+
 def suppress(rotated):
     """Candidates -> index[: counts[image]], those to keep by descending score: a stable radix sort, then greedy."""
     sides = 6 if rotated else 4
@@ -332,20 +346,12 @@ def suppress(rotated):
         side, rank, found, hit, count = variables("int32", 1, 1, 1, 1, 2)
         polygon, shared = variables("float32", (2, 2, 20), 1)
         n: T.let = totals[0]
-        side[0] = 0
-        for i in T.serial(n):
-            keys[0, i] = ordered(boxes[SCORE, i])
-            orders[0, i] = i
+        rank_all(boxes, keys, orders, places, side, rank, n)
         for i in T.serial(n):
             if rotated:
                 boxes[AREA, i] = T.float32(4) * boxes[2, i] * boxes[3, i]
             else:
                 boxes[AREA, i] = (boxes[2, i] - boxes[0, i]) * (boxes[3, i] - boxes[1, i])
-        if n > 1:
-            sort(keys, orders, places, side, rank, n, 0)
-            sort(keys, orders, places, side, rank, n, 1)
-            sort(keys, orders, places, side, rank, n, 2)
-            sort(keys, orders, places, side, rank, n, 3)
         rank[0] = 0
         found[0] = 0
         while T.And(rank[0] < T.min(n, candidates), found[0] < detections):

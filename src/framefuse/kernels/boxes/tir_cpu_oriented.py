@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..tir.base import variables
-from .tir_cpu import AREA, CHUNK, ROWS, SCORE, ZERO, ordered, rows, sort
+from .tir_cpu import AREA, CHUNK, ROWS, ZERO, rank_all, rows
 from .tir_cpu_head import exp
 
 EPSILON = tirx.const(1e-7, "float32")
@@ -50,16 +50,9 @@ def suppress_oriented(
     T.func_attr({"tirx.noalias": True, "global_symbol": "suppress_oriented"})
     side, rank, found, hit, maybe = variables("int32", 1, 1, 1, 1, 1)
     n: T.let = totals[0]
-    side[0] = 0
+    rank_all(boxes, keys, orders, places, side, rank, n)
     for i in T.serial(n):
-        keys[0, i] = ordered(boxes[SCORE, i])
-        orders[0, i] = i
         boxes[AREA, i] = boxes[2, i] + boxes[3, i]
-    if n > 1:
-        sort(keys, orders, places, side, rank, n, 0)
-        sort(keys, orders, places, side, rank, n, 1)
-        sort(keys, orders, places, side, rank, n, 2)
-        sort(keys, orders, places, side, rank, n, 3)
     rank[0] = 0
     found[0] = 0
     while T.And(rank[0] < T.min(n, candidates), found[0] < detections):

@@ -69,17 +69,16 @@ class Runs:
             mask.T[:] = states.repeat(self.lengths[start:end]).reshape(width, height)
         return masks
 
-    def labels(self, values: NDArray[np.uint8], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        """(height, width) uint8: values[i] where mask i is set, the first mask on top; elsewhere 0, or as `out` is."""
-        out = np.zeros(self.size, np.uint8) if out is None else out
+    def labels(self, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """(height, width) uint8: values[i] where mask i is set, the first mask on top; elsewhere 0."""
         height, width = self.size
-        out = checked("out", out, False, out.shape, "uint8", dense=1)
-        if out.shape[0] < height or out.shape[1] < width or values.shape != (len(self),):
-            raise UsageError(f"{len(self)} masks of {width}x{height}, but out is {out.shape}, values {values.shape}")
+        if values.shape != (len(self),):
+            raise UsageError(f"{len(self)} masks of {width}x{height}, but values {values.shape}")
+        labels = np.zeros(self.size, np.uint8)
         if len(self):
             starts, ends, values = map(np.ascontiguousarray, (self.starts, self.ends, values))
-            _function("run_labels")(self.lengths, starts, ends, values, address(out), pitch(out, 0), height)
-        return out
+            _function("run_labels")(self.lengths, starts, ends, values, address(labels), width, height)
+        return labels
 
     @property
     def areas(self) -> NDArray[np.int64]:
@@ -93,9 +92,14 @@ class Runs:
             return []
         text = np.empty(7 * int((self.ends - self.starts).sum()), np.uint8)
         starts, ends = np.ascontiguousarray(self.starts), np.ascontiguousarray(self.ends)
-        _function("run_text")(self.lengths, starts, ends, text, ends := np.empty_like(ends))
-        data, bounds = text.tobytes(), [0, *ends.tolist()]
+        text_ends = np.empty_like(ends)
+        _function("run_text")(self.lengths, starts, ends, text, text_ends)
+        data, bounds = text.tobytes(), [0, *text_ends.tolist()]
         return [{"size": list(self.size), "counts": data[a:b]} for a, b in pairwise(bounds)]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """`to_coco` with `counts` as text, as COCO's files have them."""
+        return [{**mask, "counts": mask["counts"].decode()} for mask in self.to_coco()]
 
 
 class DeviceRuns(NamedTuple):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.redact import brief
 from framefuse.errors import DecodeError, SourceError, UsageError
-from framefuse.kernels.masks.instances import mask_runs
+from framefuse.kernels.masks.instances import Runs, mask_runs
 from framefuse.lab.evaluation.coco import open_coco
 from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
 from framefuse.prediction import FrameInfo
@@ -237,4 +237,5 @@ def open_world(uri: str) -> Dataset:
 def _masks(truth: Truth) -> list[dict[str, Any]]:
     """The mask of each object of the synthetic world."""
     found = mask_runs(truth.instances == np.arange(1, len(truth.boxes) + 1)[:, None, None])
-    return [{"segmentation": {**mask, "counts": mask["counts"].decode()}} for mask in found.to_coco()]
+    assert isinstance(found, Runs)
+    return [{"segmentation": mask} for mask in found.to_json()]

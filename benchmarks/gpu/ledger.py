@@ -92,7 +92,7 @@ def pipeline_row(trace: Any, clip: Path, model: Path, batch: int, **options: Any
     program = pipeline._program
 
     def booked() -> Counter[str]:
-        decoded = sum(info.copied for info in pipeline._infos())
+        decoded = sum(info.copied for info in pipeline._inputs.infos())
         return crossing(program.ledger) + Counter({"d2d": decoded})
 
     before, counted = Counter[str](), 0

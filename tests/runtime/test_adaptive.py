@@ -117,7 +117,7 @@ def test_several_sources_keep_their_own_blocks() -> None:
 def test_batches_that_are_never_full_are_not_waited_for(adapted: list[Result]) -> None:
     """The frames of one stream that are held back ask for fewer rows than a batch has."""
     begun = perf_counter()
-    results = run(STREET, adaptive=True, batch=32, batch_timeout=60.0)
+    results = run(STREET, adaptive=True, batch=32, batch_timeout=60.0, imgsz=320)
     assert perf_counter() - begun < 60
     assert [result.frame for result in results] == [result.frame for result in adapted]
     assert not all(result.inferred for result in results)

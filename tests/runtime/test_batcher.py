@@ -28,6 +28,7 @@ from framefuse.errors import (
 )
 from framefuse.runtime import batcher as batchers
 from framefuse.runtime.batcher import Batcher
+from framefuse.runtime.runners import ModelRunner
 
 MODEL = "scout-n"
 
@@ -318,6 +319,22 @@ def test_an_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
     with pytest.raises(EngineError, match="not answered for"):
         batcher.submit(images[0]).result(10)
     batcher.close()
+
+
+def test_a_batch_that_ends_to_make_room_is_not_waited_for_again(images: list[Any]) -> None:
+    with framefuse.Model(MODEL, imgsz=320) as model:
+        runner = ModelRunner(model, 2, closes=False, all_sizes=True)
+        answered, count = list[int](), 0
+        for size in (2, 1):
+            for _ in range(10):  # more than any program has room for
+                items = [(count + row, runner.prepared(images[row])[1]) for row in range(size)]
+                answered += [found for found, _ in runner.start(items, size)]
+                count += size
+        assert answered
+        while len(answered) < count:
+            answered += [found for found, _ in runner.finish()]
+        assert sorted(answered) == list(range(count))
+        runner.close()
 
 
 def test_a_callback_of_a_late_request_may_wait_for_another_thread() -> None:

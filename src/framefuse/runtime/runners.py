@@ -126,8 +126,8 @@ class ModelRunner(Runner):
             remedy = "leave out tiles, roi and stereo, or pass the Model itself as a function: Batcher(model.__call__)"
             raise UsageError("a Batcher of a model that sees views of a frame is not possible", remedy=remedy)
         self._model, self._closes = model, closes
-        self._started: deque[Program] = deque()
-        """The program of each batch that has not ended, oldest first."""
+        self._started: dict[int, Program] = {}
+        """Number of the last request of each batch that has not ended -> its program, oldest first."""
         self._programs: dict[int, Program] = {}
         self.seconds = {}
         self.ahead = 1 if model.settings.on_gpu else 0
@@ -180,11 +180,12 @@ class ModelRunner(Runner):
         program = self._programs[size]
         frames = [frame.replace_unchecked(index=number) for number, frame in items]
         for found in program.submit(frames):
+            self._started.pop(found.result.frame.index, None)
             yield found.result.frame.index, found.result
-        self._started.append(program)
+        self._started[frames[-1].index] = program
 
     def finish(self) -> Iterator[Answer]:
-        program = self._started[0]
+        last, program = next(iter(self._started.items()))
         timeout = self._model.settings.request_timeout
         found = list(program.finish(timeout or None))
         if not found:
@@ -192,7 +193,7 @@ class ModelRunner(Runner):
                 f"engine {self._model.engine.name} has not answered for {timeout:g} s",
                 remedy="raise request_timeout, or use another engine",
             )
-        self._started.popleft()
+        del self._started[last]
         return iter([(item.result.frame.index, item.result) for item in found])
 
     def discard(self) -> None:

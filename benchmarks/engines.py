@@ -18,7 +18,8 @@ from textwrap import shorten
 from typing import Any
 
 from benchmarks.models import model
-from benchmarks.protocol import RECORDS, commit, save
+from benchmarks.protocol import RECORDS, save
+from benchmarks.source_groups import changed
 from framefuse.lab.bench import bench_engines
 
 MODELS = ("yolov8n", "yolov5s")
@@ -42,8 +43,9 @@ def cleaned(case: dict[str, Any]) -> dict[str, Any]:
 
 def keep(cases: list[dict[str, Any]], before: dict[str, Any]) -> list[dict[str, Any]]:
     """The reports with what was recorded before of engines that are not installed now, and of cases not measured now.
-    Such rows say at which commit and when they were measured, where that was another one."""
-    told = {} if before["commit"] == commit()[0] else {"measured": {key: before[key] for key in ("commit", "date")}}
+    Such rows say at which commit and when they were measured, where the sources were others."""
+    same = not changed(before["sources"])
+    told = {} if same else {"measured": {key: before[key] for key in ("commit", "date")}}
     new = {(case["model"], case["shape"][0]): case for case in cases}
     kept = []
     for old in before["cases"]:

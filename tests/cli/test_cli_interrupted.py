@@ -129,7 +129,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
     assert (done.returncode, done.stdout) == (0, "handled\n")
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [5, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 3))])
 def test_further_signals_change_nothing(long: Path, count: int) -> None:
     with subprocess.Popen([*COMMAND, "predict", long, "--stdout"], stdout=-1, stderr=-1) as process:
         assert process.stdout is not None

@@ -60,10 +60,10 @@ def test_quiet_prints_nothing(clip: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("predict {long} --stdout", ""),
+        pytest.param("predict {long} --stdout", "", marks=pytest.mark.slow),
         pytest.param("predict {long} --stdout --debug", "", marks=pytest.mark.slow),
         ("predict {long} --stdout --save-csv --save", "runs/predict/predict/long.csv"),
-        ("predict {long} --json", "400 frames"),
+        pytest.param("predict {long} --json", "400 frames", marks=pytest.mark.slow),
         ("--help", ""),
         ("config reference", ""),
         pytest.param("doctor --json", "", marks=pytest.mark.slow),
@@ -94,10 +94,13 @@ def test_a_reader_that_goes_away_ends_the_run_without_a_word(long: Path, words: 
     ("redirection", "words", "code", "message"),
     [
         (">&-", "predict {clip}", 0, ""),
-        (">&- 2>&- <&-", "predict {clip} --save", 0, ""),
+        pytest.param(">&- 2>&- <&-", "predict {clip} --save", 0, "", marks=pytest.mark.slow),
         ("2>&-", "predict missing.mp4", 1, ""),
-        (">&-", "predict {clip} --stdout", 1, "cannot write to stdout: Bad file descriptor"),
-        (">/dev/full", "predict {clip}", 0, ""),
+        pytest.param(
+            *(">&-", "predict {clip} --stdout", 1, "cannot write to stdout: Bad file descriptor"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(">/dev/full", "predict {clip}", 0, "", marks=pytest.mark.slow),
         (">/dev/full", "predict {clip} --stdout", 1, "cannot write to stdout: No space left on device"),
         (">/dev/full", "--help", 1, "cannot write to stdout: No space left on device"),
         ("2>/dev/full", "predict {clip}", 0, ""),

@@ -44,6 +44,7 @@ def test_equals_onnx_runtime(tmp_path: Path, height: int, width: int, batch: int
             assert relative(found, expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_yolov8n(models: dict[str, Path]) -> None:
     """The whole benchmark model, with every free axis: boxes and scores as ONNX Runtime's."""
     path, x = models["yolov8n"], images(2, 96, 128)
@@ -97,6 +98,7 @@ def test_ranges_of_qdq_nodes(tmp_path: Path, lowest: int) -> None:
     assert relative(reference.run(compiled, image)[0], expected) < 0.05  # steps of that
 
 
+@pytest.mark.slow
 def test_fixed_shapes(models: dict[str, Path]) -> None:
     compiled = compile_network(models["yolov8n_static"], 1, 640, 640)
     assert compiled.network.head is not None and compiled.network.head.anchors == 8400
@@ -104,10 +106,10 @@ def test_fixed_shapes(models: dict[str, Path]) -> None:
         compile_network(models["yolov8n_static"], 1, 320, 320)
 
 
-def test_memory_is_shared(models: dict[str, Path]) -> None:
-    compiled = compile_network(models["yolov8n"], 1, 640, 640)
+def test_memory_is_shared() -> None:
+    compiled = compile_network(find_model("scout-n"), 1, 640, 640)
     assert compiled.memory.size < 0.4 * sum(compiled.placement.sizes)
-    alone = compile_network(models["yolov8n"], 1, 640, 640, streams=1)
+    alone = compile_network(find_model("scout-n"), 1, 640, 640, streams=1)
     assert alone.memory.size <= compiled.memory.size
 
 

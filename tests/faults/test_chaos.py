@@ -28,5 +28,5 @@ def test_a_storm_of_live_streams(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_runs_that_are_killed_and_signalled(tmp_path: Path) -> None:
-    found = run(tmp_path, "endings.py", "--kills", "6", "--signals", "6")
+    found = run(tmp_path, "endings.py", "--kills", "3", "--signals", "3")
     assert found["kills"]["findings"] == found["signals"]["findings"] == []

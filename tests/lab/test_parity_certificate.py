@@ -188,9 +188,8 @@ def test_a_image_survives_the_slot(dtype: Any, memory_format: str) -> None:
 # --- certificates
 
 
-@pytest.mark.parametrize(
-    "layout", ["yolov8", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("yolov5", "end2end"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["yolov8", "yolov5", "end2end"])
 def test_every_layout_on_every_engine_here(layout: str, models: dict[str, str], clip: Path) -> None:
     certificate = certify(models[layout], clip, precisions=("auto", "fp32"), frames=2)
     assert certificate.layout == layout and certificate.boxes > 5

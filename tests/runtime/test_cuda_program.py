@@ -350,7 +350,9 @@ def overlapping(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any
 @pytest.mark.parametrize(
     ("views", "batch", "merges"),
     [
-        ([View(), View((0, 0, 50, 61), "left"), View((30, 7, 50, 54), "right")], 3, 3),
+        pytest.param(
+            *([View(), View((0, 0, 50, 61), "left"), View((30, 7, 50, 54), "right")], 3, 3), marks=pytest.mark.slow
+        ),
         ([View((0, 0, 40, 61), "left"), View((40, 0, 40, 61), "right")], 5, 2),
         ([View((3, 5, 70, 50), "roi")], 2, 1),
         ([View((0, 0, 40, 61)), View((20, 0, 60, 61))], 2, 1),  # more than are merged: as on the host

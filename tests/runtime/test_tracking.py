@@ -53,7 +53,16 @@ def tracks(results: list[Result]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"conf": 0.05}, {"conf": 0.6}, {"max_det": 3}, {"tiles": "1x2"}, {"agnostic_nms": True}], ids=str
+    "options",
+    [
+        {},
+        {"conf": 0.05},
+        {"conf": 0.6},
+        {"max_det": 3},
+        pytest.param({"tiles": "1x2"}, marks=pytest.mark.slow),
+        {"agnostic_nms": True},
+    ],
+    ids=str,
 )
 def test_tracking_only_adds_ids(model: Any, options: dict[str, Any]) -> None:
     plain, tracked = (

@@ -11,10 +11,12 @@ demo: $(VENV)/core
 	$(BIN)/framefuse demo
 
 # With the slow ones (isolated wheel build, every GPU architecture, aarch64 under qemu): make test PYTEST_ARGS='-m "not gpu"'
-# A worker has a file of tests at a time, since tests of one file share what is made for them.
+# A worker has a file of tests at a time, since tests of one file share what is made for them; there is one worker more
+# than cores, because some tests wait.
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 test: PYTEST_ARGS ?= -m "not slow and not gpu"
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -104,7 +104,7 @@ def test_recorded_rows_of_engines_that_are_not_here_are_kept_and_marked(model: P
         return found
 
     then = {"commit": "0ld", "date": "2026-01-02"}
-    before = {**then, "cases": [case(torch=2.0, tvm=9.0, cudnn=None)]}
+    before = {**then, "sources": {"engine tvm": "0ld"}, "cases": [case(torch=2.0, tvm=9.0, cudnn=None)]}
     (kept,) = keep([case(torch=1.0, tvm=None, cudnn=None)], before)
     assert [(row["engine"], row["not_run"], row.get("measured")) for row in kept["rows"]] == [
         ("torch", "", None), ("cudnn", "gone", None), ("tvm", "", then),

@@ -25,10 +25,10 @@ from preprocess_cases import TOLERANCE, blank, cases, difference, moved
 from preprocess_frames import GREY, random_frame
 
 COMPILERS = {
-    "nvidia-cuda-nvrtc==13.*": (87, 120),
+    "nvidia-cuda-nvrtc==13.*": (75, 87, 90, 120),
     "nvidia-cuda-nvrtc-cu12==12.9.*": (72,),
 }
-"""The sources branch at 8.0 and 9.0: one of each side. CUDA 13 has forgotten sm_72 (Xavier)."""
+"""The sources branch at 8.0 and 9.0: the oldest and the newest of each side. CUDA 13 has forgotten sm_72 (Xavier)."""
 
 requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ stands in for the GPU")
 

@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rungs_are_measured_and_the_better_one_costs_more(written: Path) -> None:
     found = read_ladder(written)
-    cheap, best = found.rungs
+    cheap, best = sorted(found.rungs, key=lambda rung: rung.size)  # a busy machine may measure another order
     assert (cheap.size, best.size) == (160, 320) and found.frames == 20 and found.measure == "mAP50-95"
     assert best.score > cheap.score + 0.05 and not best.verdict
     assert best.agreement == 1 and best.f1 == 1 and best.confidence == 1
@@ -53,6 +53,7 @@ def test_footage_without_truth_is_judged_by_the_slowest() -> None:
 @pytest.mark.slow
 def test_a_run_takes_the_rung_that_its_rate_leaves_time_for(written: Path, tmp_path: Path) -> None:
     content: dict[str, Any] = json.loads(written.read_text())
+    content["rungs"].sort(key=lambda rung: rung["size"])
     for one, time in zip(content["rungs"], (1.0, 40.0), strict=True):
         one |= {"p50_ms": time, "p95_ms": time, "verdict": ""}
     path = tmp_path / "ladder.json"

@@ -90,6 +90,7 @@ def offered(batcher: Batcher, images: list[Any], rate: float, seconds: float, de
             refused += 1
             continue
         future.add_done_callback(lambda future, started=started: done(future, started))
+    seconds = max(seconds, time.perf_counter() - begun)  # one thread may be too slow for the rate
     batcher.drain()
     late = sum(latency > deadline for _, latency in answered)
     admitted = len(answered) + missed

@@ -47,11 +47,16 @@ class Settings(BaseModel):
         description="where everything after decoding runs; cuda:1 is the second visible GPU",
         json_schema_extra={"enum": ["auto", "cpu", "cuda", "cuda:N"]},
     )
-    engine: str = Field("auto", description="openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null, or auto")
+    engine: str = Field(
+        "auto",
+        description="auto, or one of `framefuse doctor`: openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = Field(
         "auto", description="number format of the model; auto: the best safe one for this machine (see the report)"
     )
-    calib: Text | None = Field(None, description="engine cudnn: frames to choose each layer's precision")
+    calib: Text | None = Field(
+        None, description="engine cudnn: sample frames by which each layer's precision is chosen"
+    )
     imgsz: list[PositiveInt] | None = Field(
         None, min_length=1, max_length=2, description="input size: a number, or height and width; default: the model's"
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import media
 from command_line import spawn
+from framefuse.cli import console
 from framefuse.cli.app import main
+from framefuse.fleet.fleet import FleetReport, WorkerFacts
 from framefuse.report import bar
 
 
@@ -68,3 +70,26 @@ def test_a_long_command_in_a_pipe_says_how_far_it_is(
     *progress, end = objects(capfd.readouterr().err)
     assert [line["frames"] for line in progress] == list(range(1, 31))
     assert progress[-1]["event"] == "progress" and end["event"] == "end"
+
+
+def test_a_fleet_in_json(capfd: pytest.CaptureFixture[str]) -> None:
+    workers = [WorkerFacts("cuda:0", ["a.mp4", "bad.mp4"], 20, skipped=["bad.mp4 skipped: no video"])]
+
+    class Ended:
+        """A fleet that has run."""
+
+        folder = Path("runs/predict/predict")
+        report = FleetReport(20, 2.0, 1.0, workers)
+
+        def run(self, on_frames: Any) -> FleetReport:
+            on_frames(20)
+            return self.report
+
+    console.set_up_logs(json_lines=True)
+    try:
+        assert console.run_fleet(cast(Any, Ended())) == 5
+    finally:
+        console.set_up_logs()
+    *_, warning, end = objects(capfd.readouterr().err)
+    assert (warning["level"], warning["message"]) == ("warning", "bad.mp4 skipped: no video")
+    assert (end["event"], end["frames"], end["unreadable"], end["folder"]) == ("end", 20, 1, "runs/predict/predict")

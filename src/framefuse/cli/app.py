@@ -35,7 +35,7 @@ app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_la
 app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(val.parity)
 app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
 app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(models.tune)
-app.command(epilog="Example: framefuse repair runs/detect/predict")(predict.repair)
+app.command(epilog="Example: framefuse repair runs/predict/predict")(predict.repair)
 app.command()(doctor.doctor)
 app.command(epilog="Example: framefuse power --seconds 10 --save-idle")(doctor.power)
 app.add_typer(doctor.bench)

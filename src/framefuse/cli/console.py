@@ -276,11 +276,18 @@ def run_fleet(fleet: Fleet | RayFleet, *, quiet: bool = False, print_report: boo
     from framefuse.fleet.fleet import FleetReport
 
     try:
-        with _bar([], quiet) as bar:
+        with _bar([], quiet, False if as_json else None) as bar:
             report = fleet.run(bar.reach)
     finally:
         done = fleet.report
-        if done is not None and not quiet and (done.frames or fleet.folder):
+        if done is not None and as_json:
+            facts = {name: getattr(done, name) for name in ("frames", "seconds", "unreadable")}
+            total, *lines = done.table().splitlines()
+            for text in lines:
+                if text.startswith("warning"):
+                    log(logging.WARNING, text.removeprefix("warning").strip())
+            log(logging.INFO, total, event="end", **facts, folder=fleet.folder and str(fleet.folder))
+        elif done is not None and not quiet and (done.frames or fleet.folder):
             lines = [done.table(), *([f"wrote    {fleet.folder}"] if fleet.folder else [])]
             stderr().print(without_controls("\n".join(lines)), markup=False)
     if print_report:

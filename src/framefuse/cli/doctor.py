@@ -61,7 +61,9 @@ def doctor(print_json: PrintJson = False) -> int:
 def power(
     seconds: Annotated[float, option("N", "how long to measure")] = 5.0,
     device: Annotated[str, option("auto|cpu|cuda|cuda:N|board", "auto: all; board: a Jetson")] = "auto",
-    save_idle: Annotated[bool, typer.Option("--save-idle", help="keep them as those at rest, for reports")] = False,
+    save_idle: Annotated[
+        bool, typer.Option("--save-idle", help="save the measured watts as the idle power that later reports subtract")
+    ] = False,
     print_json: PrintJson = False,
 ) -> int:
     """Show the power of every device over some seconds, by which counter, and why others are missing."""
@@ -69,7 +71,7 @@ def power(
 
     if not 1 <= seconds <= 3600 or not re.fullmatch(r"auto|cpu|board|cuda(:\d{1,3})?", device):
         remedy = "use 1 to 3600 seconds, and auto, cpu, cuda, cuda:1 or board"
-        raise UsageError(f"cannot measure {device} for {seconds:g} s", remedy=remedy)
+        raise UsageError(f"--device {device} or --seconds {seconds:g} is out of range", remedy=remedy)
     found = [board_counter(), *([gpu_counter(int(device[5:]))] if ":" in device else gpu_counters()), cpu_counter()]
     meter = Meter(counter for counter in found if device == "auto" or counter.device.startswith(device))
     meter.start()
@@ -111,7 +113,7 @@ def engines(
     precisions = precision.split(",")
     check_choice("--device", device, ("auto", "cpu", "cuda", "all"))
     for name in precisions:
-        check_choice("--precision", name, ("auto", "fp32", "bf16", "fp16", "int8"))
+        check_choice("--precision", name, ("auto", "fp32", "bf16", "fp16", "int8", "fp8"))
     check_out(out, model)
     options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
     counts: dict[str, Any] = {"batch": batch, "warmups": warmups, "runs": runs, "seconds": seconds}

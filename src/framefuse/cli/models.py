@@ -56,7 +56,7 @@ def list_(print_json: PrintJson = False) -> int:
 
 @app.command()
 def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_json: PrintJson = False) -> int:
-    """Print the card of a model, and where each fact comes from; or what it puts out, if that is not recognised."""
+    """Print the card of a model, and where each fact comes from; or what it outputs, if that is not recognised."""
     from framefuse.models import find_model
     from framefuse.models.card import read_card
 
@@ -75,7 +75,7 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
 
 
 def _print_outputs(path: Path) -> None:
-    """What a model puts out for an image of noise, and the card to fill in."""
+    """What a model outputs for an image of noise, and the card to fill in."""
     from framefuse.models.card import read_facts
     from framefuse.models.probe import describe, run_once
 
@@ -104,7 +104,9 @@ def get(
     source: Annotated[
         str, typer.Argument(help="listed name, hf://OWNER/REPO[@REVISION][/FILE.onnx], https://... or file")
     ],
-    name: Annotated[str | None, typer.Option(help="what to call it; default: as it is called there")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="what to call it; default: the name of the repository or file")
+    ] = None,
     sha256: Annotated[str | None, option("HEX", "refuse a file that has another SHA-256")] = None,
     print_json: PrintJson = False,
 ) -> int:
@@ -128,7 +130,9 @@ def get(
 
 def export(
     network: Annotated[str, typer.Argument(help="torchvision:NAME, PACKAGE.MODULE:FUNCTION, or a TorchScript file")],
-    weights: Annotated[str | None, option("FILE|none", "state dictionary; default: those that the network has")] = None,
+    weights: Annotated[
+        str | None, option("FILE|none", "state dictionary; default: the network's own weights; none: as initialised")
+    ] = None,
     imgsz: Annotated[str, option("N|H,W", "input size in pixels")] = "640",
     names: Annotated[str | None, option("A,B,...", "class names")] = None,
     out: Annotated[Path | None, typer.Option(help="file to write; default: NAME.onnx in this folder")] = None,
@@ -338,7 +342,7 @@ def _size(text: str | None, model: Path) -> tuple[int, int]:
     except ValueError as error:
         raise UsageError(f"--size {text} is not WIDTHxHEIGHT", remedy="write it as 640x384") from error
     if width < 1 or height < 1:
-        raise UsageError(f"--size {text} is empty", remedy="write it as 640x384")
+        raise UsageError(f"--size {text} has no area", remedy="write it as 640x384")
     with suppress(ModelError):  # a model without a card can be tuned too
         card = read_card(model)
         if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):

@@ -26,11 +26,12 @@ STREET: Final = "synthetic://street?split=test"
 CAMERA: Final = f"{STREET}&seed=61&fps=30&size=960x540"
 
 
-@partial(with_fields, fields=FIELDS, defaults={})
+@partial(with_fields, fields=FIELDS)
 def profile(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models")],
     source: Annotated[
-        str | None, option("SOURCE", "your footage: the slowest candidate counts as right", "--source", "-s")
+        str | None,
+        option("SOURCE", "your footage; results of the slowest candidate serve as ground truth", "--source", "-s"),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -87,12 +88,12 @@ def _sizes(text: str) -> list[int]:
     except ValueError:
         sides = []
     if not sides or min(sides) < 32:
-        raise UsageError(f"--sizes is {text!r}", remedy="write the sides in pixels: --sizes 320,416,640")
+        raise UsageError(f"--sizes is {text!r}", remedy="write sides of at least 32 pixels: --sizes 320,416,640")
     return list(dict.fromkeys(sides))
 
 
 @bench.command(cls=Command, epilog="Example: framefuse bench adaptive scout-s --source street.mp4")
-@partial(with_fields, fields=OF_ADAPTIVE, defaults={})
+@partial(with_fields, fields=OF_ADAPTIVE)
 def adaptive(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="ONNX file, or the name of a shipped model")

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 FIELDS: Final = "device", "engine", "precision", "threads", "imgsz"
 
 
-@partial(with_fields, fields=FIELDS, defaults={"preset": "latency"})
+@partial(with_fields, fields=FIELDS)
 def tune_batch(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="ONNX file, or the name of a shipped model")],
     max_latency: Annotated[
-        str | None, option("TIME", "limit that 99 of 100 answers keep, such as 20ms; default: only throughput counts")
+        str | None,
+        option("TIME", "limit of the 99th percentile of the latency, such as 20ms; default: only throughput counts"),
     ] = None,
     max_batch: Annotated[int, option("N", "the largest batch to try", min=1, max=64)] = 32,
     out: Annotated[Path, option("FILE", "where to write what was found", "--out", "-o")] = Path("batching.json"),

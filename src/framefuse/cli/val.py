@@ -109,7 +109,7 @@ def _several(given: dict[str, Any], field: str) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-@partial(with_fields, fields=OF_PARITY, defaults={})
+@partial(with_fields, fields=OF_PARITY)
 def parity(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
     source: Annotated[str | None, option("SOURCE", "video to compare on (default: a generated clip)")] = None,

@@ -1,1 +1,1 @@
-"""Shared helpers: facts about the machine, YAML, redaction, ONNX Runtime without telemetry."""
+"""Helpers that no room owns, such as files, names, text, polygons, YAML, redaction and facts about the machine."""

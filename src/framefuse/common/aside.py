@@ -1,4 +1,4 @@
-"""Calls that the calling thread may stop waiting for; what it waits for goes on in a daemon thread.
+"""Runs a call in a daemon thread, so that a signal or a timeout ends the wait for it.
 
 Title: C++ hears no signals
     Python handles a signal between two of its own instructions, in the main thread. While that is inside a library, to

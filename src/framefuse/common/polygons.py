@@ -37,7 +37,7 @@ def area(outline: Sequence[Point]) -> float:
 
 
 def turn(a: Point, b: Point, c: Point) -> float:
-    """Above 0 where c lies to the right of the way from a to b, as seen on the screen, below 0 to the left."""
+    """Positive if c lies to the right of the line from a to b, as seen on the screen; negative if to the left."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 

@@ -1,5 +1,4 @@
-"""Names of files and classes come from others, and so do messages of errors: how a terminal and a page of Markdown show
-them as text."""
+"""Escapes untrusted text, such as names of files and classes, for terminals, HTML and Markdown."""
 
 import re
 from html import escape

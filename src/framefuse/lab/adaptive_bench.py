@@ -51,7 +51,7 @@ class Policy:
 
     name: str
     share: float
-    """Of the frames that are inferred."""
+    """Share of the frames that are inferred."""
     score: float
     """0..1: mAP50-95 where the truth is known, else the agreement with every frame; over all frames."""
     cpu_ms: float | None

@@ -47,7 +47,7 @@ def plot(tuning: BatchTuning) -> bytes:
         axes.plot(tuning.chosen.rate, tuning.chosen.p99_ms, "k*", markersize=13, label="chosen")
         if tuning.max_latency is not None:
             axes.axhline(1e3 * tuning.max_latency, color="0.5", linestyle="--", linewidth=1)
-        axes.set(yscale="log", xlabel="requests a second", ylabel="ms, 99 of 100 answers", xlim=(0, None))
+        axes.set(yscale="log", xlabel="requests a second", ylabel="p99 latency, ms", xlim=(0, None))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter("")
         axes.yaxis.set_major_locator(needed("matplotlib.ticker").LogLocator(subs=(1, 2, 5)))

@@ -16,7 +16,7 @@ import numpy as np
 
 from framefuse.common.machine import available_cores, memory_limit
 from framefuse.common.ort import onnxruntime
-from framefuse.common.text import first_line
+from framefuse.common.text import counted, first_line
 from framefuse.common.version import __version__
 from framefuse.config import settings_from
 from framefuse.cuda import device as gpus
@@ -203,7 +203,7 @@ def _driver() -> str:
     cuda.cuDeviceGetCount(ctypes.byref(count))
     if not count.value:
         raise CapabilityError("the NVIDIA driver finds no GPU", remedy="check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES")
-    return f"supports CUDA {number.value // 1000}.{number.value % 1000 // 10}, {count.value} GPU"
+    return f"supports CUDA {gpus.version(number.value)}, {counted(count.value, 'GPU')}"
 
 
 def _cuda() -> str:

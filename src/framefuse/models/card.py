@@ -90,7 +90,8 @@ class Card:
     skeleton: tuple[tuple[int, int], ...] = ()
     """Pairs of keypoints that a line connects."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Other information: licence, source, training, calibration. The first and the last also from the ONNX metadata."""
+    """Other information: licence, source, training, calibration. Licence and calibration may also come from the ONNX
+    metadata."""
 
     @property
     def boxes_only(self) -> bool:

@@ -116,7 +116,7 @@ def _stage(origin: Origin, folder: Path, name: str, sha256: str | None, known: K
         for wanted in filter(None, (sha256, origin.sha256)):
             if found != wanted.lower():
                 message = f"{origin.address} is not the file that it should be: its SHA-256 is {found}, not {wanted}"
-                remedy = "try again; if it stays so, compare the hash with the one that its author publishes"
+                remedy = "try again; if the hash still differs, compare the hash with the one that its author publishes"
                 raise ModelError(message, remedy=remedy)
         for external in external_files(path):
             if external == PureWindowsPath(external).name:  # no other folder

@@ -1,4 +1,4 @@
-"""What a model puts out for one image of noise, for what its shapes do not tell."""
+"""What a model outputs for one image of noise, where the shapes of its outputs do not tell."""
 
 from pathlib import Path
 from typing import Any

@@ -66,7 +66,7 @@ class Tracker:
     """Follows the objects of one source. It has no clock: every call says its time.
 
     Times are presentation times in seconds and may be any distance apart. One that stands still is another look at the
-    same moment. One that goes back, or that comes more than `buffer` and a second after the last, starts anew, as
+    same moment. One that goes back, or that comes after a gap longer than both `buffer` and one second, starts anew, as
     `reset`. One that is None or not finite counts as one step after the last, as long as the step before it.
     """
 

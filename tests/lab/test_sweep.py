@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -282,6 +283,10 @@ def test_grids(tmp_path: Path) -> None:
             choices(wrong, BASE, CARD)
     with pytest.raises(UsageError, match="tiles, roi or stereo"):
         choices({}, settings_from({"tiles": "2x2"}, base=BASE), CARD)
+    suppressed = replace(CARD, layout="yolox")
+    assert len(choices({"iou": [0.3, 0.5]}, BASE, suppressed)) == 2
+    with pytest.raises(UsageError, match="needs no NMS"):
+        choices({"iou": [0.3, 0.5]}, BASE, replace(CARD, layout="end2end"))
     with pytest.raises(UsageError, match=r"conf is 0\.001"):
         choices({}, settings_from({"conf": 0.001}, base=BASE), CARD)
     with pytest.raises(UsageError, match="agnostic_nms and classes"):

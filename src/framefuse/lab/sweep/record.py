@@ -128,7 +128,7 @@ def choices(grid: Mapping[str, Sequence[Any]], base: Settings, card: Card) -> li
             "leave it out: boxes of several views are joined by confidence, so that each conf needs its own run",
         ),
         f"iou was asked for, and {card.path.name} needs no NMS": (
-            len(grid.get("iou", ())) > 1 and not card.layout.startswith("yolov"), "leave iou out of the grid"
+            len(grid.get("iou", ())) > 1 and card.layout in ("end2end", "detr"), "leave iou out of the grid"
         ),
         "agnostic_nms and classes were asked for": (
             base.agnostic_nms and (base.classes is not None or any(grid.get("classes", ()))),

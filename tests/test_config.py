@@ -154,6 +154,7 @@ def test_an_empty_file_changes_nothing(write: Any, text: str) -> None:
         ("timeout: 1e300\n", "timeout is", "a number above 0 to 86400"),
         ("? [1, 2]\n: 3\n", "a key is not text, line 1", "name: value"),
         ("threads: 100000\n", "threads is 100000", "a whole number from 0 to 1024"),
+        ("imgsz: 333x\n", "imgsz is '333x'", "one or two whole numbers above 0"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_line(

@@ -249,7 +249,8 @@ class Settings(BaseModel):
     def _numbers(cls, value: Any) -> Any:
         """Accept 640 and "384x640" as lists."""
         if isinstance(value, str):
-            return [part for part in re.split(r"[x,\s]+", value.strip(" []")) if part]
+            words = value.strip(" []")
+            return re.split(r"[x,\s]+", words) if re.fullmatch(r"\d+([x,\s]+\d+)*", words) else value
         return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
     @field_validator("classes", mode="before")

@@ -71,7 +71,7 @@ def power(
 
     if not 1 <= seconds <= 3600 or not re.fullmatch(r"auto|cpu|board|cuda(:\d{1,3})?", device):
         remedy = "use 1 to 3600 seconds, and auto, cpu, cuda, cuda:1 or board"
-        raise UsageError(f"--device {device} or --seconds {seconds:g} is out of range", remedy=remedy)
+        raise UsageError(f"cannot measure --device {device} for --seconds {seconds:g}", remedy=remedy)
     found = [board_counter(), *([gpu_counter(int(device[5:]))] if ":" in device else gpu_counters()), cpu_counter()]
     meter = Meter(counter for counter in found if device == "auto" or counter.device.startswith(device))
     meter.start()

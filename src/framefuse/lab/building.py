@@ -96,9 +96,7 @@ def build_engine(
     started = time.perf_counter()
     for what, value, known in (("precision", precision, get_args(Precision)), ("device", device, get_args(Device))):
         if value not in known:
-            raise UsageError(
-                f"{what} {value!r} is not one of {', '.join(known)}", remedy="choose one of these"
-            )
+            raise UsageError(f"{what} {value!r} is not one of {', '.join(known)}", remedy="choose one of these")
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__}  # without importing PyTorch
     is_module = "torch.nn.modules.module.Module" in kinds
     if not is_module and not isinstance(model, str | Path):

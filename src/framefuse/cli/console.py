@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -260,10 +260,7 @@ def run(
             lines = [summary, *(f"wrote    {path}" for path in report.outputs)]
         lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
         if as_json:
-            for text in report.warnings:
-                log(logging.WARNING, text)
-            facts = {name: getattr(report, name) for name in ("frames", "seconds", "fps", "detections", "unreadable")}
-            log(logging.INFO, report.summary(), event="end", **facts, folder=pipeline.folder and str(pipeline.folder))
+            _log_end(report, report.summary(), report.warnings, pipeline.folder, "fps", "detections")
         elif not quiet and any(lines):
             stderr().print(without_controls("\n".join(filter(None, lines))), markup=False)
         if print_report:
@@ -281,12 +278,11 @@ def run_fleet(fleet: Fleet | RayFleet, *, quiet: bool = False, print_report: boo
     finally:
         done = fleet.report
         if done is not None and as_json:
-            facts = {name: getattr(done, name) for name in ("frames", "seconds", "unreadable")}
-            total, *lines = done.table().splitlines()
-            for text in lines:
-                if text.startswith("warning"):
-                    log(logging.WARNING, text.removeprefix("warning").strip())
-            log(logging.INFO, total, event="end", **facts, folder=fleet.folder and str(fleet.folder))
+            if isinstance(done, FleetReport):
+                warnings = [text for worker in done.workers for text in worker.warnings]
+            else:
+                warnings = [f"{file}: {why}" for file, why in done.failed.items()]
+            _log_end(done, done.table().splitlines()[0], warnings, fleet.folder)
         elif done is not None and not quiet and (done.frames or fleet.folder):
             lines = [done.table(), *([f"wrote    {fleet.folder}"] if fleet.folder else [])]
             stderr().print(without_controls("\n".join(lines)), markup=False)
@@ -295,6 +291,14 @@ def run_fleet(fleet: Fleet | RayFleet, *, quiet: bool = False, print_report: boo
     if isinstance(report, FleetReport) and report.errors:
         raise report.failure()
     return PARTIAL if report.unreadable else 0
+
+
+def _log_end(report: Any, summary: str, warnings: Iterable[str], folder: Path | None, *more: str) -> None:
+    """Log the end of a run in JSON: its warnings, then a summary with the facts that the report has by these names."""
+    for text in warnings:
+        log(logging.WARNING, text)
+    facts = {name: getattr(report, name) for name in ("frames", "seconds", "unreadable", *more)}
+    log(logging.INFO, summary, event="end", **facts, folder=folder and str(folder))
 
 
 def _bar(sources: Sequence[Source], quiet: bool, bar: bool | None = None) -> Bar:

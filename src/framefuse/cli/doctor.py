@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -107,13 +107,14 @@ def engines(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print only the result and errors")] = False,
 ) -> int:
     """Measure one model on every engine: latency, build time, size, and the difference of the outputs."""
+    from framefuse.engines import Precision
     from framefuse.lab.bench import bench_engines
 
     engine = [name for words in engine or () for name in words.split(",")]
     precisions = precision.split(",")
     check_choice("--device", device, ("auto", "cpu", "cuda", "all"))
     for name in precisions:
-        check_choice("--precision", name, ("auto", "fp32", "bf16", "fp16", "int8", "fp8"))
+        check_choice("--precision", name, get_args(Precision))
     check_out(out, model)
     options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
     counts: dict[str, Any] = {"batch": batch, "warmups": warmups, "runs": runs, "seconds": seconds}

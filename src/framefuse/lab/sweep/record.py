@@ -28,6 +28,7 @@ from framefuse.common.version import __version__
 from framefuse.config import Settings, load_settings, settings_from
 from framefuse.engines.cache import DAMAGED, locked, model_hash
 from framefuse.errors import ConfigError, SinkError, SourceError, UsageError
+from framefuse.kernels.boxes.cuda import LISTED
 from framefuse.lab.evaluation import open_data
 from framefuse.lab.evaluation.data import INI
 from framefuse.lab.evaluation.dataset import Dataset
@@ -128,7 +129,7 @@ def choices(grid: Mapping[str, Sequence[Any]], base: Settings, card: Card) -> li
             "leave it out: boxes of several views are joined by confidence, so that each conf needs its own run",
         ),
         f"iou was asked for, and {card.path.name} needs no NMS": (
-            len(grid.get("iou", ())) > 1 and card.layout in ("end2end", "detr"), "leave iou out of the grid"
+            len(grid.get("iou", ())) > 1 and card.layout in LISTED, "leave iou out of the grid"
         ),
         "agnostic_nms and classes were asked for": (
             base.agnostic_nms and (base.classes is not None or any(grid.get("classes", ()))),

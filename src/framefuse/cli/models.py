@@ -342,7 +342,7 @@ def _size(text: str | None, model: Path) -> tuple[int, int]:
     except ValueError as error:
         raise UsageError(f"--size {text} is not WIDTHxHEIGHT", remedy="write it as 640x384") from error
     if width < 1 or height < 1:
-        raise UsageError(f"--size {text} has no area", remedy="write it as 640x384")
+        raise UsageError(f"--size {text} is empty", remedy="write it as 640x384")
     with suppress(ModelError):  # a model without a card can be tuned too
         card = read_card(model)
         if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -280,27 +279,33 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(guard, name, value)
 
 
+def _ladder(folder: Path, *rungs: tuple[str, int]) -> Path:
+    """A file with a ladder of these models and sizes."""
+    measured = [Rung(*one, "openvino", "auto", *[1.0] * 4, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0) for one in rungs]
+    path = folder / "ladder.json"
+    path.write_text(Ladder(tuple(measured), "agreement", "", 1, cpu_model(), "").to_json())
+    return path
+
+
 @pytest.mark.usefixtures("quick")
-def test_results_that_come_too_late_step_down_to_a_smaller_size() -> None:
-    pipeline = Pipeline(STREET, "scout-n", adaptive=True, max_latency=0.001)
+def test_results_that_come_too_late_step_down_to_a_smaller_size(tmp_path: Path) -> None:
+    # sizes far apart: their costs keep their order on a busy machine, too
+    ladder = _ladder(tmp_path, ("scout-n", 192), ("scout-n", 640))
+    pipeline = Pipeline(STREET, ladder, adaptive=True, max_latency=0.001)
     results = list(pipeline)
     assert [result.frame.index for result in results] == list(range(48))
     sizes = [int(result.rung.split()[-1]) for result in results if result.inferred]
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] == 640
-    assert sizes[-1] == 320
+    assert (sizes[0], sizes[-1]) == (640, 192)
     assert results[-1].why.endswith("a cheaper rung, because results came too late")
     (line,) = (choice for choice in pipeline.report.choices if choice.startswith("rungs"))
-    # one switch where the machine was busy and the size in between was measured to be no faster
-    assert re.search(r"(2 switches|1 switch), the last because results came too late", line)
+    assert "1 switch, the last because results came too late" in line
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_rung_that_sees_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "AUDITS", 15.0)
-    rungs = [Rung("scout-n", size, "openvino", "auto", *[1.0] * 4, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0) for size in (64, 640)]
-    ladder = tmp_path / "ladder.json"
-    ladder.write_text(Ladder(tuple(rungs), "agreement", "", 1, cpu_model(), "").to_json())
+    ladder = _ladder(tmp_path, ("scout-n", 64), ("scout-n", 640))
     pipeline = Pipeline(STREET, ladder, adaptive=True, max_latency=0.001)
     results = list(pipeline)
     sizes = [int(result.rung.split()[-1]) for result in results if result.inferred]
@@ -314,10 +319,7 @@ def test_a_rung_that_sees_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.usefixtures("quick")
 def test_a_rung_that_was_left_out_takes_no_engine_from_the_next(tmp_path: Path) -> None:
     """The second rung is slower than the first, and the third has the model of the second."""
-    order = ("scout-s", 64), ("scout-s", 640), ("scout-n", 640)
-    rungs = [Rung(*one, "openvino", "auto", *[1.0] * 4, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0) for one in order]
-    ladder = tmp_path / "ladder.json"
-    ladder.write_text(Ladder(tuple(rungs), "agreement", "", 1, cpu_model(), "").to_json())
+    ladder = _ladder(tmp_path, ("scout-s", 64), ("scout-s", 640), ("scout-n", 640))
     results = run(STREET, ladder, adaptive=True, max_latency=0.001)
     assert len(results) == 48
     looks = {result.rung for result in results if result.inferred}
@@ -325,11 +327,7 @@ def test_a_rung_that_was_left_out_takes_no_engine_from_the_next(tmp_path: Path) 
 
 
 def test_rungs_have_the_same_classes(tmp_path: Path) -> None:
-    rungs = [
-        Rung(name, 640, "openvino", "auto", *[1.0] * 4, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0) for name in ("squares", "scout-n")
-    ]
-    ladder = tmp_path / "ladder.json"
-    ladder.write_text(Ladder(tuple(rungs), "agreement", "", 1, cpu_model(), "").to_json())
+    ladder = _ladder(tmp_path, ("squares", 640), ("scout-n", 640))
     with pytest.raises(ConfigError, match=r"squares.onnx has other classes than scout-n.onnx"):
         Pipeline(STREET, ladder, adaptive=True, max_latency=0.1)
 

@@ -122,6 +122,8 @@ def test_an_empty_file_changes_nothing(write: Any, text: str) -> None:
         ("conf:\n", "conf is None", "a number from 0 to 1"),
         ("batch: true\n", "batch is True", "a whole number from 1 to 64"),
         ("imgsz: true\n", "imgsz is True", "one or two whole numbers above 0"),
+        ("imgsz: [640, true]\n", "imgsz is [640, True]", "one or two whole numbers above 0"),
+        ("classes: [true]\n", "classes is [True]", "class numbers or names"),
         ("imgsz: [1, 2, 3]\n", "imgsz is [1, 2, 3]", "one or two whole numbers above 0"),
         ("batch: 2.5\n", "batch is 2.5", "a whole number from 1 to 64"),
         ("device: gpu\n", "device is 'gpu'", "one of auto, cpu, cuda"),

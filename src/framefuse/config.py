@@ -239,8 +239,11 @@ class Settings(BaseModel):
     def _possible(cls, value: Any, info: ValidationInfo) -> Any:
         """Accept paths as text. Reject booleans as numbers, and text that no file name or message can contain."""
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
-        truth = isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool
-        if truth or (isinstance(value, str) and UNWRITABLE.search(value)):
+        kind = cls.model_fields[str(info.field_name)].annotation
+        parts = value if isinstance(value, list | tuple) else [value]
+        truth = kind is not bool and any(isinstance(part, bool) for part in parts)
+        nowhere = kind is Path and not value
+        if truth or nowhere or (isinstance(value, str) and UNWRITABLE.search(value)):
             raise ValueError(takes(str(info.field_name)))
         return value
 

@@ -77,7 +77,7 @@ def test_help_and_version_print_on_stdout(run: Any) -> None:
         ("predict missing.mp4", 1, "missing.mp4", ""),
         ("predict a.mp4 --classes 99999999999999999999", 2, "99999999999999999999", "class numbers or names"),
         (f"predict a.mp4 {'x' * 300}.onnx", 1, "File name too long", "check the path"),
-        ("config", 2, "Missing command", "framefuse config --help"),
+        ("config", 2, "framefuse config needs a command", "framefuse config init or framefuse config reference"),
     ],
 )
 def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, message: str, remedy: str) -> None:
@@ -106,7 +106,11 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
         (["kernels", "show", "draw_box"], 2, "no kernel is named 'draw_box'", "did you mean draw_boxes"),
         (["kernels", "show", "x"], 2, "no kernel is named 'x'", "'framefuse kernels list' names them"),
         (["bench", "engines", "squares", "--engine", "null,x"], 2, "no engine is called 'x'", "openvino"),
-        (["bench"], 2, "Missing command", "framefuse bench --help"),
+        (["bench"], 2, "needs a command", "framefuse bench adaptive or framefuse bench engines"),
+        (["val", "scout-n"], 2, "framefuse val needs --data DATA", "framefuse val --help"),
+        (["profile", "scout-n", "-o", "."], 1, "cannot write .: it is a folder", "choose another --out"),
+        (["parity", "scout-n", "--frames", "9" * 30], 2, "--frames is '" + "9" * 30, "framefuse parity --help"),
+        (["predict", "a.mp4", "--project="], 2, "--project is ''", "project takes a path"),
         (["predict", "--conf"], 2, "'--conf' requires an argument", "framefuse predict --help"),
         (["val", "squares", "--data", "truth.json"], 1, "no id or no file_name", "give it an integer id"),
     ],

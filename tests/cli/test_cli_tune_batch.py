@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from framefuse.errors import ConfigError, UsageError
 def tuning(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tuned") / "batching.json"
     words = ["tune-batch", "scout-n", "--imgsz", "96", "--max-batch", "2", "--max-latency", "30s", "--out", str(out)]
-    assert main(words) == 0
+    with redirect_stderr(StringIO()) as printed:
+        assert main(words) == 0
+    assert f"framefuse.Batcher('scout-n', imgsz=[96], tuning={str(out)!r})" in printed.getvalue()
     return out
 
 

@@ -440,4 +440,6 @@ def test_no_nvml_and_no_gpu(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "invalid device ordinal" in power.gpu_counter(1).missing
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (counter,) = power.gpu_counters()
-    assert counter.missing.startswith("NVML cannot be read by nvidia-ml-py: ")
+    assert counter.missing == "there is no NVIDIA driver here"
+    monkeypatch.setattr(power, "_has_driver", lambda: True)
+    assert "pip install 'framefuse[cuda13]'" in power.gpu_counter(0).missing

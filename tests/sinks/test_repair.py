@@ -62,7 +62,7 @@ def test_coco_of_a_killed_run(killed: Path, capfd: pytest.CaptureFixture[str]) -
     assert len(found["categories"]) == 3
     assert [path.name for path in killed.iterdir()] == ["clip.json"]
     assert main(["repair", str(killed)]) == 0
-    assert capfd.readouterr().out == "every output is complete\n"
+    assert capfd.readouterr().out == f"nothing to repair in {killed}\n"
 
 
 def test_coco_that_ends_anywhere(tmp_path: Path) -> None:

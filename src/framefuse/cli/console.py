@@ -59,8 +59,6 @@ def check_out(out: Path | None, *inputs: str | Path | None, beside: str = "") ->
     one of the inputs, or cannot be written."""
     if out is None:
         return
-    if beside:
-        check_out(out.with_suffix(beside), *inputs)
     with os_errors_as(SinkError, f"cannot write {out}", "choose another --out"):
         if not out.parent.is_dir():
             raise OSError(f"there is no folder {out.parent}")
@@ -69,6 +67,8 @@ def check_out(out: Path | None, *inputs: str | Path | None, beside: str = "") ->
         if out.is_dir():
             raise OSError("it is a folder")
         tempfile.TemporaryFile(dir=out.parent).close()
+    if beside:
+        check_out(out.with_suffix(beside), *inputs)
 
 
 def check_choice(name: str, value: str, known: Sequence[str], *, remedy: str | None = None) -> None:

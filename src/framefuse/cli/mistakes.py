@@ -36,6 +36,13 @@ def explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str
         return found
     if parameter is None and (classes := _spaced(words)):
         return message, f"separate the classes by commas: {classes}"
+    if context and context.parent and message == "Missing command.":
+        known = [f"{context.command_path} {name}" for name in sorted(context.command.commands)]
+        return f"{context.command_path} needs a command", " or ".join(known)
+    if context and parameter is not None and message.startswith("Missing "):
+        option = [name for name in parameter.opts if name[:2] == "--"]
+        wanted = " ".join([*option, str(parameter.metavar or parameter.name).upper()])
+        return f"{context.command_path} needs {wanted}", f"add it; {remedy} shows an example"
     if isinstance(cause, ValidationError) and parameter is not None:  # typer omits the value
         why = cause.errors()[0]
         reason = why["msg"].removeprefix("Value error, ").removesuffix(".").replace("Input should", "it should")

@@ -182,7 +182,7 @@ def build(
     out: Annotated[Path | None, option("FILE", "output; default: MODEL-int8.onnx, MODEL-fp16.onnx; or a .plan")] = None,
     allow_loss: Annotated[bool, option("", "write the model however much accuracy it loses", "--allow-loss")] = False,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="overwrite an existing file")] = False,
-    frames: Annotated[int, option("N", "frames to calibrate with", min=1)] = 64,
+    frames: Annotated[int, option("N", "frames to calibrate with", min=1, max=1_000_000)] = 64,
     calibration: Annotated[str, option("percentile|entropy|minmax", "how the INT8 ranges are derived")] = "percentile",
     engine: Annotated[str | None, option("tensorrt", "also build a TensorRT plan, in --out or in the cache")] = None,
     shapes: Annotated[str | None, option("MIN:OPT:MAX", "plan's shapes: 1x3x640x640:8x3x640x640:16x3x640x640")] = None,

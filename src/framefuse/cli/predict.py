@@ -114,5 +114,5 @@ def repair(
             repairs.append(repair)
             typer.echo(without_controls(str(repair)))
     if not repairs:
-        typer.echo("every output is complete")
+        typer.echo(without_controls(f"nothing to repair in {', '.join(map(str, folders))}"))
     return int(any(repair.failed for repair in repairs))

@@ -39,7 +39,7 @@ def profile(
     ] = None,
     sizes: Annotated[str, option("N,..", "longer sides of the model input, in pixels")] = "320,416,640",
     precisions: Annotated[str, option("NAME,..", "precisions", "--precision")] = "auto",
-    frames: Annotated[int, option("N", "frames to measure on, spread over the footage", min=20)] = 100,
+    frames: Annotated[int, option("N", "frames to measure on, spread over the footage", min=20, max=1_000_000)] = 100,
     out: Annotated[Path, option("FILE", "where to write the ladder", "--out", "-o")] = Path("ladder.json"),
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the ladder as JSON on stdout")] = False,

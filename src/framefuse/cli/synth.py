@@ -104,7 +104,7 @@ def write_clip(
 
 @with_fields
 def demo(
-    frames: Annotated[int, option("N", "length of the clip in frames", min=1)] = FRAMES,
+    frames: Annotated[int, option("N", "length of the clip in frames", min=1, max=10_000_000)] = FRAMES,
     config: ConfigFile = None,
     preset: Preset = None,
     print_report: PrintReport = False,

@@ -53,7 +53,9 @@ def tune_batch(
         notes.append(
             f"best     max_batch_size {best.size}, max_queue_delay {best.delay:g} s: {best.rate:.4g} requests/s"
         )
-        notes.append(f"use it   framefuse.Batcher({model!r}, tuning={str(out)!r})")
+        options = {name: getattr(settings, name) for name in FIELDS if name in given} | {"tuning": str(out)}
+        arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        notes.append(f"use it   framefuse.Batcher({model!r}, {arguments})")
         stderr().print("\n".join(map(on_one_line, notes)), markup=False)
     return 0
 

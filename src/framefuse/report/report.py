@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,8 @@ from framefuse.sources import SourceInfo
 from framefuse.tracking.tally import EventFacts
 
 FILES = "report.json", "report.html"
+INCOMPLETE = re.compile("skipped|^damaged|^the header states")
+"""Notes of sources that mean that something is missing from the results."""
 
 
 @dataclass(frozen=True)
@@ -144,18 +147,21 @@ def build_report(
         minor_faults_per_frame=faults / max(frames, 1),
         outputs=[str(path) for path in outputs],
         unreadable=unreadable,
-        warnings=[*_skipped(infos), *warnings, *full],
+        warnings=[*_incomplete(infos), *warnings, *full],
         error=error,
         environment=environment(),
     )
 
 
-def _skipped(infos: Sequence[SourceInfo]) -> list[str]:
-    """What the sources skipped; with several, each line names its source, as those of a list do already."""
+def _incomplete(infos: Sequence[SourceInfo]) -> list[str]:
+    """What of the sources is skipped, damaged or cut off.
+
+    With several sources each line names its own, as those of a list do already.
+    """
     names, found = tuple(f"{info.uri}: " for info in infos), dict[str, None]()
     for info in infos:
         named = len(infos) == 1 or (info.path is None and info.kind != "images")
-        for text in (note for note in info.notes if "skipped" in note):
+        for text in (note for note in info.notes if INCOMPLETE.search(note)):
             found[text if named or text.startswith(names) else f"{info.uri}: {text}"] = None
     return list(found)
 

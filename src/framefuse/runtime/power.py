@@ -5,6 +5,7 @@ counts everything on that device, other programs too. A `Meter` reads counters w
 where a counter is absent, cannot be read or shows nonsense, there is a reason in place of a number, and never a 0.
 """
 
+import ctypes
 import importlib
 import platform
 import re
@@ -181,11 +182,22 @@ def nvml_handle(gpu: int) -> tuple[Any, Any]:
     return nvml, nvml.nvmlDeviceGetHandleByPciBusId(gpus.cupy().cuda.runtime.deviceGetPCIBusId(gpu))
 
 
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def gpu_counter(gpu: int) -> Counter:
     """NVML's energy counter of a GPU, numbered as by CUDA; its power reading where the GPU has no such counter."""
     try:
         nvml, handle = nvml_handle(gpu)
         name = nvml.nvmlDeviceGetName(handle)
+    except ModuleNotFoundError as error:
+        missing = f"the package that reads NVML is missing ({error.name}): pip install 'framefuse[cuda13]'"
+        return Counter(f"cuda:{gpu}", "NVML", missing=missing if _has_driver() else "there is no NVIDIA driver here")
     except Exception as error:  # of NVML or CUDA
         return Counter(f"cuda:{gpu}", "NVML", missing=f"NVML cannot be read by nvidia-ml-py: {reason(error)}")
     energy, power = nvml.nvmlDeviceGetTotalEnergyConsumption, nvml.nvmlDeviceGetPowerUsage

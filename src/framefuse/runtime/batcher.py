@@ -19,6 +19,7 @@ from framefuse.batching.queue import Request, RequestBatch, RequestQueue
 from framefuse.batching.tuning import read_tuning
 from framefuse.common.redact import brief
 from framefuse.config import Settings
+from framefuse.cuda import device as gpus
 from framefuse.errors import (
     DeadlineError,
     FramefuseError,
@@ -238,7 +239,8 @@ class Batcher:
                 self._refused[type(error).__name__] += 1
                 raise
             self._waiting[request.number] = _Waiting(request, prepared, future)
-            self._changed.notify_all()
+            if self._queue.may_start(request):
+                self._changed.notify_all()
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
 
@@ -299,8 +301,9 @@ class Batcher:
         """The thread that owns the model."""
         error: BaseException | None = None
         try:
-            while (ready := self._next()) is not None:
-                self._finish() if ready is True else self._start(ready)
+            with gpus.current(self._runner.gpu, "run the model"):
+                while (ready := self._next()) is not None:
+                    self._finish() if ready is True else self._start(ready)
         except BaseException as failed:
             error = failed
         finally:
@@ -404,7 +407,8 @@ class Batcher:
             self._latencies.append(latency)
             self._counts["completed"] += 1
             self._counts["late"] += request.deadline is not None and now > request.deadline
-            self._changed.notify_all()
+            if not self._waiting:
+                self._changed.notify_all()
         queued = started.seconds - request.arrival
         future.set_result(Response(result, number, queued, latency, len(started.items)))
 

@@ -101,7 +101,9 @@ class CapturedBatch:
                     self._launches = [self._recorded([before]), run_model, self._recorded([after])]
                     marks = [partial(mark.record, stream) for mark in self._marks]
                     self._timed_launches = _between(marks, self._launches)
-        self._launched = 0
+        self._launched = self._filled = 0
+        self._staged: list[tuple[Frame, Placement] | None] = [None] * batch
+        """What the rows of the table show, where that is a buffer of a frame from the host."""
         self._placed: list[Placement] = []
         """Where the views of the last frame lie, if it was alone in the batch."""
 
@@ -132,11 +134,17 @@ class CapturedBatch:
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)
                 if views and views == before and self._table.replace_frame(len(views), there):
+                    self._staged = [None] * self._batch
                     break  # the same views of the next frame of a video
-            self._table.set(slot, there, **preprocess.arguments(placement))
+            staged = (there, placement) if there is not frame else None
+            if staged is None or staged != self._staged[slot]:
+                self._table.set(slot, there, **preprocess.arguments(placement))
+            self._staged[slot] = staged
         else:
-            for slot in range(len(frames), self._batch):
+            for slot in range(len(frames), self._filled):
                 self._table.clear(slot)
+                self._staged[slot] = None
+            self._filled = len(frames)
         self.outputs.place(placements, frames)
         self._placed = views
 
@@ -144,7 +152,7 @@ class CapturedBatch:
         self._launched += 1
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
-        self.ended.record(self._stream)
+        driver.record(self.ended, self._stream)
         self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self.outputs.uploaded_bytes)
         self._ledger.add("postprocess", "d2h", "results", self.outputs.downloaded_bytes)
 

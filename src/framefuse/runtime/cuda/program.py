@@ -52,13 +52,16 @@ class CudaProgram(Program):
     Args:
         mode: how host frames reach the GPU (`choose_upload_mode`).
         merges: most views of a frame that are merged on the GPU: frames whose rows are `joined`.
+
+    Attributes:
+        gpu: number of the GPU that it runs on, the current one of the thread that made it.
     """
 
     mode: memory.UploadMode = "copy"
     merges: int = 0
 
     def __post_init__(self) -> None:
-        device.cupy()
+        self.gpu = device.current_gpu()
         super().__post_init__()
         self.slots = self.slots or IN_FLIGHT
         self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
@@ -250,6 +253,9 @@ class CudaProgram(Program):
         cp = device.cupy()
         try:
             yield
+        except GpuLostError:  # from a call of cuda/driver.py
+            self._abandon()
+            raise
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
             found = device.translate_cuda_error(error, doing)
             if isinstance(found, GpuLostError):

@@ -248,9 +248,32 @@ def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: 
     program.prepare(80, 61)
     assert len(program._executions[64, 96]) == 2
     (reason,) = program.reasons
-    assert reason.startswith("2 batches in flight, not 4: the GPU has no room to load a batch of 1 x 96x64")
+    assert reason.startswith("2 batches captured, not 4: the GPU has no room to load a batch of 1 x 96x64")
     gpu.room = None
     assert len(run(program, pictures(3), 1)) == 3
+    program.close()
+
+
+def test_a_partial_batch_runs_in_the_smallest_graph_that_holds_it(gpu: Gpu, segmenter: Card) -> None:
+    host = HostProgram(
+        NullEngine(lambda pixels: scores(1, *pixels.shape[2:])), segmenter, Preprocess(*SIZE), Selection(), batch=1
+    )
+    program = on_cuda(segmenter, batch=6, answer=lambda *size: [np.repeat(scores(1, *size[1:])[0], size[0], 0)],
+                      partial_batches=True)  # fmt: skip
+    frames, rows, found = pictures(21), list[int](), list[FrameResult]()
+    for end, count in zip((1, 3, 6, 10, 15, 21), range(1, 7), strict=True):
+        found += program.submit(frames[end - count : end])
+        rows.append(program._in_flight[-1].captured.rows)
+        found += program.drain()
+    assert rows == [1, 2, 4, 4, 6, 6]
+    assert [one.result.frame.index for one in found] == list(range(21))
+    for expected, one in zip(run(host, frames, 1), found, strict=True):
+        assert expected.result.masks is not None and one.result.masks is not None
+        assert (expected.result.masks.class_id == one.result.masks.class_id).mean() > 0.999
+    found = [
+        done for frame in frames[:6] for done in program.submit([frame])
+    ]  # the small ones are busy: larger ones run
+    assert [one.result.frame.index for one in [*found, *program.drain()]] == list(range(6))
     program.close()
 
 
@@ -272,7 +295,7 @@ def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segment
     gpu.room = None
     assert [done.result.frame.index for done in run(program, pictures(3), 1)] == [0, 1, 2]
     (reason,) = program.reasons
-    assert reason.startswith("1 batch in flight, not 2: the GPU has no room to capture batches of 1 x 96x64")
+    assert reason.startswith("1 batch captured, not 2: the GPU has no room to capture batches of 1 x 96x64")
     program.close()
 
 

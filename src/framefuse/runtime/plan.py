@@ -56,11 +56,12 @@ class RunPlan:
     upload_mode: "UploadMode" = "copy"
     merges: int = 0
     """Most views of a frame that run in one batch and are merged on the GPU; 0: views are merged on the host."""
+    live: bool = False
 
     def for_input(self, info: SourceInfo) -> Self:
         """The plan with the size of the model input; UsageError if the model does not take the requested size."""
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
-        return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason})
+        return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason}, live=info.live)
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> Self:
         """The plan with batches that hold all views of a frame, where a GPU runs them. Another `batch` than 1 stays."""
@@ -127,7 +128,10 @@ class RunPlan:
             raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
         from framefuse.runtime.cuda.program import CudaProgram
 
-        return CudaProgram(*given, mode=self.upload_mode, merges=self.merges, **options)
+        partial_batches = self.card.dynamic_batch and (settings.adaptive or self.live)
+        return CudaProgram(
+            *given, mode=self.upload_mode, merges=self.merges, partial_batches=partial_batches, **options
+        )
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""

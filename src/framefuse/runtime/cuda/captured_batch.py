@@ -55,7 +55,8 @@ class CapturedBatch:
         """Captured batches of one size and different pixel formats share it; only one of them may be in flight."""
         self._ledger = ledger
         self._stream = cp.cuda.Stream(non_blocking=True)
-        self._batch = batch = model.input.shape[0]
+        self.rows = batch = model.input.shape[0]
+        """Most frames that it takes, and how many rows run however few there are."""
         # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one frame.
         self._spins = batch <= max(1, merges)
         self.ended = cp.cuda.Event(block=not self._spins, disable_timing=True)
@@ -134,7 +135,7 @@ class CapturedBatch:
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)
                 if views and views == before and self._table.replace_frame(len(views), there):
-                    self._staged = [None] * self._batch
+                    self._staged = [None] * self.rows
                     break  # the same views of the next frame of a video
             staged = (there, placement) if there is not frame else None
             if staged is None or staged != self._staged[slot]:

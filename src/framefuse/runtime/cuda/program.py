@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from framefuse.common.text import counted
@@ -52,6 +53,7 @@ class CudaProgram(Program):
     Args:
         mode: how host frames reach the GPU (`choose_upload_mode`).
         merges: most views of a frame that are merged on the GPU: frames whose rows are `joined`.
+        partial_batches: many batches will not be full, so smaller graphs are captured, too: one runs all of its rows.
 
     Attributes:
         gpu: number of the GPU that it runs on, the current one of the thread that made it.
@@ -59,6 +61,7 @@ class CudaProgram(Program):
 
     mode: memory.UploadMode = "copy"
     merges: int = 0
+    partial_batches: bool = False
 
     def __post_init__(self) -> None:
         self.gpu = device.current_gpu()
@@ -101,9 +104,10 @@ class CudaProgram(Program):
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         batches = yield from self._captured_for(frames[0])
-        while not (free := [captured for captured in batches if not self._is_running(captured.model)]):
+        fitting = [captured for captured in batches if captured.rows >= len(frames)]
+        while not (free := [captured for captured in fitting if not self._is_running(captured.model)]):
             yield from self.finish()
-        captured = free[0]
+        captured = min(free, key=attrgetter("rows"))
         started = WallCpuTime.now()
         placements = [self._place(frame) for frame in frames]
         with self._translating_errors("start a batch"):
@@ -211,9 +215,9 @@ class CudaProgram(Program):
         placement = self._place(frame)
         models, batches = self._models(size), list[CapturedBatch]()
         while len(batches) < len(models):
+            model = models[len(batches)]
             try:
-                with self._translating_errors(f"capture batches of {self.batch} x {size[1]}x{size[0]}"):
-                    model = models[len(batches)]
+                with self._translating_errors(f"capture batches of {model.input.shape[0]} x {size[1]}x{size[0]}"):
                     given = self.card, self.selection, self.checked, self.ledger, self.mode, self.merges
                     batches.append(CapturedBatch(model, frame, placement, *given))
                 continue
@@ -226,7 +230,13 @@ class CudaProgram(Program):
         return batches
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
-        self.reasons.append(f"{counted(count, 'batch', 'batches')} in flight, not {self.slots}: {error.message}")
+        wanted = len(self._rows())
+        self.reasons.append(f"{counted(count, 'batch', 'batches')} captured, not {wanted}: {error.message}")
+
+    def _rows(self) -> list[int]:
+        """The rows of each captured batch of a size, the largest first; they are made in this order."""
+        smaller = [1 << power for power in range(6) if 1 << power < self.batch] if self.partial_batches else []
+        return [self.batch] * self.slots + smaller[::-1]
 
     def _is_running(self, model: DeviceExecution) -> bool:
         return any(flight.captured.model is model for flight in self._in_flight)
@@ -235,14 +245,14 @@ class CudaProgram(Program):
         """The executions of a size: as many as requested, or as many as fit."""
         if size not in self._executions:
             made: list[DeviceExecution] = []
-            for number in range(self.slots):
+            for rows in self._rows():
                 try:
-                    with self._translating_errors(f"load a batch of {self.batch} x {size[1]}x{size[0]}"):
-                        made.append(self.engine.execution(self.batch, *size))
+                    with self._translating_errors(f"load a batch of {rows} x {size[1]}x{size[0]}"):
+                        made.append(self.engine.execution(rows, *size))
                 except GpuMemoryError as error:
                     if not made:
                         raise
-                    self._fewer(number, error)
+                    self._fewer(len(made), error)
                     break
             self._executions[size] = made
         return self._executions[size]

@@ -15,8 +15,8 @@ same run; audits are in it. Clips: "cycle" (calm, crowded, calm; the camera move
 - "edges": two rungs, switched by the density of edges of the frame; the threshold that costs as much is chosen.
 - "oracle": the same blocks as adaptive compute, divided with knowledge of what each would lose.
 
-Speed. mAP of slow, medium and fast objects, by sizes of their own a second (SPEEDS); those of other speeds count neither
-as right nor as wrong. Regions: what adaptive compute would save, at most, if a look inside a block saw only the
+Speed. mAP of slow, medium and fast objects, by sizes of their own a second (SPEEDS); those of other speeds count
+neither as right nor as wrong. Regions: what adaptive compute would save, at most, if a look inside a block saw only the
 rectangle around all objects of its two ends, with a margin of MARGIN pixels, at a cost by its area.
 
 End to end. The real pipeline, with the annotated video written, 1080p, with and without `adaptive`, in turn.

@@ -5,6 +5,7 @@ Each decision is made as soon as its facts are known, so that a wrong option fai
     plan_run             device, engine, sources read at once, batch     from the card and the settings
     RunPlan.for_input    size of the model input                         once the source is open
     RunPlan.for_views    batches that hold the views of a frame          likewise
+    RunPlan.for_memory   batches that fit into the memory of the GPU     before the engine loads the model
     RunPlan.for_output   encoder, upload mode                            once the engine has taken its memory
 """
 
@@ -19,7 +20,8 @@ from framefuse.engines import Backend, Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
-from framefuse.runtime import choices, readers
+from framefuse.runtime import choices, memory, readers
+from framefuse.runtime.batching import IN_FLIGHT
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 LIKELY = 1920, 1080
 """Frame size for which the model is loaded before a source tells its own: most have these proportions."""
+HOST_KINDS = "images", "array", "camera", "synthetic"
+"""Kinds of sources whose frames come from the host."""
 MAX_BATCH = 64
 """As in `Settings.batch`."""
 CALIBRATION_FRAMES = 32
@@ -75,6 +79,28 @@ class RunPlan:
             viewer.merges = views  # otherwise boxes that only a tracker needs would hide others
         return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)
 
+    @property
+    def partial_batches(self) -> bool:
+        """Whether many batches on a GPU will not be full."""
+        return self.card.dynamic_batch and (self.settings.adaptive or self.live)
+
+    def for_memory(self, info: SourceInfo) -> Self:
+        """The plan with batches that fit into the memory of the GPU; CapabilityError if not even one frame does."""
+        settings = self.settings
+        if not settings.on_gpu:
+            return self
+        free, total = gpus.memory()
+        room = free - memory.RESERVE * total
+        if settings.max_memory is not None:
+            room = min(room, settings.max_memory * 2**20 - memory.CONTEXT)
+        slots, size = settings.slots or IN_FLIGHT, (info.width or LIKELY[0], info.height or LIKELY[1])
+        decoders = 0 if info.kind in HOST_KINDS else readers.count(self.source)
+        batch, slots, why = memory.fitted(self, self.batch, slots, size, room, decoders=decoders)
+        if not why:
+            return self
+        settings = settings.model_copy(update={"slots": slots})
+        return replace(self, batch=batch, settings=settings, reasons={**self.reasons, "batch": why})
+
     def for_output(self, info: SourceInfo) -> Self:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
         settings, encoder = self.settings, None
@@ -83,15 +109,15 @@ class RunPlan:
 
             chosen, encoder = choose_encoder(settings.encoder, self.gpu)
             settings = settings.model_copy(update={"encoder": chosen})
-        mode, memory = self.upload_mode, None
+        mode, uploads = self.upload_mode, None
         if settings.on_gpu:
             from framefuse.runtime.cuda.uploads import choose_upload_mode
 
-            mode, memory = choose_upload_mode(settings.memory)
+            mode, uploads = choose_upload_mode(settings.memory)
         elif settings.memory != "auto":
             message = f"memory {settings.memory} was asked for, but on device {settings.device} no frame enters a GPU"
             raise UsageError(message, remedy="leave it out, or use --device cuda")
-        reasons = {**self.reasons, "memory": memory, "encoder": encoder}
+        reasons = {**self.reasons, "memory": uploads, "encoder": encoder}
         return replace(self, settings=settings, upload_mode=mode, reasons=reasons)
 
     def engine_options(self) -> EngineOptions:
@@ -128,10 +154,8 @@ class RunPlan:
             raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
         from framefuse.runtime.cuda.program import CudaProgram
 
-        partial_batches = self.card.dynamic_batch and (settings.adaptive or self.live)
-        return CudaProgram(
-            *given, mode=self.upload_mode, merges=self.merges, partial_batches=partial_batches, **options
-        )
+        options["partial_batches"] = self.partial_batches
+        return CudaProgram(*given, mode=self.upload_mode, merges=self.merges, **options)
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
@@ -156,6 +180,9 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
         return backend.refuses(card.path, precision, spec.height, spec.width)
 
     settings, device = choices.choose_device(settings, refuses, engine)
+    if settings.max_memory is not None and not settings.on_gpu:
+        message = f"max_memory limits the memory of a GPU, and this run is on device {settings.device}"
+        raise UsageError(message, remedy="leave it out, or use --device cuda")
     name, why = choices.choose_engine(settings, refuses, engine)
     choices.check_task(card, settings)
     settings = choices.choose_classes(card, settings)

@@ -19,6 +19,7 @@ from framefuse.engines.requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame, View
 from framefuse.kernels.preprocess.cuda import is_cuda
+from framefuse.runtime.batching import IN_FLIGHT, captured_rows
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.profiling import median_seconds
@@ -28,8 +29,6 @@ MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
 LAUNCHES = 4
 """Of a model in a row, when its time is measured."""
-IN_FLIGHT = 2
-"""Default number of batches in flight: one runs while the results of the other are read."""
 
 _lost: list[Any] = []
 """Keeps objects alive that are on a lost GPU, or that a batch without an end uses."""
@@ -234,9 +233,7 @@ class CudaProgram(Program):
         self.reasons.append(f"{counted(count, 'batch', 'batches')} captured, not {wanted}: {error.message}")
 
     def _rows(self) -> list[int]:
-        """The rows of each captured batch of a size, the largest first; they are made in this order."""
-        smaller = [1 << power for power in range(6) if 1 << power < self.batch] if self.partial_batches else []
-        return [self.batch] * self.slots + smaller[::-1]
+        return captured_rows(self.batch, self.slots, partial=self.partial_batches)
 
     def _is_running(self, model: DeviceExecution) -> bool:
         return any(flight.captured.model is model for flight in self._in_flight)

@@ -281,8 +281,8 @@ def test_input_types(write: Any) -> None:
 def test_several_inputs_are_named(write: Any) -> None:
     with pytest.raises(ModelError, match=r"has 3 inputs.*images.*depth.*pose"):
         read_card(write(("o", [1, 84, 8400]), extra_inputs={"depth": [1, 1, 9, 9], "pose": [1, 6]}))
-    with pytest.raises(CardError, match="without its post-processor"):
-        read_card(write(("o", [1, 84, 8400]), extra_inputs={"orig_target_sizes": [1, 2]}))
+    with pytest.raises(ModelError, match=r"has 2 inputs.*images.*depth"):
+        read_card(write(("o", [1, 84, 8400]), extra_inputs={"depth": [1, 1, 9, 9]}))
 
 
 def test_weights_listed_among_the_inputs(tmp_path: Path, write: Any) -> None:

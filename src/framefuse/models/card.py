@@ -13,7 +13,7 @@ from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
 from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
 from framefuse.models.layouts import UNDECODED, WHOLE, Activation, BoxUnits, OutputLayout, Task
-from framefuse.models.onnx_file import OnnxFacts, TensorFacts, outputs_at, read_onnx
+from framefuse.models.onnx_file import OnnxFacts, TensorFacts, outputs_at, read_onnx, with_sizes_of_one
 from framefuse.models.openvino_file import METADATA_FILE, SUFFIXES, read_openvino
 from framefuse.preprocess import Fit, Preprocess
 
@@ -203,11 +203,14 @@ def read_card(model: Path) -> Card:
     model = Path(model)
     onnx_facts = read_facts(model)
     card_path = model.with_suffix(".yaml")
+    if sized := _size_input(onnx_facts):
+        model = with_sizes_of_one(model, sized)
+        onnx_facts = read_facts(model)
     card = read_card_file(card_path)
     where = METADATA_FILE if model.suffix in SUFFIXES else "onnx metadata"
     facts = _Facts(card, card_path.name, onnx_facts.metadata, where)
     try:
-        return _assemble(model, onnx_facts, facts)
+        return _assemble(model, onnx_facts, facts, sized)
     except CardError as error:
         error.message = f"{model.name}: {error.message}"
         error.remedy = f"{error.remedy} ({card_path})" if error.remedy else None
@@ -216,7 +219,7 @@ def read_card(model: Path) -> Card:
         raise CardError(f"{model.name}: {error.message}", remedy=f"correct it in {card_path}") from error
 
 
-def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
+def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts, sized: TensorFacts | None) -> Card:
     image = _image_input(onnx_facts)
     stated_layout, task = facts.find("layout"), facts.find("task")
     if stated_layout in WHOLE and task is None:
@@ -227,6 +230,9 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
 
     height, width = _input_size(image, facts)
     names = facts.find("names")
+    units: BoxUnits | None = facts.find("box_units")
+    if sized and units is None:
+        units, facts.origin["box_units"] = "relative", f"onnx input {sized.name}, which is 1"
     resolve = partial(
         layouts.resolve,
         size=(height, width),
@@ -235,7 +241,7 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         layout=task if task in WHOLE else stated_layout,
         wanted=facts.find("outputs"),
         activation=facts.find("activation"),
-        box_units=facts.find("box_units"),
+        box_units=units,
         keypoints=facts.find("keypoints"),
         probe=partial(_boxes_are_pixels, model, (image.shape[0] or 1, 3, height, width), image.dtype),
     )
@@ -335,12 +341,15 @@ def _agree(stated: TensorFacts, inferred: TensorFacts) -> bool:
     )
 
 
+def _size_input(facts: OnnxFacts) -> TensorFacts | None:
+    """The one of two inputs, (b, 2), that by its name takes the sizes of the images, by which boxes are multiplied."""
+    sizes = [one for one in facts.inputs if "size" in one.name.lower() and one.shape[1:] == (2,)]
+    return sizes[0] if len(sizes) == 1 and len(facts.inputs) == 2 else None
+
+
 def _image_input(facts: OnnxFacts) -> TensorFacts:
     """The only input, (b, 3, h, w)."""
     listed = ", ".join(map(str, facts.inputs)) or "none"
-    if any("orig" in tensor.name and "size" in tensor.name for tensor in facts.inputs):
-        remedy = "export it without its post-processor, which framefuse replaces (outputs boxes and logits)"
-        raise CardError(f"the model takes the image size as a second input: {listed}", remedy=remedy)
     if len(facts.inputs) != 1:
         message = f"{facts.path.name} has {len(facts.inputs)} inputs, expected one image: {listed}"
         raise ModelError(message, remedy="export the model with a single image input (batch, 3, height, width)")

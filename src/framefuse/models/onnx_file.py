@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.files import file_hash, os_errors_as, replaced, user_cache
 from framefuse.common.redact import brief
 from framefuse.common.text import lines_of
 from framefuse.errors import ModelError
@@ -145,6 +146,33 @@ def load_onnx(path: Path, *, weights: bool = True) -> Any:
         return onnx.load(path, load_external_data=weights)
     except Exception as error:  # protobuf's and the file system's own classes
         raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy=REMEDY) from error
+
+
+def with_sizes_of_one(path: Path, sizes: TensorFacts) -> Path:
+    """A copy of a model in the user's cache, without the input that takes the sizes of the images: they are 1, so that
+    what the model multiplies by them stays relative.
+
+    Args:
+        sizes: that input, (b, 2).
+
+    Raises:
+        ModelError: the model cannot be read, or the copy cannot be written.
+    """
+    import onnx
+
+    copy = user_cache() / "without-sizes" / file_hash(path)[:24] / path.name
+    if copy.exists():
+        return copy
+    model = load_onnx(path)
+    (entry,) = (one for one in model.graph.input if one.name == sizes.name)
+    model.graph.input.remove(entry)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 2), dtype), sizes.name))
+    with os_errors_as(ModelError, f"cannot write {copy}", "make room, or set XDG_CACHE_HOME to another folder"):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(copy, ".onnx") as part:
+            onnx.save(model, part)
+    return copy
 
 
 def is_quantised(model: Any) -> bool:

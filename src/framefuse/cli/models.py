@@ -41,9 +41,9 @@ def models(context: typer.Context) -> None:
 @app.command("list")
 def list_(print_json: PrintJson = False) -> int:
     """List the models known by name, and free ones that others publish and 'framefuse models get' fetches."""
-    from framefuse.models import KNOWN, fetched_models, list_models
+    from framefuse.models import KNOWN, LICENCE, fetched_models, list_models
 
-    rows = [(name, "in the package", "Apache-2.0", about) for name, about in list_models().items()]
+    rows = [(name, "in the package", LICENCE, about) for name, about in list_models().items()]
     fetched = fetched_models()
     for name, about in fetched.items():
         rows.append((name, "fetched", str(about.get("licence", "not stated")), str(about.get("source", ""))))

@@ -23,7 +23,7 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import ENGINES, backends, engine_names, find_backend
 from framefuse.engines.backend import version_of
 from framefuse.errors import CapabilityError, EngineError, FramefuseError
-from framefuse.models import REINSTALL, SHIPPED, shipped_model
+from framefuse.models import LICENCE, REINSTALL, SHIPPED, fetched_models, shipped_model
 
 Status = Literal["PASS", "FAIL", "ABSENT"]
 
@@ -83,6 +83,7 @@ def checks() -> Iterator[Check]:
         yield _try(f"engine {name}", partial(_plug_in, name))
     yield _try("onnxruntime packages", _onnxruntime_packages)
     yield _try("shipped models", _shipped_models, remedy=REINSTALL)
+    yield _try("fetched models", _fetched_models)
     yield driver
     for name, job in (("cuda", _cuda), ("nvdec", _nvdec), ("nvenc", _nvenc)):
         yield _of_gpu(_try(name, job), driver)
@@ -118,7 +119,13 @@ def _of_gpu(check: Check, driver: Check, install: str = "pip install 'framefuse[
 
 def _shipped_models() -> str:
     files = [shipped_model(name) for name in SHIPPED]
-    return f"{len(files)} files are intact ({files[0].parent})"
+    return f"{len(files)} files are intact, {LICENCE} ({files[0].parent})"
+
+
+def _fetched_models() -> str:
+    """The models that were fetched, with their licences."""
+    found = fetched_models()
+    return ", ".join(f"{name} ({about.get('licence', 'not stated')})" for name, about in found.items()) or "none"
 
 
 def _kernels() -> str:

@@ -59,6 +59,10 @@ KNOWN = {
 """Name -> detector with a free licence, which hub.py can fetch."""
 
 
+LICENCE = "Apache-2.0"
+"""Of the models in the package."""
+
+
 def list_models() -> dict[str, str]:
     """Names of the models in the package for `find_model`, each with a one-line description."""
     return dict(SHIPPED)

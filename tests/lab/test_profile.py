@@ -45,7 +45,7 @@ def test_footage_without_truth_is_judged_by_the_slowest() -> None:
     ladder, notes = measure(candidates, STREET, limit=20, options={"device": "cpu"}, on_frame=done.append)
     assert ladder.measure == "agreement" and done == [10, 20]
     assert [one.score for one in ladder.rungs] == [one.agreement for one in ladder.rungs]
-    assert ladder.rungs[-1].size == 480 and ladder.rungs[-1].score == 1
+    assert ladder.rungs[-1].size == 480 and ladder.rungs[-1].score == pytest.approx(1)
     (note,) = notes
     assert note.startswith("scout-n 320 fp8 cannot run")
 

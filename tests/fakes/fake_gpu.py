@@ -257,7 +257,7 @@ class Gpu:
             memcpyAsync=gpu.copy, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
             streamCaptureModeThreadLocal=1, CUDARuntimeError=CudaError, free=lambda address: gpu.alive(),
         )  # fmt: skip
-        pool = SimpleNamespace(free_all_blocks=lambda: None)
+        pool = SimpleNamespace(free_all_blocks=lambda: None, free_bytes=lambda: 0)
         return SimpleNamespace(
             ndarray=Array, zeros=gpu.limited(np.zeros), empty=gpu.limited(np.empty),
             asarray=lambda array: np.ascontiguousarray(array).view(Array), asnumpy=to_host,

@@ -26,7 +26,7 @@ from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer
-from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources import SourceInfo, SourceOptions, is_image_path
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.uploads import UploadMode
@@ -104,7 +104,7 @@ class RunPlan:
     def for_output(self, info: SourceInfo) -> Self:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
         settings, encoder = self.settings, None
-        if settings.save and info.kind not in STILLS:
+        if settings.save and (info.kind not in STILLS or not all(is_image_path(str(path)) for path in info.files)):
             from framefuse.sinks.video import choose_encoder
 
             chosen, encoder = choose_encoder(settings.encoder, self.gpu)

@@ -4,63 +4,32 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 import framefuse
 from framefuse import Pipeline
+from framefuse.config import Settings
 from framefuse.errors import CapabilityError, CardError, DecodeError, NonFiniteError, UsageError
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import reference
 from framefuse.kernels.masks.instances import Runs, mask_runs
 from framefuse.lab.evaluation import validate
 from framefuse.lab.evaluation.scores import Row, Wanted, table
+from framefuse.models.card import read_card
 from framefuse.prediction import Classification, Detections, corners
+from framefuse.runtime.choices import check_task
+from framefuse.runtime.plan import RunPlan
+from framefuse.runtime.views import Viewer
 from framefuse.sinks.outlines import outline
-
-NAMES = {0: "cat", 1: "dog"}
-SIZE = 64
-
-
-def anchors(*rows: tuple[float, ...], extra: int, layout: str = "yolov8") -> NDArray[np.float32]:
-    """Rows of cx, cy, w, h, score of class 0, of class 1, then `extra` values, as a raw output of one image."""
-    table = np.zeros(({"yolov8": 84, "yolov5": 252, "end2end": 20}[layout], 6 + extra), np.float32)
-    for row, values in zip(table, rows, strict=False):
-        row[:] = values
-    if layout == "yolov5":
-        table = np.insert(table, 4, 1, axis=1)
-    elif layout == "end2end":
-        table[:, 4:6] = np.stack((table[:, 4:6].max(axis=1), table[:, 4:6].argmax(axis=1)), axis=1)
-    return table.T[None] if layout == "yolov8" else table[None]
-
-
-def model(path: Path, *outputs: NDArray[np.float32], task: str, **metadata: Any) -> Path:
-    """An ONNX that says the same about every image of SIZE x SIZE pixels."""
-    image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, SIZE, SIZE])
-    nodes = [
-        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
-        helper.make_node("Constant", [], ["zero"], value=numpy_helper.from_array(np.float32(0))),
-        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
-    ]
-    values = []
-    for number, output in enumerate(outputs):
-        tensor = numpy_helper.from_array(np.ascontiguousarray(output, np.float32))
-        nodes.append(helper.make_node("Constant", [], [f"known{number}"], value=tensor))
-        nodes.append(helper.make_node("Add", [f"known{number}", "nothing"], [f"output{number}"]))
-        values.append(helper.make_tensor_value_info(f"output{number}", TensorProto.FLOAT, output.shape))
-    graph = helper.make_graph(nodes, "known", [image], values)
-    built = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    about = {"task": task, "names": NAMES, "stride": 32, **metadata}
-    helper.set_model_props(built, {key: str(value) for key, value in about.items()})
-    onnx.save(built, path)
-    return path
+from framefuse.sources import SourceInfo
+from known_models import NAMES, SIZE, anchors, model
 
 
 @pytest.fixture
@@ -261,14 +230,14 @@ def test_the_task_is_seen_from_the_outputs(tmp_path: Path) -> None:
     assert card.task == "segment" and card.class_count == 2 and "shapes" in card.origin["task"]
 
 
-def test_a_gpu_is_refused(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framefuse.config import Settings
-    from framefuse.models.card import read_card
-    from framefuse.runtime.choices import check_task
-
-    card = read_card(model(tmp_path / "obb.onnx", anchors(extra=1), task="obb"))
-    with pytest.raises(CapabilityError, match="on the CPU only"):
-        check_task(card, Settings(device="cuda"))
+def test_what_a_gpu_does_not_read(tmp_path: Path) -> None:
+    card, settings = read_card(model(tmp_path / "obb.onnx", anchors(extra=1), task="obb")), Settings(device="cuda")
+    check_task(card, settings)
+    with pytest.raises(CapabilityError, match="layout nanodet, whose outputs are read on the CPU only"):
+        check_task(replace(card, task="detect", layout="nanodet"), settings)
+    masks = RunPlan(replace(card, task="segment"), settings, None, "onnxruntime", 1, 0, {}, card.preprocess)
+    with pytest.raises(CapabilityError, match="instance masks of views are found on the CPU only"):
+        masks.for_views(cast("Viewer", None), SourceInfo("", "file"))
 
 
 def test_wrong_number_of_names(tmp_path: Path, picture: Path) -> None:

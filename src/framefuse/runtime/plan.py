@@ -69,6 +69,9 @@ class RunPlan:
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> Self:
         """The plan with batches that hold all views of a frame, where a GPU runs them. Another `batch` than 1 stays."""
+        if self.settings.on_gpu and self.card.task == "segment":
+            message = f"instance masks of views are found on the CPU only, and {self.card.path.name} gives masks"
+            raise CapabilityError(message, remedy="use --device cpu, or leave out tiles, roi and stereo")
         if not self.settings.on_gpu or self.card.task != "detect":
             return self
         batch, reasons = self.batch, dict(self.reasons)

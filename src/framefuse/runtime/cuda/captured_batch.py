@@ -23,7 +23,7 @@ from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, MaskOutputs
+from framefuse.runtime.cuda.device_outputs import BoxOutputs, ClassOutputs, DeviceOutputs, MaskOutputs
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.program import Selection
 
@@ -70,10 +70,12 @@ class CapturedBatch:
             self.outputs: DeviceOutputs
             if card.task == "semantic":
                 self.outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
+            elif card.task == "classify":
+                self.outputs = ClassOutputs(outputs[0], card)
             else:
                 relative = model.layout is not None or card.box_units == "relative"
                 layout = model.layout or card.layout
-                self.outputs = BoxOutputs(batch, layout, relative, card, selection, checked, merges)
+                self.outputs = BoxOutputs(batch, layout, relative, card, selection, checked, placement, merges)
 
             def before() -> None:
                 self._table.upload(self._stream.ptr)

@@ -72,8 +72,10 @@ class CudaProgram(Program):
 
     def batch_key(self, frame: Frame) -> tuple[Any, ...]:
         key: tuple[Any, ...] = (self.input_size(frame), frame.format.layout, frame.format.dtype)
-        # Masks have the size of what the model saw.
-        return (*key, *self._place(frame).shown) if self.card.task == "semantic" else key
+        place = self._place(frame)
+        # Masks have the size of what the model saw, those of instances that of the frame.
+        sizes: dict[str, tuple[Any, ...]] = {"semantic": place.shown, "segment": (place,)}
+        return (*key, *sizes.get(self.card.task, ()))
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Load the model for frames of this size. Capturing waits for the first frame, which tells the pixel format."""

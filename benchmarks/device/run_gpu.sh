@@ -4,7 +4,7 @@
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
 # first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines adaptive fleet throughput
-# planner faults.
+# planner heads faults.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -34,7 +34,7 @@ TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program views central memory network11 precision"
-SECOND="accuracy+parity tests files ledger engines adaptive fleet throughput planner faults" # tests and faults take all of the GPU's memory
+SECOND="accuracy+parity tests files ledger engines adaptive fleet throughput planner heads faults" # tests and faults take all of the GPU's memory
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
     tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
 STEPS=()
@@ -203,6 +203,8 @@ run_throughput() { bench throughput $((${SOAK:-60} + 150)) throughput --device c
 run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu.faults; }
 
 run_planner() { bench planner 420 gpu.planner "$SHORT" --models scout-n scout-s body-n "$V5" "$V11" "$V8"; }
+
+run_heads() { bench heads 60 gpu.heads; }
 
 run_parity() { bench parity 300 parity --device cuda --jobs 6; }
 

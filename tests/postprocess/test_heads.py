@@ -386,6 +386,22 @@ def test_keypoints_are_scored(tmp_path: Path, picture: Path, off: int, score: fl
     assert scores.boxes is not None and scores.boxes.shape_map50 == pytest.approx(score)
 
 
+@pytest.mark.parametrize(("sign", "score"), [(1, 1.0), (-1, 0.0)])
+def test_oriented_boxes_are_scored_by_what_is_inside(tmp_path: Path, picture: Path, sign: int, score: float) -> None:
+    """The upright box around both angles is the same."""
+    pytest.importorskip("faster_coco_eval")
+    outline_ = corners(np.array([[64, 64, 96, 24, 0.5]], np.float32))[0]
+    (left, top), (right, bottom) = outline_.min(0).tolist(), outline_.max(0).tolist()
+    upright = [left, top, right - left, bottom - top]
+    data = coco_file(tmp_path, {"category_id": 1, "bbox": upright, "segmentation": [outline_.ravel().tolist()]})
+    network = model(tmp_path / "obb.onnx", anchors((32, 32, 48, 12, 0.9, 0, 0.5 * sign), extra=1), task="obb")
+    scores = validate(network, data, precision="fp32")
+    assert scores.boxes is not None and scores.boxes.map50 == pytest.approx(1)
+    assert scores.boxes.shape_map50_95 == pytest.approx(score)
+    columns, row = table([Row(Wanted("obb", "auto", "auto"), scores)])
+    assert row[columns.index("oriented boxes 50")] == f"{100 * score:.1f}"
+
+
 def test_data_without_masks_score_boxes_only(tmp_path: Path, picture: Path) -> None:
     pytest.importorskip("faster_coco_eval")
     network = model(
@@ -399,10 +415,41 @@ def test_data_without_masks_score_boxes_only(tmp_path: Path, picture: Path) -> N
         validate(network, broken, precision="fp32")
 
 
-def test_a_classifier_is_not_scored_yet(tmp_path: Path, picture: Path) -> None:
-    network = model(tmp_path / "cls.onnx", np.eye(2, dtype=np.float32)[:1], task="classify", imgsz=[64, 64])
-    with pytest.raises(UsageError, match="classifies whole frames"):
-        validate(network, coco_file(tmp_path, {"category_id": 1, "bbox": [16, 16, 96, 96]}))
+def class_folders(root: Path, **counts: int) -> Path:
+    random = np.random.default_rng(0)
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            size = random.integers(40, 90, 2)
+            Image.fromarray(random.integers(0, 255, (*size, 3), np.uint8)).save(root / name / f"{number}.png")
+    (root / "README.txt").write_text("not a class")
+    return root
+
+
+@pytest.mark.parametrize("names", [("cat", "dog"), ("n01", "n02")])
+def test_classes_are_scored(tmp_path: Path, names: tuple[str, str]) -> None:
+    """The model says cat to everything; folders with other names are classes in their order."""
+    network = model(tmp_path / "cls.onnx", np.array([[0.7, 0.3]], np.float32), task="classify", imgsz=[64, 64])
+    data = class_folders(tmp_path / "data", **dict(zip(names, (3, 1), strict=True)))
+    scores = validate(network, data, precision="fp32")
+    assert scores.images is not None and scores.frames == 4
+    assert (scores.images.top1, scores.images.top5, scores.value) == (0.75, 1.0, 0.75)
+    assert scores.images.by_class == {"cat": (3, 1.0), "dog": (1, 0.0)} or names != ("cat", "dog")
+    assert any("in this order" in note for note in scores.notes) is (names != ("cat", "dog"))
+    columns, row = table([Row(Wanted("cls", "auto", "auto"), scores)])
+    assert (row[columns.index("top-1")], row[columns.index("top-5")]) == ("75.0", "100.0")
+
+
+def test_what_fits_neither_model_nor_data_is_said(tmp_path: Path, picture: Path) -> None:
+    classifier = model(tmp_path / "cls.onnx", np.array([[0.7, 0.3]], np.float32), task="classify", imgsz=[64, 64])
+    detector = model(tmp_path / "pose.onnx", anchors(extra=4), task="pose", kpt_shape=[2, 2])
+    folders = class_folders(tmp_path / "data", cat=1, dog=1)
+    with pytest.raises(UsageError, match="does not say the class of each image"):
+        validate(classifier, coco_file(tmp_path, {"category_id": 1, "bbox": [16, 16, 96, 96]}))
+    with pytest.raises(UsageError, match=r"says the class of each image, but pose\.onnx has the task pose"):
+        validate(detector, folders)
+    with pytest.raises(UsageError, match="no class in common"):
+        validate(classifier, class_folders(tmp_path / "other", apple=1, pear=1, plum=1))
 
 
 def test_models_show_describes_what_is_not_recognised(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
-from multiprocessing.synchronize import Event
 from statistics import median
 from typing import Any, cast
 from unittest import mock
@@ -45,8 +44,7 @@ def camera(images: list[Any], seconds: float) -> Iterator[Any]:
         yield images[number % len(images)]
 
 
-def burn(begin: Event) -> None:
-    begin.wait()
+def burn() -> None:
     while True:
         sum(range(100_000))
 
@@ -55,19 +53,15 @@ def run(images: list[Any], seconds: float) -> dict[str, Any]:
     """Ages and rungs of the results by phase."""
     ages: dict[str, list[float]] = {phase: [] for phase in PHASES}
     rungs: dict[str, list[str]] = {phase: [] for phase in PHASES}
-    begin = multiprocessing.Event()
-    burners = [
-        multiprocessing.Process(target=burn, args=[begin], daemon=True) for _ in range(2 * (os.cpu_count() or 1))
-    ]
-    for burner in burners:  # now, since a fork of this process in the middle of the run would stop it
-        burner.start()
+    burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(2 * (os.cpu_count() or 1))]
     pipeline = Pipeline(camera(images, seconds), MODEL, adaptive=True, max_latency=LIMIT, queue=2)
     begun, inferred = time.monotonic(), 0
     for result in pipeline:
         now = time.monotonic()
         phase = min(2, int((now - begun) / seconds))
-        if phase == 1:
-            begin.set()
+        if phase == 1 and not burners[0].pid:
+            for burner in burners:
+                burner.start()
         if phase == 2 and burners[0].is_alive():
             for burner in burners:
                 burner.kill()
@@ -75,8 +69,9 @@ def run(images: list[Any], seconds: float) -> dict[str, Any]:
         ages[PHASES[phase]].append(now - (result.arrival or now))
         rungs[PHASES[phase]] += [result.rung] * result.inferred
     for burner in burners:
-        burner.kill()
-        burner.join()
+        if burner.pid:
+            burner.kill()
+            burner.join()
     guard = pipeline._adapter._guard if pipeline._adapter else None
     rows = [
         {

@@ -441,5 +441,5 @@ def test_no_nvml_and_no_gpu(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (counter,) = power.gpu_counters()
     assert counter.missing == "there is no NVIDIA driver here"
-    monkeypatch.setattr(power, "_has_driver", lambda: True)
+    monkeypatch.setattr(power, "check_driver", lambda: None)
     assert "pip install 'framefuse[cuda13]'" in power.gpu_counter(0).missing

@@ -5,7 +5,6 @@ counts everything on that device, other programs too. A `Meter` reads counters w
 where a counter is absent, cannot be read or shows nonsense, there is a reason in place of a number, and never a 0.
 """
 
-import ctypes
 import importlib
 import platform
 import re
@@ -23,6 +22,7 @@ from typing import Any
 from framefuse.common.files import user_cache
 from framefuse.cuda import device as gpus
 from framefuse.errors import CapabilityError
+from framefuse.runtime.choices import check_driver
 
 POLL_SECONDS, READ_SECONDS, SHORTEST, LIMIT = 0.1, 30.0, 0.5, 2000.0
 """Seconds between two readings of power, and of energy, as RAPL wraps around after minutes; seconds of the shortest run
@@ -182,14 +182,6 @@ def nvml_handle(gpu: int) -> tuple[Any, Any]:
     return nvml, nvml.nvmlDeviceGetHandleByPciBusId(gpus.cupy().cuda.runtime.deviceGetPCIBusId(gpu))
 
 
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
 def gpu_counter(gpu: int) -> Counter:
     """NVML's energy counter of a GPU, numbered as by CUDA; its power reading where the GPU has no such counter."""
     try:
@@ -197,7 +189,11 @@ def gpu_counter(gpu: int) -> Counter:
         name = nvml.nvmlDeviceGetName(handle)
     except ModuleNotFoundError as error:
         missing = f"the package that reads NVML is missing ({error.name}): pip install 'framefuse[cuda13]'"
-        return Counter(f"cuda:{gpu}", "NVML", missing=missing if _has_driver() else "there is no NVIDIA driver here")
+        try:
+            check_driver()
+        except CapabilityError:
+            missing = "there is no NVIDIA driver here"
+        return Counter(f"cuda:{gpu}", "NVML", missing=missing)
     except Exception as error:  # of NVML or CUDA
         return Counter(f"cuda:{gpu}", "NVML", missing=f"NVML cannot be read by nvidia-ml-py: {reason(error)}")
     energy, power = nvml.nvmlDeviceGetTotalEnergyConsumption, nvml.nvmlDeviceGetPowerUsage

@@ -200,6 +200,8 @@ def test_what_is_wrong_in_python(options: dict[str, Any], message: str, remedy: 
         ({"start": 2, "end": 1}, "end is 1", "a number greater than start (2)"),
         ({"vid_stride": True}, "vid_stride is True", "a whole number from 1"),
         ({"project": 3}, "project is 3", "project takes a path"),
+        ({"project": ""}, "project is ''", "project takes a path"),
+        ({"zones": ""}, "zones is ''", "zones takes a path"),
         ({"confidence": 0.5}, "unknown setting 'confidence'", "did you mean 'conf'?"),
         ({"preset": "latency"}, "unknown setting 'preset'", "an argument of Pipeline(...)"),
         ({"half": True}, "unknown setting 'half'", "precision='fp16'"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, ValidationInfo, field_validator
 
@@ -242,7 +242,7 @@ class Settings(BaseModel):
         kind = cls.model_fields[str(info.field_name)].annotation
         parts = value if isinstance(value, list | tuple) else [value]
         truth = kind is not bool and any(isinstance(part, bool) for part in parts)
-        nowhere = kind is Path and not value
+        nowhere = value == "" and Path in (kind, *get_args(kind))
         if truth or nowhere or (isinstance(value, str) and UNWRITABLE.search(value)):
             raise ValueError(takes(str(info.field_name)))
         return value

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import openvino
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from framefuse import Model
-from framefuse.models.card import read_card
+from framefuse.errors import ModelError
+from framefuse.models.card import Card, read_card
 
 BOXES = np.array([[[0.1, 0.2, 0.5, 0.6], [0.25, 0.5, 0.75, 1.0]]], np.float32)
 """Two objects: x1, y1, x2, y2 as shares of the image."""
@@ -74,6 +76,33 @@ def test_the_card_says_what_was_assumed(model: Path, cache: Path) -> None:
     assert "orig_target_sizes" in card.origin["box_units"]
     assert card.path.is_relative_to(cache) and card.path.read_bytes() == read_card(model).path.read_bytes()
     assert [entry.name for entry in onnx.load(card.path).graph.input] == ["images"]
+
+
+def test_the_copy_is_read_as_the_model(model: Path) -> None:
+    """With the model's own card, as where a run is opened by the path of a card."""
+    card = read_card(model)
+    again = read_card(card.path)
+    assert (again.path, again.names, again.layout, again.box_units) == (card.path, *card_facts(card))
+    assert again.origin == card.origin
+    model.with_suffix(".yaml").write_text("names: [lion, wolf]\n")
+    assert read_card(card.path).names == {0: "lion", 1: "wolf"}
+
+
+def card_facts(card: Card) -> tuple[object, ...]:
+    return card.names, card.layout, card.box_units
+
+
+def test_models_of_openvino_are_not_copied(model: Path, cache: Path, tmp_path: Path) -> None:
+    openvino.save_model(openvino.Core().read_model(model), tmp_path / "detector.xml")
+    with pytest.raises(ModelError, match=r"has 2 inputs.*orig_target_sizes"):
+        read_card(tmp_path / "detector.xml")
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written(model: Path, cache: Path) -> None:
+    cache.write_text("not a folder")
+    with pytest.raises(ModelError, match=r"cannot copy .*rtdetr\.onnx"):
+        read_card(model)
 
 
 def test_a_model_that_changes_is_copied_again(model: Path) -> None:

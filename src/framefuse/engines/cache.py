@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from framefuse.common.files import file_hash, replaced, user_cache, write_atomically
-from framefuse.models.onnx_file import external_files
+from framefuse.models.onnx_file import model_hash as model_hash
 
 _logger = logging.getLogger(__name__)
 FORMAT = 1
@@ -122,20 +122,6 @@ def difference(folder: Path, entry: str, wanted: Mapping[str, str], *, same: Ite
                 found.append([f"{name} was {other.get(name)!r}, is {wanted[name]!r}" for name in changed])
     nearest = min(found, key=len) if found else []
     return ", ".join(nearest)
-
-
-def model_hash(model: Path) -> str:
-    """SHA-256 of a model file and of the external files with its weights.
-
-    Raises:
-        OSError: one of them cannot be read.
-        ModelError: it is named .onnx but cannot be read as ONNX.
-    """
-    digest = hashlib.sha256(model.read_bytes())
-    if model.suffix == ".onnx":
-        for name in sorted(external_files(model)):
-            digest.update((model.parent / name).read_bytes())
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,15 @@ from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
 from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
 from framefuse.models.layouts import UNDECODED, WHOLE, Activation, BoxUnits, OutputLayout, Task
-from framefuse.models.onnx_file import OnnxFacts, TensorFacts, outputs_at, read_onnx, with_sizes_of_one
+from framefuse.models.onnx_file import (
+    ORIGINAL,
+    SIZES_OF_ONE,
+    OnnxFacts,
+    TensorFacts,
+    outputs_at,
+    read_onnx,
+    with_sizes_of_one,
+)
 from framefuse.models.openvino_file import METADATA_FILE, SUFFIXES, read_openvino
 from framefuse.preprocess import Fit, Preprocess
 
@@ -202,15 +210,15 @@ def read_card(model: Path) -> Card:
     """
     model = Path(model)
     onnx_facts = read_facts(model)
-    card_path = model.with_suffix(".yaml")
-    if sized := _size_input(onnx_facts):
-        model = with_sizes_of_one(model, sized)
+    if model.suffix not in SUFFIXES and (sizes := _size_input(onnx_facts)):
+        model = with_sizes_of_one(model, sizes)
         onnx_facts = read_facts(model)
+    card_path = Path(onnx_facts.metadata.get(ORIGINAL, model)).with_suffix(".yaml")
     card = read_card_file(card_path)
     where = METADATA_FILE if model.suffix in SUFFIXES else "onnx metadata"
     facts = _Facts(card, card_path.name, onnx_facts.metadata, where)
     try:
-        return _assemble(model, onnx_facts, facts, sized)
+        return _assemble(model, onnx_facts, facts)
     except CardError as error:
         error.message = f"{model.name}: {error.message}"
         error.remedy = f"{error.remedy} ({card_path})" if error.remedy else None
@@ -219,7 +227,7 @@ def read_card(model: Path) -> Card:
         raise CardError(f"{model.name}: {error.message}", remedy=f"correct it in {card_path}") from error
 
 
-def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts, sized: TensorFacts | None) -> Card:
+def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     image = _image_input(onnx_facts)
     stated_layout, task = facts.find("layout"), facts.find("task")
     if stated_layout in WHOLE and task is None:
@@ -231,8 +239,8 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts, sized: TensorFa
     height, width = _input_size(image, facts)
     names = facts.find("names")
     units: BoxUnits | None = facts.find("box_units")
-    if sized and units is None:
-        units, facts.origin["box_units"] = "relative", f"onnx input {sized.name}, which is 1"
+    if units is None and (sizes := onnx_facts.metadata.get(SIZES_OF_ONE)):
+        units, facts.origin["box_units"] = "relative", f"onnx input {sizes}, which is 1"
     resolve = partial(
         layouts.resolve,
         size=(height, width),

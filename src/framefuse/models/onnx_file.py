@@ -1,18 +1,20 @@
 """ONNX without an engine. Files: inputs, outputs and metadata. Graphs: who makes and reads a tensor, weighted layers,
 decoding; attributes and values of nodes."""
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.common.files import file_hash, os_errors_as, replaced, user_cache
+from framefuse.common.files import os_errors_as, replaced, user_cache
 from framefuse.common.redact import brief
 from framefuse.common.text import lines_of
 from framefuse.errors import ModelError
@@ -22,6 +24,8 @@ WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 """Operators with weights."""
 MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
 """Operators that keep values as they are."""
+ORIGINAL, SIZES_OF_ONE = "framefuse.original", "framefuse.sizes_of_one"
+"""Metadata of `with_sizes_of_one`: the path of the model, and the input that is gone."""
 REMEDY = "pass a complete .onnx file"
 QUANTIZE_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "DynamicQuantizeLinear",
                       "QLinearMatMul")  # fmt: skip
@@ -148,6 +152,20 @@ def load_onnx(path: Path, *, weights: bool = True) -> Any:
         raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy=REMEDY) from error
 
 
+def model_hash(model: Path) -> str:
+    """SHA-256 of a model file and of the external files with its weights.
+
+    Raises:
+        OSError: one of them cannot be read.
+        ModelError: it is named .onnx but cannot be read as ONNX.
+    """
+    digest = hashlib.sha256(model.read_bytes())
+    if model.suffix == ".onnx":
+        for name in sorted(external_files(model)):
+            digest.update((model.parent / name).read_bytes())
+    return digest.hexdigest()
+
+
 def with_sizes_of_one(path: Path, sizes: TensorFacts) -> Path:
     """A copy of a model in the user's cache, without the input that takes the sizes of the images: they are 1, so that
     what the model multiplies by them stays relative.
@@ -160,15 +178,22 @@ def with_sizes_of_one(path: Path, sizes: TensorFacts) -> Path:
     """
     import onnx
 
-    copy = user_cache() / "without-sizes" / file_hash(path)[:24] / path.name
+    remedy = "make room, or set XDG_CACHE_HOME to another folder"
+    failing = partial(os_errors_as, ModelError, f"cannot copy {path}", remedy)
+    original = str(path.absolute())
+    with failing():
+        key = hashlib.sha256(f"{model_hash(path)} {original}".encode("utf-8", "surrogateescape")).hexdigest()
+    copy = user_cache() / "without-sizes" / key[:24] / path.name
     if copy.exists():
         return copy
     model = load_onnx(path)
+    for name, value in ((ORIGINAL, original), (SIZES_OF_ONE, sizes.name)):
+        model.metadata_props.add(key=name, value=value)
     (entry,) = (one for one in model.graph.input if one.name == sizes.name)
     model.graph.input.remove(entry)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 2), dtype), sizes.name))
-    with os_errors_as(ModelError, f"cannot write {copy}", "make room, or set XDG_CACHE_HOME to another folder"):
+    with failing():
         copy.parent.mkdir(parents=True, exist_ok=True)
         with replaced(copy, ".onnx") as part:
             onnx.save(model, part)

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
-from framefuse.engines.cache import model_hash
 from framefuse.errors import UsageError
 from framefuse.models.card import Card
+from framefuse.models.onnx_file import model_hash
 from framefuse.runtime.requested_sinks import writes
 from framefuse.sinks.run_folder import Manifest
 from framefuse.sources import PathList, SharedList, find, is_camera, is_image_path

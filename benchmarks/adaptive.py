@@ -15,6 +15,10 @@ same run; audits are in it. Clips: "cycle" (calm, crowded, calm; the camera move
 - "edges": two rungs, switched by the density of edges of the frame; the threshold that costs as much is chosen.
 - "oracle": the same blocks as adaptive compute, divided with knowledge of what each would lose.
 
+Speed. mAP of slow, medium and fast objects, by sizes of their own a second (SPEEDS); those of other speeds count
+neither as right nor as wrong. Regions: what adaptive compute would save, at most, if a look inside a block saw only the
+rectangle around all objects of its two ends, with a margin of MARGIN pixels, at a cost by its area.
+
 End to end. The real pipeline, with the annotated video written, 1080p, with and without `adaptive`, in turn.
 
 Results go to benchmarks/records/adaptive.json; the last line is JSON.
@@ -24,11 +28,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -52,6 +58,7 @@ RUNGS = (("scout-n", 416), ("scout-n", 640), ("scout-s", 416), ("scout-s", 640))
 BEST = RUNGS[-1]
 AGREEMENTS = 0.98, 0.96, 0.95, 0.93, 0.9, 0.85
 SIZE = 960, 540
+SPEEDS, MARGIN = {"slow": 0.0, "medium speed": 2.0, "fast": 8.0}, 64
 TRACKED = "fixed scout-s 640", "stride 2 tracked", "stride 3 tracked", "stride 3 interpolated", "adaptive 0.96"
 """Policies whose results are tracked, too."""
 
@@ -70,11 +77,38 @@ class Clip:
 
     def score(self, found: Found) -> dict[str, float]:
         """mAP 50:95 in percent over all frames, of all objects and by size."""
+        return self._of([np.ones(len(labels.class_id), np.bool_) for labels in self.labels], found)
+
+    def _of(self, counted: Sequence[NDArray[Any]], found: Found) -> dict[str, float]:
+        """The same of some objects of each frame; the others count neither as right nor as wrong."""
         counter = BoxCounter(self.names, max_det=MOST)
-        for labels, one in zip(self.labels, found, strict=True):
-            counter.add(labels, one)
+        for labels, kept, one in zip(self.labels, counted, found, strict=True):
+            counter.add(replace(labels, crowd=labels.crowd | ~kept), one)
         scores = counter.scores()
         return {"map": 100 * scores.map50_95} | {size: 100 * (ap or 0.0) for size, ap in scores.by_size.items()}
+
+    def by_speed(self, found: Found) -> dict[str, float]:
+        """mAP 50:95 in percent over all frames, of objects that are at least as fast as SPEEDS says."""
+        bounds = [*SPEEDS.values(), math.inf]
+        return {
+            name: self._of([(bounds[at] <= speeds) & (speeds < bounds[at + 1]) for speeds in self.speeds], found)["map"]
+            for at, name in enumerate(SPEEDS)
+        }
+
+    @cached_property
+    def speeds(self) -> list[NDArray[Any]]:
+        """Of the objects of each frame: sizes of their own a second; 0 where they appear."""
+        before: dict[int, NDArray[Any]] = {}
+        found = []
+        for labels in self.labels:
+            sides = labels.xyxy[:, 2:] - labels.xyxy[:, :2]
+            centres, sizes = labels.xyxy[:, :2] + sides / 2, np.sqrt(sides.prod(1))
+            assert labels.track_id is not None
+            ids = labels.track_id.tolist()
+            steps = [centre - before.get(key, centre) for key, centre in zip(ids, centres, strict=True)]
+            found.append(30 * np.hypot(*np.reshape(steps, (-1, 2)).T) / np.maximum(sizes, 1))
+            before = dict(zip(ids, centres, strict=True))
+        return found
 
     def hota(self, found: Found) -> float:
         """HOTA in percent of ByteTrack on the results of all frames."""
@@ -122,9 +156,27 @@ def edges(stem: Path) -> NDArray[Any]:
     return np.array(densities)
 
 
-def adaptive(clip: Clip, agreement: float) -> tuple[list[Detections], list[int], Governor]:
+class Watched(Governor):
+    """Notes how much of the frame is beside the objects of a block that it halves: `beside`, shares of its area."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.beside: list[float] = []
+
+    def split(self, bridge: Bridge) -> int | None:
+        step = super().split(bridge)
+        boxes = np.concatenate((bridge.first.xyxy, bridge.last.xyxy))
+        sure = np.concatenate((bridge.first.confidence, bridge.last.confidence)) > 0.1
+        if step is not None and sure.any():
+            low = np.maximum(boxes[sure, :2].min(0) - MARGIN, 0)
+            high = np.minimum(boxes[sure, 2:].max(0) + MARGIN, SIZE)
+            self.beside.append(1 - float(np.prod((high - low) / SIZE)))
+        return step
+
+
+def adaptive(clip: Clip, agreement: float, kind: type[Governor] = Governor) -> tuple[list[Detections], list[int], Any]:
     """Results, the frames that were inferred, and the governor."""
-    governor = Governor(Limits(agreement))
+    governor = kind(Limits(agreement))
     blocks, results, inferred = Blocks(governor, CONF), [], []
     best = clip.found[BEST]
 
@@ -182,7 +234,7 @@ def rows_of(clip: Clip, costs: dict[tuple[str, int], float]) -> list[dict[str, A
     def add(policy: str, share: float, found: Found, **more: Any) -> None:
         rows.append({"policy": policy, "ms": share * top, "share": share, **clip.score(found), **more})
         if policy in TRACKED:
-            rows[-1]["hota"] = clip.hota(found)
+            rows[-1] |= {"hota": clip.hota(found), **clip.by_speed(found)}
         print(f"{clip.name:6} {clip.seed} {policy:28} {share:6.3f} {rows[-1]['map']:5.1f}", flush=True)
 
     for rung in RUNGS:
@@ -196,12 +248,14 @@ def rows_of(clip: Clip, costs: dict[tuple[str, int], float]) -> list[dict[str, A
         found, inferred, governor = adaptive(clip, agreement)
         decision_us = 1e6 * (time.process_time() - begun) / count
         share = len(inferred) / count
+        beside = adaptive(clip, agreement, Watched)[2].beside
         real = 1 - sum(map(disagreement, best, found)) / sum(1 + float(one.confidence.sum()) for one in best)
         more = {
             "agreement": real,
             "expected": governor.agreement,
             "audits": governor.audits,
             "decision_us": decision_us,
+            "beside_objects": sum(beside) / len(inferred),
         }
         add(f"adaptive {agreement}", share, found, **more)
         chance = np.random.default_rng(clip.seed).choice(np.arange(1, count - 1), max(0, len(set(inferred)) - 2), False)

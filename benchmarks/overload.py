@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
+from multiprocessing.synchronize import Event
 from statistics import median
 from typing import Any, cast
 from unittest import mock
@@ -44,7 +45,8 @@ def camera(images: list[Any], seconds: float) -> Iterator[Any]:
         yield images[number % len(images)]
 
 
-def burn() -> None:
+def burn(begin: Event) -> None:
+    begin.wait()
     while True:
         sum(range(100_000))
 
@@ -53,15 +55,19 @@ def run(images: list[Any], seconds: float) -> dict[str, Any]:
     """Ages and rungs of the results by phase."""
     ages: dict[str, list[float]] = {phase: [] for phase in PHASES}
     rungs: dict[str, list[str]] = {phase: [] for phase in PHASES}
-    burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(2 * (os.cpu_count() or 1))]
+    begin = multiprocessing.Event()
+    burners = [
+        multiprocessing.Process(target=burn, args=[begin], daemon=True) for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    for burner in burners:  # now, since a fork of this process in the middle of the run would stop it
+        burner.start()
     pipeline = Pipeline(camera(images, seconds), MODEL, adaptive=True, max_latency=LIMIT, queue=2)
     begun, inferred = time.monotonic(), 0
     for result in pipeline:
         now = time.monotonic()
         phase = min(2, int((now - begun) / seconds))
-        if phase == 1 and not burners[0].pid:
-            for burner in burners:
-                burner.start()
+        if phase == 1:
+            begin.set()
         if phase == 2 and burners[0].is_alive():
             for burner in burners:
                 burner.kill()
@@ -69,9 +75,8 @@ def run(images: list[Any], seconds: float) -> dict[str, Any]:
         ages[PHASES[phase]].append(now - (result.arrival or now))
         rungs[PHASES[phase]] += [result.rung] * result.inferred
     for burner in burners:
-        if burner.pid:
-            burner.kill()
-            burner.join()
+        burner.kill()
+        burner.join()
     guard = pipeline._adapter._guard if pipeline._adapter else None
     rows = [
         {

@@ -239,20 +239,28 @@ def speed(records: Records) -> list[str]:
 
 
 def tracks(records: Records) -> list[str]:
-    """HOTA of a tracker on the results, and mAP by size: medians over the seeds."""
+    """HOTA of a tracker on the results, and mAP by size and speed: medians over the seeds."""
     found = _grouped(records("adaptive"))
     names = list(found[DEFAULT])
-    lines = [f"| policy | {' | '.join(f'{name}: HOTA; small, medium, large' for name in names)} |"]
+    groups = ("small", "medium", "large"), ("slow", "medium speed", "fast")
+    lines = [f"| policy | {' | '.join(f'{name}: HOTA; small, medium, large; slow, medium, fast' for name in names)} |"]
     lines += ["|---|" + "---|" * len(names)]
     for policy, clips in found.items():
         if "hota" in clips[names[0]][0]:
-            sizes = {
-                name: [f"{_median(clips[name], key):.0f}" for key in ("small", "medium", "large")] for name in names
-            }
-            cells = [f"{_median(clips[name], 'hota'):.1f}; {', '.join(sizes[name])}" for name in names]
+            cells = []
+            for name in names:
+                maps = [", ".join(f"{_median(clips[name], key):.0f}" for key in group) for group in groups]
+                cells.append("; ".join([f"{_median(clips[name], 'hota'):.1f}", *maps]))
             bold = "**" if policy == DEFAULT else ""
             lines.append(f"| {bold}{policy}{bold} | {' | '.join(cells)} |")
     return lines
+
+
+def regions(records: Records) -> list[str]:
+    """What looks at regions could save at most: medians over the seeds."""
+    clips = _grouped(records("adaptive"))[DEFAULT]
+    shares = [f"{100 * _median(rows, 'beside_objects'):.0f}%" for rows in clips.values()]
+    return [f"| | {' | '.join(clips)} |", "|---|" + "---|" * len(clips), f"| saved at most | {' | '.join(shares)} |"]
 
 
 def predictors(records: Records) -> list[str]:
@@ -281,6 +289,7 @@ TABLES: dict[str, Table] = {
     "adaptive speed": speed,
     "adaptive rungs": rungs,
     "adaptive tracks": tracks,
+    "adaptive regions": regions,
     "predictors": predictors,
     "streaming": streaming,
     "overload": overload,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from framefuse.report.report import Report as Report
     from framefuse.runtime.batcher import Batcher as Batcher
     from framefuse.runtime.batcher import Response as Response
+    from framefuse.runtime.memory import clear_cache as clear_cache
+    from framefuse.runtime.memory import model_size as model_size
     from framefuse.runtime.model import Model as Model
     from framefuse.sinks import CallbackSink as CallbackSink
     from framefuse.sinks.images import draw as draw
@@ -42,6 +44,7 @@ _NAMES = {
     "prediction": "Detections Event Result",
     "report.report": "Report",
     "runtime.batcher": "Batcher Response",
+    "runtime.memory": "clear_cache model_size",
     "runtime.model": "Model",
     "sinks": "CallbackSink",
     "sinks.images": "draw",

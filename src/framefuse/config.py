@@ -78,6 +78,9 @@ class Settings(BaseModel):
     memory: Literal["auto", "copy", "mapped", "managed"] = Field(
         "auto", description="how host frames reach a GPU: copied, read over the bus, or migrated page by page"
     )
+    max_memory: float | None = Field(
+        None, gt=0, le=524288, description="GPU memory that the run may take, in MiB; default: what is free"
+    )
     workspace_mb: int = Field(0, ge=0, le=524288, description="scratch memory the engine may use, MiB; 0: its default")
 
     # detections

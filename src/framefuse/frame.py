@@ -230,6 +230,8 @@ class Frame:
         Raises:
             UsageError: the dtype or shape is not supported.
         """
+        if not isinstance(image, np.ndarray):
+            raise UsageError(f"image is a {type(image).__name__}", remedy="pass a NumPy array")
         if image.dtype not in (np.uint8, np.uint16) or image.ndim not in (2, 3):
             remedy = "pass uint8 or uint16 of shape (height, width), (height, width, 3) or (height, width, 4)"
             raise UsageError(f"image has dtype {image.dtype} and shape {image.shape}", remedy=remedy)

@@ -50,6 +50,7 @@ from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, sized, warm_up, watched, write
 from framefuse.runtime.tracking import Tracks, events_for
+from framefuse.runtime.utilisation import Gauge
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.sinks import SinkSet
 from framefuse.sinks.run_folder import MANIFEST, FolderLock, make_run_folder
@@ -161,6 +162,7 @@ class Pipeline:
             self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
+            plan = plan.for_memory(info)
             self._adapter = adapter_for(plan.settings, plan.card, info, views=self._viewer is not None, gpu=plan.gpu)
             self._batcher: FrameBatcher[Frame] = FrameBatcher(plan.batch, settings.batch_timeout)
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
@@ -378,7 +380,7 @@ class Pipeline:
         sources: list[Iterable[Frame]] = [*self.sources]
         if self.settings.on_gpu and not self.sources[0].info.live:
             sources[0] = warm_up(self.sources[0], self._program, self._viewer)
-        self._recorder.start(Meter(find_counters(self._gpu)))
+        self._recorder.start(Meter(find_counters(self._gpu)), Gauge(self._gpu))
         return self._write(self._infer(self._decode(sources)))
 
     def _decode(self, sources: Sequence[Iterable[Frame]]) -> Threaded[Frame]:

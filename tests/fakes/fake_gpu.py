@@ -145,13 +145,18 @@ class Gpu:
         def copy(to: int, source: int, size: int, stream: int) -> int:
             return status(lambda: self.copy(to, source, size, 3, stream))
 
+        def upload(*words: ctypes.c_uint64) -> int:
+            to, source, size, stream = (word.value for word in words)
+            return status(lambda: self.copy(to, source, size, 1, stream))
+
         def order(*call: int) -> int:
             self.worked.add((threading.current_thread().name, self.current_device()))
             return status(self.alive)
 
         return SimpleNamespace(
-            cuMemcpyDtoDAsync_v2=copy, cuEventRecord=order, cuEventRecordWithFlags=order, cuStreamWaitEvent=order
-        )
+            cuMemcpyDtoDAsync_v2=copy, cuMemcpyHtoDAsync_v2=upload,
+            cuEventRecord=order, cuEventRecordWithFlags=order, cuStreamWaitEvent=order,
+        )  # fmt: skip
 
     def limited(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def allocate(shape: Any, dtype: Any = np.float64) -> Any:
@@ -252,7 +257,7 @@ class Gpu:
             memcpyAsync=gpu.copy, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
             streamCaptureModeThreadLocal=1, CUDARuntimeError=CudaError, free=lambda address: gpu.alive(),
         )  # fmt: skip
-        pool = SimpleNamespace(free_all_blocks=lambda: None)
+        pool = SimpleNamespace(free_all_blocks=lambda: None, free_bytes=lambda: 0)
         return SimpleNamespace(
             ndarray=Array, zeros=gpu.limited(np.zeros), empty=gpu.limited(np.empty),
             asarray=lambda array: np.ascontiguousarray(array).view(Array), asnumpy=to_host,
@@ -260,7 +265,7 @@ class Gpu:
             cuda=SimpleNamespace(
                 memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
                 runtime=runtime, get_elapsed_time=lambda start, end: 0.25, Event=Event, Stream=Stream, Device=Device,
-                UnownedMemory=lambda address, size, owner, device: address,
+                alloc_pinned_memory=bytearray, UnownedMemory=lambda address, size, owner, device: address,
                 MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory + offset),
             ),
         )  # fmt: skip

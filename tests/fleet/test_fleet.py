@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from framefuse import Fleet
+from framefuse import Fleet, Pipeline
 from framefuse.cli.app import main
+from framefuse.config import settings_from
 from framefuse.errors import CapabilityError, SinkError, SourceError, UsageError
-from framefuse.fleet.fleet import parse_devices
+from framefuse.fleet import fleet as fleet_module
+from framefuse.fleet.fleet import about, parse_devices, several_pay
 from framefuse.runtime import choices
 from framefuse.sources import SharedList, SourceOptions
 from media import damage_packet, video
@@ -38,12 +40,90 @@ def test_workers_share_the_list_and_nothing_is_read_twice(tmp_path: Path) -> Non
     assert report.frames == 5 * 12
     assert sorted(name for worker in report.workers for name in worker.inputs) == sorted(map(str, files))
     assert fleet.folder is not None
-    written = sorted(path.name for path in fleet.folder.glob("*_cpu/*.jsonl"))
-    assert written == [f"clip{number}.jsonl" for number in range(5)]
-    assert all(len(path.read_text().splitlines()) == 12 for path in fleet.folder.glob("*_cpu/*.jsonl"))
+    written = sorted(fleet.folder.glob("*.jsonl"))
+    assert [path.name for path in written] == [*(f"clip{number}.jsonl" for number in range(5)), "manifest.jsonl"]
+    assert all(len(path.read_text().splitlines()) == 12 for path in written[:-1])
+    assert not list(fleet.folder.glob("*_cpu/*.jsonl")) and (fleet.folder / "0_cpu" / "report.json").exists()
     saved = json.loads((fleet.folder / "fleet.json").read_text())
     assert saved["frames"] == 60 and not report.errors
     assert "60 frames of 5 inputs" in report.table()
+
+
+def test_outputs_are_those_of_one_process(tmp_path: Path) -> None:
+    """Also where an output is a folder."""
+    files = clips(tmp_path, 3, frames=6)
+    options: dict[str, Any] = {"save_jsonl": True, "save_txt": True, "save_frames": True, "save": True, "conf": 0.0}
+    fleet = Fleet(files, "squares", devices=["cpu", "cpu"], project=tmp_path, name="fleet", **options)
+    fleet.run()
+    Pipeline(list(map(str, files)), "squares", device="cpu", project=tmp_path, name="single", **options).run()
+
+    def content(name: str) -> dict[str, Any]:
+        root, own = tmp_path / name, ("report.", "fleet.", "manifest.")
+        found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
+        return {key: [] if path.suffix == ".jsonl" else path.read_bytes() for key, path in found.items()
+                if not path.name.startswith(own)}  # fmt: skip
+
+    assert content("fleet") == content("single")
+    inputs = [json.loads(line)["input"] for line in (tmp_path / "fleet" / "manifest.jsonl").read_text().splitlines()]
+    assert inputs == list(map(str, files))
+    again = Pipeline(
+        list(map(str, files)), "squares", device="cpu", project=tmp_path, name="fleet", resume=True, **options
+    )
+    assert again.run().frames == 0
+
+
+def test_files_of_one_name_lose_nothing(tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+    files = [video(tmp_path / name / "clip.mp4", frames=6) for name in ("one", "two", "three")]
+    fleet = Fleet(files, devices=["cpu", "cpu"], engine="null", project=tmp_path, save_jsonl=True)
+    fleet.run()
+    assert fleet.folder is not None
+    entries = [json.loads(line) for line in (fleet.folder / "manifest.jsonl").read_text().splitlines()]
+    assert [entry["input"] for entry in entries] == list(map(str, files))
+    outputs = {name for entry in entries for name in entry["outputs"]}
+    assert len(outputs) == 3 and "clip.jsonl" in outputs
+    assert all(len((fleet.folder / name).read_text().splitlines()) == 6 for name in outputs)
+    assert several_pay(list(map(str, files)) * 3, settings_from({"save_jsonl": True})) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "frames", "several"),
+    [
+        ({}, 9000, True),
+        ({}, 12, False),
+        ({"readers": 4}, 9000, False),
+        ({"device": "cpu"}, 9000, False),
+        ({"device": "cuda:0"}, 9000, False),
+        ({"save_jsonl": False}, 9000, False),
+        ({"resume": True}, 9000, False),
+    ],
+)
+def test_many_long_videos_get_several_processes_on_each_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], frames: int, several: bool
+) -> None:
+    files = clips(tmp_path, 6, frames=2)
+    monkeypatch.setattr(choices, "check_cuda", lambda: None)
+    monkeypatch.setattr(fleet_module, "parse_devices", lambda text: ["cuda:0", "cuda:1"])
+    monkeypatch.setattr(fleet_module, "about", lambda inputs: frames * len(inputs))
+    found = several_pay([str(file) for file in files], settings_from({"save_jsonl": True, **options}))
+    if several:
+        assert found is not None and found[0] == ["cuda:0", "cuda:1"] * 3
+        assert "3 processes on each of 2 GPUs: 6 videos with about 54,000 frames" in found[1]
+    else:
+        assert found is None
+
+
+def test_a_few_headers_tell_about_how_many_frames_there_are(tmp_path: Path) -> None:
+    files = [str(file) for file in clips(tmp_path, 20, frames=7)]
+    assert about(files) == 140
+    assert about([*files[:3], str(tmp_path / "missing.mp4")]) == 28
+
+
+def test_without_a_gpu_there_is_one_process(tmp_path: Path) -> None:
+    assert (
+        several_pay([str(file) for file in clips(tmp_path, 7, frames=2)], settings_from({"save_jsonl": True})) is None
+    )
 
 
 def test_the_result_does_not_replace_an_input(tmp_path: Path) -> None:

@@ -4,63 +4,32 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 import framefuse
 from framefuse import Pipeline
+from framefuse.config import Settings
 from framefuse.errors import CapabilityError, CardError, DecodeError, NonFiniteError, UsageError
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import reference
 from framefuse.kernels.masks.instances import Runs, mask_runs
 from framefuse.lab.evaluation import validate
 from framefuse.lab.evaluation.scores import Row, Wanted, table
+from framefuse.models.card import read_card
 from framefuse.prediction import Classification, Detections, corners
+from framefuse.runtime.choices import check_task
+from framefuse.runtime.plan import RunPlan
+from framefuse.runtime.views import Viewer
 from framefuse.sinks.outlines import outline
-
-NAMES = {0: "cat", 1: "dog"}
-SIZE = 64
-
-
-def anchors(*rows: tuple[float, ...], extra: int, layout: str = "yolov8") -> NDArray[np.float32]:
-    """Rows of cx, cy, w, h, score of class 0, of class 1, then `extra` values, as a raw output of one image."""
-    table = np.zeros(({"yolov8": 84, "yolov5": 252, "end2end": 20}[layout], 6 + extra), np.float32)
-    for row, values in zip(table, rows, strict=False):
-        row[:] = values
-    if layout == "yolov5":
-        table = np.insert(table, 4, 1, axis=1)
-    elif layout == "end2end":
-        table[:, 4:6] = np.stack((table[:, 4:6].max(axis=1), table[:, 4:6].argmax(axis=1)), axis=1)
-    return table.T[None] if layout == "yolov8" else table[None]
-
-
-def model(path: Path, *outputs: NDArray[np.float32], task: str, **metadata: Any) -> Path:
-    """An ONNX that says the same about every image of SIZE x SIZE pixels."""
-    image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, SIZE, SIZE])
-    nodes = [
-        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
-        helper.make_node("Constant", [], ["zero"], value=numpy_helper.from_array(np.float32(0))),
-        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
-    ]
-    values = []
-    for number, output in enumerate(outputs):
-        tensor = numpy_helper.from_array(np.ascontiguousarray(output, np.float32))
-        nodes.append(helper.make_node("Constant", [], [f"known{number}"], value=tensor))
-        nodes.append(helper.make_node("Add", [f"known{number}", "nothing"], [f"output{number}"]))
-        values.append(helper.make_tensor_value_info(f"output{number}", TensorProto.FLOAT, output.shape))
-    graph = helper.make_graph(nodes, "known", [image], values)
-    built = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    about = {"task": task, "names": NAMES, "stride": 32, **metadata}
-    helper.set_model_props(built, {key: str(value) for key, value in about.items()})
-    onnx.save(built, path)
-    return path
+from framefuse.sources import SourceInfo
+from known_models import NAMES, SIZE, anchors, model
 
 
 @pytest.fixture
@@ -261,14 +230,14 @@ def test_the_task_is_seen_from_the_outputs(tmp_path: Path) -> None:
     assert card.task == "segment" and card.class_count == 2 and "shapes" in card.origin["task"]
 
 
-def test_a_gpu_is_refused(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framefuse.config import Settings
-    from framefuse.models.card import read_card
-    from framefuse.runtime.choices import check_task
-
-    card = read_card(model(tmp_path / "obb.onnx", anchors(extra=1), task="obb"))
-    with pytest.raises(CapabilityError, match="on the CPU only"):
-        check_task(card, Settings(device="cuda"))
+def test_what_a_gpu_does_not_read(tmp_path: Path) -> None:
+    card, settings = read_card(model(tmp_path / "obb.onnx", anchors(extra=1), task="obb")), Settings(device="cuda")
+    check_task(card, settings)
+    with pytest.raises(CapabilityError, match="layout nanodet, whose outputs are read on the CPU only"):
+        check_task(replace(card, task="detect", layout="nanodet"), settings)
+    masks = RunPlan(replace(card, task="segment"), settings, None, "onnxruntime", 1, 0, {}, card.preprocess)
+    with pytest.raises(CapabilityError, match="instance masks of views are found on the CPU only"):
+        masks.for_views(cast("Viewer", None), SourceInfo("", "file"))
 
 
 def test_wrong_number_of_names(tmp_path: Path, picture: Path) -> None:
@@ -417,6 +386,22 @@ def test_keypoints_are_scored(tmp_path: Path, picture: Path, off: int, score: fl
     assert scores.boxes is not None and scores.boxes.shape_map50 == pytest.approx(score)
 
 
+@pytest.mark.parametrize(("sign", "score"), [(1, 1.0), (-1, 0.0)])
+def test_oriented_boxes_are_scored_by_what_is_inside(tmp_path: Path, picture: Path, sign: int, score: float) -> None:
+    """The upright box around both angles is the same."""
+    pytest.importorskip("faster_coco_eval")
+    outline_ = corners(np.array([[64, 64, 96, 24, 0.5]], np.float32))[0]
+    (left, top), (right, bottom) = outline_.min(0).tolist(), outline_.max(0).tolist()
+    upright = [left, top, right - left, bottom - top]
+    data = coco_file(tmp_path, {"category_id": 1, "bbox": upright, "segmentation": [outline_.ravel().tolist()]})
+    network = model(tmp_path / "obb.onnx", anchors((32, 32, 48, 12, 0.9, 0, 0.5 * sign), extra=1), task="obb")
+    scores = validate(network, data, precision="fp32")
+    assert scores.boxes is not None and scores.boxes.map50 == pytest.approx(1)
+    assert scores.boxes.shape_map50_95 == pytest.approx(score)
+    columns, row = table([Row(Wanted("obb", "auto", "auto"), scores)])
+    assert row[columns.index("oriented boxes 50")] == f"{100 * score:.1f}"
+
+
 def test_data_without_masks_score_boxes_only(tmp_path: Path, picture: Path) -> None:
     pytest.importorskip("faster_coco_eval")
     network = model(
@@ -430,10 +415,41 @@ def test_data_without_masks_score_boxes_only(tmp_path: Path, picture: Path) -> N
         validate(network, broken, precision="fp32")
 
 
-def test_a_classifier_is_not_scored_yet(tmp_path: Path, picture: Path) -> None:
-    network = model(tmp_path / "cls.onnx", np.eye(2, dtype=np.float32)[:1], task="classify", imgsz=[64, 64])
-    with pytest.raises(UsageError, match="classifies whole frames"):
-        validate(network, coco_file(tmp_path, {"category_id": 1, "bbox": [16, 16, 96, 96]}))
+def class_folders(root: Path, **counts: int) -> Path:
+    random = np.random.default_rng(0)
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            size = random.integers(40, 90, 2)
+            Image.fromarray(random.integers(0, 255, (*size, 3), np.uint8)).save(root / name / f"{number}.png")
+    (root / "README.txt").write_text("not a class")
+    return root
+
+
+@pytest.mark.parametrize("names", [("cat", "dog"), ("n01", "n02")])
+def test_classes_are_scored(tmp_path: Path, names: tuple[str, str]) -> None:
+    """The model says cat to everything; folders with other names are classes in their order."""
+    network = model(tmp_path / "cls.onnx", np.array([[0.7, 0.3]], np.float32), task="classify", imgsz=[64, 64])
+    data = class_folders(tmp_path / "data", **dict(zip(names, (3, 1), strict=True)))
+    scores = validate(network, data, precision="fp32")
+    assert scores.images is not None and scores.frames == 4
+    assert (scores.images.top1, scores.images.top5, scores.value) == (0.75, 1.0, 0.75)
+    assert scores.images.by_class == {"cat": (3, 1.0), "dog": (1, 0.0)} or names != ("cat", "dog")
+    assert any("in this order" in note for note in scores.notes) is (names != ("cat", "dog"))
+    columns, row = table([Row(Wanted("cls", "auto", "auto"), scores)])
+    assert (row[columns.index("top-1")], row[columns.index("top-5")]) == ("75.0", "100.0")
+
+
+def test_what_fits_neither_model_nor_data_is_said(tmp_path: Path, picture: Path) -> None:
+    classifier = model(tmp_path / "cls.onnx", np.array([[0.7, 0.3]], np.float32), task="classify", imgsz=[64, 64])
+    detector = model(tmp_path / "pose.onnx", anchors(extra=4), task="pose", kpt_shape=[2, 2])
+    folders = class_folders(tmp_path / "data", cat=1, dog=1)
+    with pytest.raises(UsageError, match="does not say the class of each image"):
+        validate(classifier, coco_file(tmp_path, {"category_id": 1, "bbox": [16, 16, 96, 96]}))
+    with pytest.raises(UsageError, match=r"says the class of each image, but pose\.onnx has the task pose"):
+        validate(detector, folders)
+    with pytest.raises(UsageError, match="no class in common"):
+        validate(classifier, class_folders(tmp_path / "other", apple=1, pear=1, plum=1))
 
 
 def test_models_show_describes_what_is_not_recognised(tmp_path: Path) -> None:

@@ -53,6 +53,38 @@ def test_host_frames_of_many_sizes_share_memory(gpu: Gpu) -> None:
     assert rooms[1] == rooms[-1] < rooms[0]
 
 
+def test_frames_in_page_locked_memory_are_copies(gpu: Gpu) -> None:
+    """Whoever brought the frame may overwrite it, whatever follows in the same buffers of the GPU."""
+    from framefuse.runtime.cuda.uploads import PageLocker, Staging
+    from framefuse.runtime.ledger import Ledger
+
+    staging, lock = Staging(1, device.cupy().cuda.Stream(), Ledger()), PageLocker(0)
+    for number, frame in enumerate(pictures(4, 62, 48)):
+        pixels = [plane.copy() for plane in frame.planes]
+        given = frame if number == 1 else lock(frame)
+        if given is not frame:
+            for plane in frame.planes:
+                plane[...] = 7
+        there = staging.upload(0, given)
+        assert there.format == frame.format and (there.width, there.height) == (62, 48)
+        for plane, expected in zip(there.planes, pixels, strict=True):
+            np.testing.assert_array_equal(np.asarray(plane), expected)
+        assert lock(there) is there
+
+
+def test_frames_beyond_the_limit_stay_where_they_are(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    from framefuse.runtime.cuda import uploads
+
+    frames = pictures(3, 64, 48)
+    monkeypatch.setattr(uploads, "MAX_LOCKED", 2.5 * sum(plane.nbytes for plane in frames[0].planes))
+    lock = uploads.PageLocker(0)
+    first, second = lock(frames[0]), lock(frames[1])
+    assert isinstance(second.owner, uploads.PageLocked)
+    assert lock(frames[2]) is frames[2]
+    del first
+    assert isinstance(lock(frames[2]).owner, uploads.PageLocked)
+
+
 def test_an_error_that_is_kept_keeps_no_memory(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     program = on_cuda(segmenter, batch=1)
     run(program, pictures(2), 1)

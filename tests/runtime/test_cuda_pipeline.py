@@ -13,11 +13,14 @@ import pytest
 
 import media
 from benchmarks.gpu.accuracy import Boxes, pairs
+from framefuse.adaptive import disagreement, guard
+from framefuse.adaptive.ladder import Ladder, Rung
 from framefuse.cli.synth import write_clip
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.models.card import read_card
 from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Preprocess
+from framefuse.runtime.choices import processor
 from framefuse.runtime.program import HostProgram, Selection
 from framefuse.sources import SourceOptions, open_source
 from framefuse.world import World
@@ -330,3 +333,34 @@ def test_adaptive_compute_keeps_frames_on_the_gpu(tmp_path: Path, batch: int) ->
         expected = plain[result.frame.source_id, result.frame.index].detections
         if result.inferred:
             assert np.allclose(result.detections.xyxy, expected.xyxy, atol=0.5)
+
+
+def test_rungs_of_a_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rung has its own graphs; late results step down, and no frame is lost."""
+    for name, value in {"DWELL": 0.0, "ENOUGH": 3, "CALM": 1000.0, "LONGEST_CALM": 1000.0}.items():
+        monkeypatch.setattr(guard, name, value)
+    rungs = [Rung(*one, "cudnn", "fp16", *[1.0] * 4, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0)
+             for one in (("scout-n", 192), ("scout-s", 640))]  # fmt: skip
+    path = tmp_path / "ladder.json"
+    path.write_text(Ladder(tuple(rungs), "agreement", "", 1, processor("cuda"), "", "cuda").to_json())
+    source = "synthetic://street?seed=3&frames=96&size=640x360&fps=30&split=test"
+    for latency, expected in ((60.0, {"scout-s 640"}), (1e-6, {"scout-s 640", "scout-n 192"})):
+        pipeline = Pipeline(source, path, device="cuda", adaptive=True, max_latency=latency)
+        results = list(pipeline)
+        assert [result.frame.index for result in results] == list(range(96))
+        words = [result.rung.split() for result in results if result.inferred]
+        seen = {f"{first} {last}" for first, *_, last in words}
+        assert seen == expected, pipeline.report.choices
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_adaptive_compute_is_that_of_the_host(batch: int) -> None:
+    """What the model says of the frames that it sees is as good as that of every frame."""
+    source = "synthetic://street?seed=5&frames=150&size=640x360&fps=30&split=test"
+    every = list(Pipeline(source, "scout-s", **ON_THE_GPU, conf=0.4))
+    found = list(Pipeline(source, "scout-s", **ON_THE_GPU, conf=0.4, batch=batch, adaptive=True))
+    assert [result.frame.index for result in found] == list(range(150))
+    looked = [(one, other) for one, other in zip(every, found, strict=True) if other.inferred]
+    assert 10 < len(looked) < 150
+    for one, other in looked:
+        assert disagreement(one.detections, other.detections) <= 0.1 * max(1.0, float(one.detections.confidence.sum()))

@@ -27,6 +27,7 @@ from framefuse.runtime import runners
 from framefuse.runtime.batcher import Batcher
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import Threaded
+from framefuse.runtime.cuda import device_outputs
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.model import Model
@@ -195,7 +196,7 @@ def test_a_lost_gpu_keeps_what_was_finished(gpu: Gpu, segmenter: Card) -> None:
     assert "framefuse doctor" in str(error.value.remedy)
     assert program.in_flight == 0
     assert not list(program.drain())
-    with pytest.raises(GpuLostError, match="could not start a batch"):
+    with pytest.raises(GpuLostError, match="could not copy an image"):
         list(program.submit(frames[2:]))
     program.close()
 
@@ -248,9 +249,32 @@ def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: 
     program.prepare(80, 61)
     assert len(program._executions[64, 96]) == 2
     (reason,) = program.reasons
-    assert reason.startswith("2 batches in flight, not 4: the GPU has no room to load a batch of 1 x 96x64")
+    assert reason.startswith("2 batches captured, not 4: the GPU has no room to load a batch of 1 x 96x64")
     gpu.room = None
     assert len(run(program, pictures(3), 1)) == 3
+    program.close()
+
+
+def test_a_partial_batch_runs_in_the_smallest_graph_that_holds_it(gpu: Gpu, segmenter: Card) -> None:
+    host = HostProgram(
+        NullEngine(lambda pixels: scores(1, *pixels.shape[2:])), segmenter, Preprocess(*SIZE), Selection(), batch=1
+    )
+    program = on_cuda(segmenter, batch=6, answer=lambda *size: [np.repeat(scores(1, *size[1:])[0], size[0], 0)],
+                      partial_batches=True)  # fmt: skip
+    frames, rows, found = pictures(21), list[int](), list[FrameResult]()
+    for end, count in zip((1, 3, 6, 10, 15, 21), range(1, 7), strict=True):
+        found += program.submit(frames[end - count : end])
+        rows.append(program._in_flight[-1].captured.rows)
+        found += program.drain()
+    assert rows == [1, 2, 4, 4, 6, 6]
+    assert [one.result.frame.index for one in found] == list(range(21))
+    for expected, one in zip(run(host, frames, 1), found, strict=True):
+        assert expected.result.masks is not None and one.result.masks is not None
+        assert (expected.result.masks.class_id == one.result.masks.class_id).mean() > 0.999
+    found = [
+        done for frame in frames[:6] for done in program.submit([frame])
+    ]  # the small ones are busy: larger ones run
+    assert [one.result.frame.index for one in [*found, *program.drain()]] == list(range(6))
     program.close()
 
 
@@ -272,7 +296,7 @@ def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segment
     gpu.room = None
     assert [done.result.frame.index for done in run(program, pictures(3), 1)] == [0, 1, 2]
     (reason,) = program.reasons
-    assert reason.startswith("1 batch in flight, not 2: the GPU has no room to capture batches of 1 x 96x64")
+    assert reason.startswith("1 batch captured, not 2: the GPU has no room to capture batches of 1 x 96x64")
     program.close()
 
 
@@ -422,3 +446,136 @@ def test_a_batcher_of_a_model_on_a_gpu(gpu: Gpu, segmenter: Card, monkeypatch: p
     for one, other in zip(results, expected, strict=True):
         assert one.masks is not None and other.masks is not None
         assert (one.masks.class_id == other.masks.class_id).mean() > 0.999
+
+
+def posed(layout: str, extra: int, batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+    """As `overlapping`, each anchor with `extra` more values."""
+    random = np.random.default_rng(8)
+    (table,) = overlapping(batch, height, width)
+    more = random.uniform(0, width, (batch, extra, 60)).astype(np.float32)
+    if layout == "yolov8":
+        return [np.concatenate((table, more), 1)]
+    boxes, scores, rows = table[:, :4].transpose(0, 2, 1), table[:, 4:].transpose(0, 2, 1), more.transpose(0, 2, 1)
+    if layout == "yolov5":
+        return [np.concatenate((boxes, np.ones((batch, 60, 1), np.float32), scores, rows), 2)]
+    best = scores.max(2, keepdims=True), scores.argmax(2)[..., None].astype(np.float32)
+    ends = np.concatenate((boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2), 2)
+    return [np.concatenate((ends, *best, rows), 2)]
+
+
+@pytest.mark.parametrize(("layout", "keypoints"), [("yolov8", (5, 3)), ("yolov5", (4, 2)), ("end2end", (3, 3))])
+def test_keypoints_are_those_of_the_host(gpu: Gpu, tmp_path: Path, layout: Any, keypoints: tuple[int, int]) -> None:
+    extra, spec, selection = keypoints[0] * keypoints[1], Preprocess(*SIZE), Selection(max_det=40)
+    card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="pose", layout=layout, extra=extra,
+                   keypoints=keypoints, skeleton=((0, 1),))  # fmt: skip
+    broken: list[bool] = []
+
+    def answer(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        (found,) = posed(layout, extra, batch, height, width)
+        if broken:
+            (found if layout != "yolov8" else found.transpose(0, 2, 1))[1, :, -1] = np.nan
+        return [found]
+
+    host = HostProgram(NullEngine(lambda pixels: answer(2, *pixels.shape[2:])), card, spec, selection, batch=2)
+    program = CudaProgram(CudaNullEngine(answer), card, spec, selection, batch=2)
+    frames = [*pictures(4), *pictures(1, 50, 70)]
+    for part in (frames[:2], frames[2:4], frames[4:]):
+        for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
+            here, there = found.result.detections, expected.result.detections
+            assert 5 < len(here) == len(there)
+            np.testing.assert_allclose(here.xyxy, there.xyxy, atol=1e-3)
+            assert here.keypoints is not None and there.keypoints is not None
+            np.testing.assert_allclose(here.keypoints, there.keypoints, atol=1e-3)
+            assert here.skeleton == there.skeleton
+    program.close()
+    broken.append(True)
+    for runner in (host, CudaProgram(CudaNullEngine(answer), card, spec, selection, batch=2)):
+        with pytest.raises(NonFiniteError, match="of the keypoints of its objects"):
+            run(runner, frames[:2], 2)
+        runner.close()
+
+
+@pytest.mark.parametrize("layout", ["yolov8", "end2end"])
+@pytest.mark.parametrize("fits", [True, False])
+def test_instance_masks_are_those_of_the_host(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, fits: bool
+) -> None:
+    """Also where there are more runs than leave the GPU, and of frames of another size."""
+    monkeypatch.setattr(device_outputs, "CAPACITY", 64 if fits else 3)
+    monkeypatch.setattr(device_outputs, "PACKED", 4096)
+    card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="segment", layout=layout, extra=4,
+                   outputs=("boxes", "prototypes"), output_indices=(0, 1))  # fmt: skip
+    spec, selection = Preprocess(*SIZE), Selection(max_det=12)
+
+    def answer(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        random = np.random.default_rng(4)
+        (found,) = posed(layout, 4, batch, height, width)
+        rows = found.transpose(0, 2, 1) if layout == "yolov8" else found
+        rows[..., -4:] = random.normal(size=rows[..., -4:].shape)
+        return [found, random.normal(size=(batch, 4, height // 4, width // 4)).astype(np.float32)]
+
+    host = HostProgram(NullEngine(lambda pixels: answer(2, *pixels.shape[2:])), card, spec, selection, batch=2)
+    program = CudaProgram(CudaNullEngine(answer), card, spec, selection, batch=2)
+    frames = [*pictures(3), *pictures(1, 50, 70)]
+    for part in (frames[:2], frames[2:3], frames[3:]):
+        for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
+            here, there = found.result.detections, expected.result.detections
+            assert 3 < len(here) == len(there)
+            assert here.mask is not None and there.mask is not None
+            assert here.mask.shape == (len(here), part[0].height, part[0].width)
+            assert (here.mask == there.mask).mean() > 0.999
+    program.close()
+
+
+@pytest.mark.parametrize(("layout", "agnostic"), [("yolov8", False), ("yolov5", True), ("end2end", False)])
+def test_oriented_boxes_are_those_of_the_host(gpu: Gpu, tmp_path: Path, layout: Any, agnostic: bool) -> None:
+    card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="obb", layout=layout, extra=1)
+    spec, selection, broken = Preprocess(*SIZE), Selection(iou=0.5, max_det=40, agnostic=agnostic), list[bool]()
+
+    def answer(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        (found,) = posed(layout, 1, batch, height, width)
+        rows = found.transpose(0, 2, 1) if layout == "yolov8" else found
+        if layout == "end2end":  # these are centres and sides, too
+            rows[..., :4] = posed("yolov5", 1, batch, height, width)[0][..., :4]
+        rows[..., -1] *= np.pi / width
+        if broken:
+            rows[:, 3, -1] = np.nan
+        return [found]
+
+    for _ in range(2):
+        host = HostProgram(NullEngine(lambda pixels: answer(2, *pixels.shape[2:])), card, spec, selection, batch=2)
+        program = CudaProgram(CudaNullEngine(answer), card, spec, selection, batch=2)
+        frames = [*pictures(4), *pictures(1, 50, 70)]
+        if broken:
+            for runner in (host, program):
+                with pytest.raises(NonFiniteError):
+                    run(runner, frames[:2], 2)
+                runner.close()
+            continue
+        for part in (frames[:2], frames[2:4], frames[4:]):
+            for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
+                here, there = found.result.detections, expected.result.detections
+                assert 5 < len(here) == len(there)
+                assert here.xywhr is not None and there.xywhr is not None
+                np.testing.assert_allclose(here.xywhr, there.xywhr, atol=1e-3)
+                np.testing.assert_allclose(here.xyxy, there.xyxy, atol=1e-3)
+                assert here.class_id.tolist() == there.class_id.tolist()
+        program.close()
+        broken.append(True)
+
+
+def test_classes_of_frames_are_those_of_the_host(gpu: Gpu, tmp_path: Path) -> None:
+    card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="classify", layout="classify",
+                   activation="softmax")  # fmt: skip
+    spec = Preprocess(*SIZE)
+
+    def answer(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        return [np.random.default_rng(2).normal(size=(batch, 3)).astype(np.float32)]
+
+    host = HostProgram(NullEngine(lambda pixels: answer(2, 1, 1)), card, spec, Selection(), batch=2)
+    program = CudaProgram(CudaNullEngine(answer), card, spec, Selection(), batch=2)
+    found = [[item.result.classification for item in run(runner, pictures(3), 2)] for runner in (host, program)]
+    for expected, here in zip(*found, strict=True):
+        assert expected is not None and here is not None
+        np.testing.assert_array_equal(here.confidence, expected.confidence)
+    program.close()

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from framefuse import FrameFeed, Pipeline, open_source
 from framefuse.errors import EngineError, QueueFullError, SourceError, UsageError
+from media import video
 
 STREET = "synthetic://street?frames={}&size=320x180&complexity=1&seed={}"
 SMALL = {"imgsz": 96, "engine": "openvino"}
@@ -34,6 +36,18 @@ def taken(pipeline: Pipeline, count: int | None = None) -> list[Any]:
             break
         found.append(result)
     return found
+
+
+@pytest.mark.parametrize("options", [{"capacity": "8"}, {"capacity": True}, {"capacity": 0}, {"name": 5}, {"name": ""}])
+def test_wrong_arguments_of_a_feed(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        FrameFeed(**options)
+
+
+@pytest.mark.parametrize("options", [{"seconds": float("nan")}, {"seconds": "now"}, {"timeout": "1"}, {"timeout": -1}])
+def test_wrong_arguments_of_an_image(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        FrameFeed().submit(np.zeros((4, 4, 3), np.uint8), **options)
 
 
 def test_submitted_images_get_the_results_of_the_same_list() -> None:
@@ -253,3 +267,13 @@ def test_an_engine_error_after_the_start(monkeypatch: pytest.MonkeyPatch) -> Non
         feed.submit(images(1)[0])
         with pytest.raises(EngineError, match="broken"):
             pipeline.get_result(20)
+
+
+def test_a_folder_of_images_and_videos_is_saved_as_both(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    video(folder / "b.mp4", frames=5)
+    PIL.Image.fromarray(images(1)[0]).save(folder / "a.png")
+    Pipeline(str(folder), "squares", save=True, project=tmp_path, name="out").run()
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert "b.mp4" in written and written & {"a.png", "a.jpg"}

@@ -15,9 +15,10 @@ import pytest
 
 from framefuse.cuda import device
 from framefuse.errors import CapabilityError
-from framefuse.runtime import power
+from framefuse.runtime import power, utilisation
 from framefuse.runtime.power import Counter, EnergyFacts, Meter
 from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.utilisation import Gauge, UtilisationFacts
 
 
 @pytest.fixture(autouse=True)
@@ -375,6 +376,18 @@ class Nvml(ModuleType):
     def nvmlDeviceGetPowerUsage(self, handle: int) -> float:
         return self._shown(self.watts)
 
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=90, memory=30)
+
+    def nvmlDeviceGetDecoderUtilization(self, handle: int) -> list[int]:
+        return [80, 166000]
+
+    def nvmlDeviceGetEncoderUtilization(self, handle: int) -> list[int]:
+        return [0, 166000]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(used=3.2e9)
+
     def _shown(self, value: float | None) -> float:
         if value is None:
             raise NVMLError("Not Supported")
@@ -443,3 +456,27 @@ def test_no_nvml_and_no_gpu(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert counter.missing == "there is no NVIDIA driver here"
     monkeypatch.setattr(power, "check_driver", lambda: None)
     assert "pip install 'framefuse[cuda13]'" in power.gpu_counter(0).missing
+
+
+def test_how_busy_a_gpu_is(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(energy=1.0)
+    monkeypatch.setattr(utilisation, "INTERVAL", 0.001)
+    gauge = Gauge(0)
+    gauge.start()
+    while gauge.facts() is None:
+        time.sleep(0.001)
+    gauge.stop()
+    found = gauge.facts()
+    assert found == UtilisationFacts("cuda:0", 90, 30, 80, 0, 3200)
+    assert found.line().startswith(
+        "cuda:0 runs kernels 90% of the time, memory 30%, decoders 80%, encoders 0%; up to 3,200"
+    )
+
+
+@pytest.mark.parametrize("gpu", [None, 1])
+def test_a_gpu_that_is_not_there_is_not_busy(nvml: Any, gpu: int | None) -> None:
+    nvml(energy=1.0)
+    gauge = Gauge(gpu)
+    gauge.start()
+    gauge.stop()
+    assert gauge.facts() is None

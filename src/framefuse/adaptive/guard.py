@@ -19,7 +19,7 @@ DWELL = 1.0
 CALM, LONGEST_CALM = 4.0, 64.0
 """Seconds within the limits before a better rung is tried; doubled each time it does not last."""
 ROOM = 0.8
-"""Share of the latency limit that may be used where a better rung is tried."""
+"""Share of the latency limit that may be used where a better rung is tried, with the time it takes at present."""
 ENOUGH, WINDOW = 8, 64
 """Results after a switch before it is judged, and the most that are looked at."""
 AUDITS = 0.02
@@ -79,10 +79,12 @@ class Guard:
         if not self._latency or len(self._ages) < ENOUGH:
             return
         ages = sorted(self._ages)
-        worst = ages[int(0.95 * (len(ages) - 1))]
+        worst, quickest = (ages[int(share * (len(ages) - 1))] for share in (0.95, 0.1))
+        # The quickest results wait for nothing but their own look, which takes longer on a better rung.
+        longer = quickest * (self._costs[self._better(now)] / self._costs[self.level] - 1) if self.level else 0.0
         if worst > self._latency:
             self.exceeded("results came too late")
-        elif worst > ROOM * self._latency:
+        elif worst + longer > ROOM * self._latency:
             self._exceeded = now
         self._recover(now)
 

@@ -52,21 +52,29 @@ class Bridge:
 
         A box that only one end has fades with the distance from it.
         """
-        first, last, share = self.first, self.last, step / self.gap
-        (rows, columns), (begun, ended) = self._pairs, self._single
-        near, far = first.confidence[begun] * (1 - share), last.confidence[ended] * share
-        both = (1 - share) * first.confidence[rows] + share * last.confidence[columns]
-        boxes = (1 - share) * first.xyxy[rows] + share * last.xyxy[columns], first.xyxy[begun], last.xyxy[ended]
-        classes = first.class_id[rows], first.class_id[begun], last.class_id[ended]
-        confidence = np.concatenate((both, near, far))
-        order = np.argsort(-confidence, kind="stable")
-        order = order[: np.count_nonzero(confidence > conf)]
-        return Detections(
-            np.concatenate(boxes)[order].astype(np.float32),
-            confidence[order].astype(np.float32),
-            np.concatenate(classes)[order],
-            first.names,
-        )
+        (before, after, fading, growing, classes), share = self._ends, step / self.gap
+        if not len(classes):
+            return self.first
+        confidence = (1 - share) * fading + share * growing
+        order = (-confidence).argsort(kind="stable")[: np.count_nonzero(confidence > conf)]
+        boxes = (1 - share) * before.take(order, 0) + share * after.take(order, 0)
+        return Detections(boxes, confidence.take(order), classes.take(order), self.first.names)
+
+    @cached_property
+    def _ends(self) -> tuple[Array, ...]:
+        """Of all objects: boxes and confidences in the first and in the last frame, and classes."""
+        first, last, (rows, columns) = self.first, self.last, self._pairs
+        alone = np.ones(len(first) + len(last), np.bool_)
+        alone[rows] = alone[columns + len(first)] = False
+        single = alone.nonzero()[0]
+        begin, end = np.concatenate((rows, single)), np.concatenate((columns + len(first), single))
+        boxes = np.concatenate((first.xyxy, last.xyxy), dtype=np.float32)
+        classes = np.concatenate((first.class_id, last.class_id))
+        confidence = np.concatenate((first.confidence, last.confidence), dtype=np.float32)
+        fading, growing = confidence.take(begin), confidence.take(end)
+        gone = len(rows) + int(single.searchsorted(len(first)))
+        growing[len(rows) : gone], fading[gone:] = 0, 0
+        return boxes.take(begin, 0), boxes.take(end, 0), fading, growing, classes.take(begin)
 
     @cached_property
     def _pairs(self) -> tuple[Array, Array]:
@@ -76,14 +84,6 @@ class Bridge:
         end = last.xyxy, last.class_id, np.sqrt(last.confidence)
         found = pair(begin, end, OVERLAP, drift=DRIFT * self.gap)
         return found.rows, found.columns
-
-    @cached_property
-    def _single(self) -> tuple[Array, Array]:
-        """Boxes that only the first, and that only the last frame has."""
-        begun, ended = np.ones(len(self.first), np.bool_), np.ones(len(self.last), np.bool_)
-        rows, columns = self._pairs
-        begun[rows], ended[columns] = False, False
-        return begun.nonzero()[0], ended.nonzero()[0]
 
     @cached_property
     def signs(self) -> Array:

@@ -102,7 +102,7 @@ def read_ladder(path: Path) -> Ladder:
             raise ValueError("no rung of it has a time and is kept")
     except OSError as error:
         raise ConfigError(f"cannot read the ladder {path}: {error.strerror}", remedy=again) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a ladder: {error}", remedy=again) from error
     return ladder
 

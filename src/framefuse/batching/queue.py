@@ -103,6 +103,8 @@ class RequestQueue:
         self._running: list[RequestBatch] = []
         self._intervals: dict[Hashable, tuple[float, float]] = {}
         """Bucket -> the latest arrival, and the expected seconds until the next one."""
+        self._deadlines = 0
+        """How many of the waiting requests have one."""
         self._ended = 0.0
         """When the latest batch ended."""
         self.limit = costs.sizes[-1]
@@ -146,6 +148,7 @@ class RequestQueue:
             self._turns[source] = request.turn + self._per_request
             self._queued[source] += 1
         insort(self._buckets.setdefault(request.bucket, []), request, key=_key)
+        self._deadlines += request.deadline is not None
         if len(self._intervals) > MAX_BUCKETS:
             self._intervals.clear()
         last, interval = self._intervals.get(request.bucket, (request.arrival, self.max_queue_delay))
@@ -156,7 +159,8 @@ class RequestQueue:
         return self.costs.per_request / self._servers
 
     def _check_deadlines(self, request: Request, now: float) -> None:
-        request.end = self._predict(request, now)
+        if request.deadline is not None:
+            request.end = self._predict(request, now)
         if request.deadline is not None and request.end > request.deadline:
             left, needed = request.deadline - now, request.end - now
             message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
@@ -260,8 +264,15 @@ class RequestQueue:
         deadlines = [request.deadline for request in bucket[:count] if request.deadline is not None]
         return max(free, min([latest, *(deadline - costs.bound(costs.fit(count + 1)) for deadline in deadlines)]))
 
+    def may_start(self, request: Request) -> bool:
+        """Whether `take` or `next_time` may have an earlier answer since this request waits."""
+        waiting = len(self._buckets[request.bucket])
+        return request.deadline is not None or waiting in {*self.costs.sizes, self.limit, self.min_batch_size}
+
     def late(self, now: float) -> list[Request]:
         """Requests that wait although their deadline cannot be met any more; they are no longer waiting."""
+        if not self._deadlines:
+            return []
         least = now + self.costs.seconds(self.costs.sizes[0])
         found = list[Request]()
         for name, bucket in list(self._buckets.items()):
@@ -288,6 +299,7 @@ class RequestQueue:
         if not bucket:
             del self._buckets[name]
         self._queued -= Counter(request.source for request in requests if request.source is not None)
+        self._deadlines -= sum(request.deadline is not None for request in requests)
 
     def ended(self, batch: RequestBatch, now: float, *, failed: bool = False) -> None:
         """A batch has ended; unless it has failed, its time counts."""

@@ -122,6 +122,6 @@ def read_tuning(path: Path) -> BatchTuning:
             raise ValueError("its times are not those of batches")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy=again) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a tuning of batches: {error}", remedy=again) from error
     return tuning

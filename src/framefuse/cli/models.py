@@ -59,6 +59,7 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
     """Print the card of a model, and where each fact comes from; or what it outputs, if that is not recognised."""
     from framefuse.models import find_model
     from framefuse.models.card import read_card
+    from framefuse.runtime.memory import model_size
 
     path = find_model(model)
     try:
@@ -67,6 +68,13 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
         _print_outputs(path)
         raise
     rows = [(key, value, card.origin.get(key, "")) for key, value in facts(card).items()]
+    if path.suffix == ".onnx":
+        sizes = ", ".join(
+            f"{size / 1e6:.1f} MB in {name}"
+            for name, size in model_size(path).items()
+            if name in ("fp32", "fp16", "int8")
+        )
+        rows.append(("weights", sizes, "file"))
     if print_json:
         typer.echo(json.dumps({key: {"value": value, "from": origin} for key, value, origin in rows}, indent=2))
     else:

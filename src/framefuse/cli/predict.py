@@ -87,6 +87,13 @@ def predict(
         fleet = Fleet(chosen, chosen_model, devices=devices, settings=effective.settings)
         return run_fleet(fleet, quiet=quiet, print_report=print_report)
 
+    if not stdout and isinstance(chosen, str | list) and effective.settings.device != "cpu":
+        from framefuse.fleet.fleet import Fleet, several_pay
+
+        if found := several_pay(chosen, effective.settings):
+            fleet = Fleet(chosen, chosen_model, devices=found[0], settings=effective.settings, why=found[1])
+            return run_fleet(fleet, quiet=quiet, print_report=print_report)
+
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.records import to_json
 

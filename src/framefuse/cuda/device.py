@@ -305,6 +305,13 @@ def packed_allocation(
     return [memory[at : at + size].view(dtype).reshape(shape) for (shape, dtype), at, size in parts], memory
 
 
+def memory() -> tuple[int, int]:
+    """Bytes of the current GPU that are free, with those that CuPy's pool caches, and all of them."""
+    cp = cupy()
+    free, total = cp.cuda.runtime.memGetInfo()
+    return free + cp.get_default_memory_pool().free_bytes(), total
+
+
 def free_cached_memory() -> None:
     """Return the memory that CuPy's pools cache, so that other sizes and other processes can use it."""
     cp = cupy()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, check_int8, limited
 from framefuse.engines.onnx_shapes import read_profile
@@ -53,6 +53,15 @@ class Package:
         return False
 
 
+class NetworkMemory(NamedTuple):
+    """Bytes of GPU memory."""
+
+    weights: int
+    """All batches and sizes share them."""
+    activations: int
+    """Of each request."""
+
+
 CUPY = Package("cupy-cuda13x", ("cupy",))
 
 
@@ -79,6 +88,8 @@ class Backend:
     """(backend, device) -> what was found."""
     checker: str = ""
     """(model, precision, height, width) -> why it cannot run a model, or None; "": opening the model tells."""
+    sizer: str = ""
+    """(model, batch, height, width) -> `NetworkMemory`; "": it is not known before the model is loaded."""
 
     @property
     def core(self) -> bool:
@@ -146,6 +157,16 @@ class Backend:
         if parent == os.getpid() or (device == "cpu" and self.capabilities.survives_fork):
             return None
         return f"its threads stayed in process {parent}, from which this one was forked"
+
+    def memory(self, model: Path, batch: int, height: int, width: int) -> NetworkMemory | None:
+        """What a network takes on a GPU, before it is loaded; None: that is not known."""
+        if not self.sizer:
+            return None
+        try:
+            found: NetworkMemory = resolve_name(self.sizer)(model, batch, height, width)
+        except FramefuseError:  # loading it tells what is wrong
+            return None
+        return found
 
     def selftest(self, device: str) -> str:
         """Run a tiny network; what was found, such as versions and the distance from a reference.

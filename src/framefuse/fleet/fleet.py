@@ -5,7 +5,8 @@
 
 A worker requests the next input whenever one of its readers has finished one, so a faster GPU processes more of them.
 If a worker dies, only the inputs it was reading are lost; the others process the rest. The processes exchange lines of
-JSON: names of inputs, frame counts, reports. `worker.py` is the other end.
+JSON: names of inputs, frame counts, reports. `worker.py` is the other end. Each writes into a folder of its own; at the
+end, complete outputs are moved into that of the run, where they have the names that one process would have given them.
 """
 
 import json
@@ -16,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -30,16 +31,23 @@ from framefuse.config import Settings, settings_from
 from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
 from framefuse.report.facts import ErrorFacts, few
 from framefuse.report.report import Report
+from framefuse.runtime import choices
 from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import writes
-from framefuse.sinks.run_folder import make_run_folder, output_path, save
-from framefuse.sources import endless, videos_in
+from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save
+from framefuse.sources import endless, is_image_path, open_source, videos_in
 
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
 sooner. A single worker reads up to READERS of them, or one on a CPU."""
 RESULT = "fleet.json"
+PROCESSES = 3
+"""Of a GPU: with one, its decoders wait for Python (docs/guide/gpu.md)."""
+WORTH = 20_000
+"""Frames from which on several processes pay: those of a few seconds, which their start takes longer."""
+SAMPLED = 16
+"""Videos whose lengths tell about how many frames a list has."""
 
 
 @dataclass
@@ -73,6 +81,8 @@ class FleetReport:
     start_seconds: float
     """Until every worker with inputs had its first frame."""
     workers: list[WorkerFacts]
+    choices: list[str] = field(default_factory=list)
+    """Automatic choices, each with its reason."""
 
     @property
     def fps(self) -> float:
@@ -110,6 +120,10 @@ class FleetReport:
             numbers = f"{len(worker.inputs):>7}{worker.frames:>10,}"
             lines.append(f"{worker.device:<10}{numbers}{fps:>10,.1f}  {limiter or '-'}")
             warnings += worker.warnings
+        busy = {report.utilisation.device: report.utilisation for worker in self.workers
+                if (report := worker.report) and report.utilisation}  # fmt: skip
+        lines += ["", *(f"busy     {one.line()}" for one in busy.values())] if busy else []
+        lines += ["", *(f"choice   {text}" for text in self.choices)] if self.choices else []
         lines += ["", *(f"warning  {text}" for text in few(warnings))] if warnings else []
         for worker in self.workers:
             if worker.error:
@@ -126,7 +140,8 @@ class Fleet:
 
         Fleet("clips/*.mp4", "yolov8n.onnx", devices=["cuda:0", "cuda:1"], save_jsonl=True).run()
 
-    Outputs go to `project/name/0_cuda_0`, `project/name/1_cuda_1`, ...; fleet.json is written to `project/name`.
+    Outputs go to `project/name`, as those of a Pipeline, with fleet.json. The reports of the processes, and what one of
+    them has not completed, are in `0_cuda_0`, `1_cuda_1`, ... there.
 
     Args:
         sources: files, folders and globs. Each video is one input; a folder or glob of images is one input.
@@ -136,6 +151,7 @@ class Fleet:
         settings: all options as one object; `options` then override single fields of it. `devices` replaces `device`.
             `readers` applies to each process; by default the processes of a GPU share DECODERS, and none reads more
             than READERS or its share of the inputs.
+        why: reason of the choice of the devices, for the report.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
@@ -154,6 +170,7 @@ class Fleet:
         *,
         devices: Sequence[str],
         settings: Settings | None = None,
+        why: str = "",
         **options: Any,
     ) -> None:
         if not devices or not isinstance(devices, (list, tuple)):
@@ -171,7 +188,7 @@ class Fleet:
         self.folder: Path | None = None
         self._model = None if model is None else str(model)
         self._environments = {device: _environment(device) for device in devices}
-        self._devices = tuple(devices)
+        self._devices, self._why = tuple(devices), why
         self.report: FleetReport | None = None
         self._workers: list[_Worker] = []
 
@@ -209,6 +226,7 @@ class Fleet:
         finally:
             report = self.report = self._report(started)
             if self.folder is not None:
+                self._gather(self.folder)
                 save(self.folder / RESULT, report.to_json().encode())
         on_count(report.frames)
         if not report.frames:
@@ -219,12 +237,29 @@ class Fleet:
             raise SourceError(reason, remedy="check that they are videos, or run one of them by itself")
         return report
 
+    def _gather(self, folder: Path) -> None:
+        """Move the outputs of complete inputs into the folder of the run, and make one manifest of all. What has the
+        name of another output stays, as where files of several folders have one name."""
+        entries: list[dict[str, Any]] = []
+        for number, device in enumerate(self._devices):
+            own = folder / _folder_of(number, device)
+            with suppress(OSError):
+                for line in (own / MANIFEST).read_text(encoding="utf-8").splitlines():
+                    entry = json.loads(line)
+                    moved = [str(_move(own / name, folder / name).relative_to(folder)) for name in entry["outputs"]]
+                    entries.append({**entry, "outputs": moved})
+                (own / MANIFEST).unlink()
+        if entries:
+            entries.sort(key=lambda entry: self.inputs.index(entry["input"]))
+            text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+            save(folder / MANIFEST, text.encode("utf-8", "surrogateescape"))
+
     def _job(self, number: int) -> dict[str, Any]:
         device = self._devices[number]
         on_cpu = device == "cpu"
         values = self.settings.model_dump(mode="json", exclude_unset=True) | {"device": "cpu" if on_cpu else "cuda"}
         if self.folder is not None:
-            values |= {"project": str(self.folder), "name": f"{number}_{device.replace(':', '_')}"}
+            values |= {"project": str(self.folder), "name": _folder_of(number, device)}
         share = -(-len(self.inputs) // len(self._devices))
         decoders = -(-DECODERS // self._devices.count(device))
         readers = self.settings.readers or (1 if on_cpu else min(READERS, decoders, share))
@@ -238,6 +273,7 @@ class Fleet:
             seconds=max(last for _, last in spans) - min(first for first, _ in spans) if spans else 0.0,
             start_seconds=max(first for first, _ in spans) - started if spans else 0.0,
             workers=[replace(facts, inputs=[redact_source(item) for item in facts.inputs]) for facts in workers],
+            choices=[self._why] if self._why else [],
         )
 
 
@@ -308,6 +344,59 @@ class _Worker:
             last = ", ".join(map(redact_source, facts.inputs[-READERS:])) or "no inputs yet"
             reason = f"the worker ended with exit code {code}; it had taken {last}"
             facts.error = ErrorFacts("EngineError", reason, remedy="run these inputs on one device to find the cause")
+
+
+def _folder_of(number: int, device: str) -> str:
+    return f"{number}_{device.replace(':', '_')}"
+
+
+def _move(source: Path, target: Path) -> Path:
+    """Move a file, or the files of a folder, unless there is one of that name; where it is now."""
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        for inner in list(source.iterdir()):
+            _move(inner, target / inner.name)
+        with suppress(OSError):  # something stayed
+            source.rmdir()
+    elif source.exists() and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+    return target if target.exists() and not source.is_file() else source
+
+
+def several_pay(sources: Any, settings: Settings) -> tuple[list[str], str] | None:
+    """The devices of a fleet that reads these sources faster than one process, and why; None: there are none.
+
+    Only videos count, on GPUs, in a run that writes files and that nothing keeps in one process.
+    """
+    single = settings.show or settings.resume or settings.readers or not writes(settings) or settings.gpu is not None
+    if single or settings.device == "cpu":
+        return None
+    try:
+        choices.check_cuda()
+        inputs = inputs_of(sources)
+    except FramefuseError:  # a Pipeline says what is wrong with them
+        return None
+    stems = {Path(path).stem.lower() for path in inputs}
+    several = len(stems) == len(inputs) >= 2 * PROCESSES  # of two with one name, one process renames the outputs
+    if not several or any(is_image_path(path) or "://" in path for path in inputs):
+        return None
+    frames = about(inputs)
+    if frames < WORTH:
+        return None
+    gpus = parse_devices("all")
+    why = f"{counted(PROCESSES, 'process', 'processes')} on each of {counted(len(gpus), 'GPU')}: "
+    why += f"{counted(len(inputs), 'video')} with about {frames:,} frames; --gpus 0 runs one process"
+    return gpus * PROCESSES, why
+
+
+def about(inputs: Sequence[str]) -> int:
+    """About how many frames videos have, by the headers of SAMPLED of them."""
+    lengths = []
+    for path in inputs[:: -(-len(inputs) // SAMPLED)]:
+        with suppress(FramefuseError), closing(open_source(path)) as source:
+            lengths.append(source.info.frames or 0)
+    return round(sum(lengths) / len(lengths) * len(inputs)) if lengths else 0
 
 
 def parse_devices(text: str) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any
 from framefuse.common.redact import brief, redact_source
 from framefuse.config import Settings, settings_from
 from framefuse.errors import CapabilityError, FramefuseError, SourceError, UsageError
-from framefuse.fleet.fleet import inputs_of
+from framefuse.fleet.fleet import PROCESSES, inputs_of
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import DEFAULT_MODEL, Pipeline
@@ -42,8 +42,6 @@ LOCAL = "local"
 """Address for a cluster of this machine alone."""
 RANGE_SECONDS = 120.0
 """Of a long file that one machine reads."""
-PROCESSES = 3
-"""Of a GPU: with one, its decoders wait for Python (docs/guide/gpu.md)."""
 ATTEMPTS = 3
 """How often a unit may end the process that runs it."""
 MERGED = "save_jsonl", "save_parquet"

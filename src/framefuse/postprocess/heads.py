@@ -60,23 +60,36 @@ class Heads:
         found = find([output], self._layout, table, extra=self._extra, **selection)
         raise_non_finite(found.non_finite, "of its anchors or queries")
         anchors = output.transpose(0, 2, 1) if self._layout == "yolov8" else output
-        return [
-            self._one(found, image, anchors[image], [plane[image] for plane in planes], placement, table[image])
-            for image, placement in enumerate(placements)
-        ]
+        results = []
+        for image, (placement, count) in enumerate(zip(placements, found.counts.tolist(), strict=True)):
+            values = anchors[image][found.anchors[image, :count], -self._extra :]
+            own = [plane[image] for plane in planes]
+            results.append(self.objects(found, image, values, own, placement, table[image]))
+        return results
 
-    def _one(
+    def objects(
         self,
         found: Found,
         image: int,
-        anchors: NDArray[Any],
+        values: NDArray[Any],
         planes: Sequence[NDArray[Any]],
         placement: Placement,
         row: NDArray[np.float32],
+        runs: Runs | None = None,
     ) -> Detections:
-        chosen = slice(int(found.counts[image]))
+        """The objects of an image of a batch.
+
+        Args:
+            values: (n, extra): what the anchors of its objects say after the classes.
+            planes: segment: the prototypes (n, h, w).
+            row: of the image in `maps`.
+            runs: segment: the masks, if they are known already.
+
+        Raises:
+            NonFiniteError: a value is NaN or infinite.
+        """
+        chosen, values = slice(len(values)), values.astype(np.float32, copy=False)
         boxes, scores, classes = (part[image, chosen] for part in found[:3])
-        values = anchors[found.anchors[image, chosen], -self._extra :].astype(np.float32, copy=False)
         broken = np.zeros(len(found.counts), np.int64)
         broken[image] = np.count_nonzero(~np.isfinite(values).all(axis=1))
         raise_non_finite(broken, f"of the {ABOUT[self._task]} of its objects")
@@ -92,24 +105,30 @@ class Heads:
             points[:, :, :2] = ((points[:, :, :2] * row[:2] - row[2:4]) * row[4:6]).clip(0, row[6:8])
             more = {"keypoints": points}
         else:
-            more = {"runs": _runs(planes[0], values, boxes, placement)}
+            more = {"runs": runs or runs_of(planes[0], values, boxes, placement)}
         objects = self._checked.one(boxes, scores, classes, **more)
         objects.skeleton = self._skeleton
         # An object of whose mask no pixel lies in its box is none, as in the YOLO frameworks.
         return objects if objects.runs is None else objects[objects.runs.areas > 0]
 
 
-def _runs(prototypes: NDArray[Any], coefficients: NDArray[Any], boxes: NDArray[Any], placement: Placement) -> Runs:
-    """Masks of the size of the whole frame: what lies outside a view is outside of every box in it."""
-    scale = prototypes.shape[2] / placement.size[0], prototypes.shape[1] / placement.size[1]
+def content_of(prototypes: tuple[int, ...], placement: Placement) -> tuple[float, float, float, float]:
+    """Where the whole frame lies in prototypes of this shape (n, h, w): what is outside a view is outside of every box
+    in it."""
+    scale = prototypes[2] / placement.size[0], prototypes[1] / placement.size[1]
     left, top = (offset * per for offset, per in zip(placement.offset, scale, strict=True))
     across, down = (
         side * factor * per for side, factor, per in zip(placement.source, placement.scale, scale, strict=True)
     )
+    return left, top, across, down
+
+
+def runs_of(prototypes: NDArray[Any], coefficients: NDArray[Any], boxes: NDArray[Any], placement: Placement) -> Runs:
+    """Masks of the size of the whole frame."""
+    content = content_of(prototypes.shape, placement)
     found = instance_runs(
-        prototypes.astype(np.float32, copy=False), coefficients, boxes, placement.source[::-1],
-        content=(left, top, across, down),
-    )  # fmt: skip
+        prototypes.astype(np.float32, copy=False), coefficients, boxes, placement.source[::-1], content=content
+    )
     assert isinstance(found, Runs)
     return found
 

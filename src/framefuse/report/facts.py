@@ -160,6 +160,7 @@ class ReportFacts(Measured):
         lines += [f"views    {self.views.line()}"] if self.views else []
         lines += [f"source   {text}" for text in few([source.line() for source in self.sources])]
         lines += [*self._stage_lines(), *(f"energy   {text}" for text in self.energy_lines())] if self.frames else []
+        lines += [f"busy     {self.utilisation.line()}"] if self.utilisation else []
         lines += [f"copies   {self.copied()}"] if self.copies else []
         lines += self.events.text_lines() if self.events else []
         for title, texts in (("choice", self.choices), ("warning", self.warnings), ("wrote", self.outputs)):

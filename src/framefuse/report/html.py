@@ -45,6 +45,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
         _section("Detections per class", _classes(report.detections_per_class)),
         *(_events(report.events, folder) if report.events else ()),
         _section("Stages", _stage_table(report)),
+        _section("Utilisation of the GPU", _list([report.utilisation.line()] if report.utilisation else ())),
         _section("Energy", _list(report.energy_lines() if report.frames else ())),
         _section("Views", views),
         _section("Copies", _copies(report), "Bytes per frame between host (h) and device (d)."),

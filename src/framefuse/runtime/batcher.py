@@ -19,6 +19,7 @@ from framefuse.batching.queue import Request, RequestBatch, RequestQueue
 from framefuse.batching.tuning import read_tuning
 from framefuse.common.redact import brief
 from framefuse.config import Settings
+from framefuse.cuda import device as gpus
 from framefuse.errors import (
     DeadlineError,
     FramefuseError,
@@ -34,8 +35,8 @@ from framefuse.runtime.runners import FunctionRunner, ModelRunner, NoAnswerError
 
 DEFAULT_FUNCTION_BATCH = 16
 """Most items in a call of a function, if nothing else is asked for."""
-DEFAULT_DELAY = 0.005
-"""Seconds that a request may wait for others."""
+DEFAULT_DELAY, LONGEST_DELAY = 0.005, 3600
+"""Seconds that a request may wait for others, and the most that can be asked for."""
 EARLY = 0.9
 """Share of the expected time of a batch after which its end is awaited, not another request."""
 RECOVER_SECONDS = 30.0
@@ -151,6 +152,14 @@ class Batcher:
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
+        for name, value in (
+            ("max_batch_size", max_batch_size), ("min_batch_size", min_batch_size), ("max_queue", max_queue)
+        ):  # fmt: skip
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise UsageError(f"{name} is {brief(value)}", remedy="pass a whole number")
+        if not isinstance(max_queue_delay, int | float) or not 0 <= max_queue_delay <= LONGEST_DELAY:
+            remedy = f"use seconds from 0 to {LONGEST_DELAY}, such as 0.005"
+            raise UsageError(f"max_queue_delay is {brief(max_queue_delay)}", remedy=remedy)
         found = None if tuning is None else read_tuning(Path(tuning))
         if found is not None:
             if max_batch_size or max_queue_delay != DEFAULT_DELAY:
@@ -165,8 +174,6 @@ class Batcher:
             raise UsageError(
                 f"min_batch_size is {min_batch_size!r}", remedy=f"use 1 to max_batch_size, which is {most}"
             )
-        if not 0 <= max_queue_delay < float("inf"):
-            raise UsageError(f"max_queue_delay is {max_queue_delay!r}", remedy="use seconds from 0, such as 0.005")
         if max_queue < 1:
             raise UsageError(f"max_queue is {max_queue!r}", remedy="use at least 1")
         if isinstance(model, str | Path | Model):
@@ -174,9 +181,11 @@ class Batcher:
             self._runner: Runner = ModelRunner(opened, max_batch_size, closes=opened is not model, tuning=found)
         elif callable(model) and settings is None and not options and found is None:
             self._runner = FunctionRunner(model, max_batch_size or DEFAULT_FUNCTION_BATCH)
+        elif callable(model):
+            given = ", ".join(sorted(options)) or ("settings" if settings is not None else "tuning")
+            raise UsageError(f"{given} is for models, and this is a function", remedy="leave it out")
         else:
-            remedy = "pass a path, a name, a Model, or a function without options of a model"
-            raise UsageError(f"{brief(model)} is not a model", remedy=remedy)
+            raise UsageError(f"{brief(model)} is not a model", remedy="pass a path, a name, a Model, or a function")
         runner = self._runner
         self._queue = RequestQueue(
             Costs(runner.sizes, runner.seconds),
@@ -238,7 +247,8 @@ class Batcher:
                 self._refused[type(error).__name__] += 1
                 raise
             self._waiting[request.number] = _Waiting(request, prepared, future)
-            self._changed.notify_all()
+            if self._queue.may_start(request):
+                self._changed.notify_all()
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
 
@@ -299,8 +309,9 @@ class Batcher:
         """The thread that owns the model."""
         error: BaseException | None = None
         try:
-            while (ready := self._next()) is not None:
-                self._finish() if ready is True else self._start(ready)
+            with gpus.current(self._runner.gpu, "run the model"):
+                while (ready := self._next()) is not None:
+                    self._finish() if ready is True else self._start(ready)
         except BaseException as failed:
             error = failed
         finally:
@@ -404,7 +415,8 @@ class Batcher:
             self._latencies.append(latency)
             self._counts["completed"] += 1
             self._counts["late"] += request.deadline is not None and now > request.deadline
-            self._changed.notify_all()
+            if not self._waiting:
+                self._changed.notify_all()
         queued = started.seconds - request.arrival
         future.set_result(Response(result, number, queued, latency, len(started.items)))
 

@@ -62,3 +62,17 @@ class FrameBatcher(Generic[Item]):
         """All waiting batches, oldest first."""
         buckets, self._buckets = self._buckets, {}
         return [bucket.items for bucket in buckets.values()]
+
+
+IN_FLIGHT = 2
+"""Batches in flight on a GPU unless settings say otherwise: one runs while the results of the other are read."""
+
+
+def captured_rows(batch: int, slots: int, *, partial: bool) -> list[int]:
+    """The rows of each captured batch of an input size, the largest first; they are made in this order.
+
+    Args:
+        partial: smaller ones, too, for batches that are not full.
+    """
+    smaller = [1 << power for power in range(6) if 1 << power < batch] if partial else []
+    return [batch] * slots + smaller[::-1]

@@ -268,12 +268,16 @@ NOT_OF = {
 """Task -> settings that do nothing for it, besides those of boxes."""
 
 
+ON_GPU = "semantic", "classify", "pose", "obb", "segment"
+"""Tasks beside `detect` whose outputs are read on a GPU."""
+
+
 def check_task(card: Card, settings: Settings) -> None:
     """Raise UsageError if boxes are requested from a model that only segments, or tracks where nothing is tracked."""
     for field in ("save_mot", "trail"):
         if getattr(settings, field) and not settings.track:
             raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
-    if settings.on_gpu and not (card.boxes_only or card.task == "semantic"):
+    if settings.on_gpu and not card.boxes_only and (card.task not in ON_GPU or card.layout in UNDECODED):
         what = f"task {card.task}" if card.layout not in UNDECODED else f"layout {card.layout}"
         message = f"{card.path.name} has the {what}, whose outputs are read on the CPU only"
         raise CapabilityError(message, remedy="run it with --device cpu")

@@ -117,7 +117,8 @@ def _is_list(source: Any) -> bool:
     """Whether this may be several files."""
     if isinstance(source, str | Path):
         return "://" not in str(source) and (os.path.isdir(source) or glob.has_magic(str(source)))
-    return isinstance(source, list | tuple) and all(isinstance(item, str | Path) for item in source)
+    paths = isinstance(source, list | tuple) and all(isinstance(item, str | Path) for item in source)
+    return paths or isinstance(source, SharedList)
 
 
 def manifest_of(settings: Settings, card: Card, folder: Path | None = None) -> Manifest:

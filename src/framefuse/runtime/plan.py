@@ -5,6 +5,7 @@ Each decision is made as soon as its facts are known, so that a wrong option fai
     plan_run             device, engine, sources read at once, batch     from the card and the settings
     RunPlan.for_input    size of the model input                         once the source is open
     RunPlan.for_views    batches that hold the views of a frame          likewise
+    RunPlan.for_memory   batches that fit into the memory of the GPU     before the engine loads the model
     RunPlan.for_output   encoder, upload mode                            once the engine has taken its memory
 """
 
@@ -19,18 +20,21 @@ from framefuse.engines import Backend, Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
-from framefuse.runtime import choices, readers
+from framefuse.runtime import choices, memory, readers
+from framefuse.runtime.batching import IN_FLIGHT
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer
-from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources import SourceInfo, SourceOptions, is_image_path
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.uploads import UploadMode
 
 LIKELY = 1920, 1080
 """Frame size for which the model is loaded before a source tells its own: most have these proportions."""
+HOST_KINDS = "images", "array", "camera", "synthetic"
+"""Kinds of sources whose frames come from the host."""
 MAX_BATCH = 64
 """As in `Settings.batch`."""
 CALIBRATION_FRAMES = 32
@@ -56,14 +60,18 @@ class RunPlan:
     upload_mode: "UploadMode" = "copy"
     merges: int = 0
     """Most views of a frame that run in one batch and are merged on the GPU; 0: views are merged on the host."""
+    live: bool = False
 
     def for_input(self, info: SourceInfo) -> Self:
         """The plan with the size of the model input; UsageError if the model does not take the requested size."""
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
-        return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason})
+        return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason}, live=info.live)
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> Self:
         """The plan with batches that hold all views of a frame, where a GPU runs them. Another `batch` than 1 stays."""
+        if self.settings.on_gpu and self.card.task == "segment":
+            message = f"instance masks of views are found on the CPU only, and {self.card.path.name} gives masks"
+            raise CapabilityError(message, remedy="use --device cpu, or leave out tiles, roi and stereo")
         if not self.settings.on_gpu or self.card.task != "detect":
             return self
         batch, reasons = self.batch, dict(self.reasons)
@@ -74,23 +82,45 @@ class RunPlan:
             viewer.merges = views  # otherwise boxes that only a tracker needs would hide others
         return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)
 
+    @property
+    def partial_batches(self) -> bool:
+        """Whether many batches on a GPU will not be full."""
+        return self.card.dynamic_batch and (self.settings.adaptive or self.live)
+
+    def for_memory(self, info: SourceInfo) -> Self:
+        """The plan with batches that fit into the memory of the GPU; CapabilityError if not even one frame does."""
+        settings = self.settings
+        if not settings.on_gpu:
+            return self
+        free, total = gpus.memory()
+        room = free - memory.RESERVE * total
+        if settings.max_memory is not None:
+            room = min(room, settings.max_memory * 2**20 - memory.CONTEXT)
+        slots, size = settings.slots or IN_FLIGHT, (info.width or LIKELY[0], info.height or LIKELY[1])
+        decoders = 0 if info.kind in HOST_KINDS else readers.count(self.source)
+        batch, slots, why = memory.fitted(self, self.batch, slots, size, room, decoders=decoders)
+        if not why:
+            return self
+        settings = settings.model_copy(update={"slots": slots})
+        return replace(self, batch=batch, settings=settings, reasons={**self.reasons, "batch": why})
+
     def for_output(self, info: SourceInfo) -> Self:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
         settings, encoder = self.settings, None
-        if settings.save and info.kind not in STILLS:
+        if settings.save and (info.kind not in STILLS or not all(is_image_path(str(path)) for path in info.files)):
             from framefuse.sinks.video import choose_encoder
 
             chosen, encoder = choose_encoder(settings.encoder, self.gpu)
             settings = settings.model_copy(update={"encoder": chosen})
-        mode, memory = self.upload_mode, None
+        mode, uploads = self.upload_mode, None
         if settings.on_gpu:
             from framefuse.runtime.cuda.uploads import choose_upload_mode
 
-            mode, memory = choose_upload_mode(settings.memory)
+            mode, uploads = choose_upload_mode(settings.memory)
         elif settings.memory != "auto":
             message = f"memory {settings.memory} was asked for, but on device {settings.device} no frame enters a GPU"
             raise UsageError(message, remedy="leave it out, or use --device cuda")
-        reasons = {**self.reasons, "memory": memory, "encoder": encoder}
+        reasons = {**self.reasons, "memory": uploads, "encoder": encoder}
         return replace(self, settings=settings, upload_mode=mode, reasons=reasons)
 
     def engine_options(self) -> EngineOptions:
@@ -127,6 +157,7 @@ class RunPlan:
             raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
         from framefuse.runtime.cuda.program import CudaProgram
 
+        options["partial_batches"] = self.partial_batches
         return CudaProgram(*given, mode=self.upload_mode, merges=self.merges, **options)
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
@@ -152,6 +183,9 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
         return backend.refuses(card.path, precision, spec.height, spec.width)
 
     settings, device = choices.choose_device(settings, refuses, engine)
+    if settings.max_memory is not None and not settings.on_gpu:
+        message = f"max_memory limits the memory of a GPU, and this run is on device {settings.device}"
+        raise UsageError(message, remedy="leave it out, or use --device cuda")
     name, why = choices.choose_engine(settings, refuses, engine)
     choices.check_task(card, settings)
     settings = choices.choose_classes(card, settings)

@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 
 from framefuse.runtime.power import EnergyFacts, Meter
 from framefuse.runtime.threads import COMM_LENGTH, HelperCpu
+from framefuse.runtime.utilisation import Gauge, UtilisationFacts
 
 
 class Histogram:
@@ -195,6 +196,8 @@ class Measured:
     """Of the process, since its start."""
     energy: list[EnergyFacts] = field(default_factory=list)
     """By device; a device whose energy was not measured is here with the reason."""
+    utilisation: UtilisationFacts | None = None
+    """None: no GPU is used, or NVML shows nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +236,7 @@ class Recorder:
         self._lock = threading.Lock()
         self.start()
 
-    def start(self, meter: Meter | None = None) -> None:
+    def start(self, meter: Meter | None = None, gauge: Gauge | None = None) -> None:
         """Reset, and start to measure: called when the engine is loaded and no stage runs yet."""
         for clock in self._clocks.values():
             clock.busy, clock.device = Histogram(), Histogram()
@@ -243,8 +246,9 @@ class Recorder:
         self._interval = 0.25
         self._counts: list[int] = []
         self._helpers = HelperCpu()
-        self._meter = meter or Meter()
+        self._meter, self._gauge = meter or Meter(), gauge or Gauge(None)
         self._meter.start()
+        self._gauge.start()
         self._begin = self._read()
         self._end: _Reading | None = None
         self._next_sample = 0.0
@@ -300,6 +304,7 @@ class Recorder:
             self.sample()
             self._end = self._read()
             self._meter.stop()
+            self._gauge.stop()
 
     def snapshot(self) -> Measurements:
         """The measurements so far, also during a run; callable from any thread."""
@@ -333,6 +338,7 @@ class Recorder:
             machine_idle=(end.idle - begin.idle) / ticks if ticks else None,
             peak_rss_mb=_usage()[0],
             energy=self._meter.facts(self._frames, cpu | {"other": max(rest, 0.0)}, gpu),
+            utilisation=self._gauge.facts(),
             minor_faults=end.faults - begin.faults,
         )
 

@@ -258,6 +258,14 @@ class Program(ABC):
         thread, repeatedly."""
 
 
+def heads_of(card: Card, checked: BoxCheck) -> Heads | None:
+    """What reads the outputs of a model with more than boxes; None: it has only these, or none."""
+    if not card.extra:
+        return None
+    layout = "yolov5" if card.layout in DECODERS else card.layout
+    return Heads(card.task, layout, card.extra, checked, keypoints=card.keypoints, skeleton=card.skeleton)
+
+
 @dataclass(eq=False)
 class InFlightBatch:
     """A batch that an engine is running, with the request that runs it."""
@@ -282,11 +290,7 @@ class HostProgram(Program):
         super().__post_init__()  # its ledger stays empty: nothing leaves the host
         card = self.card
         self._class_masks = ClassMasks() if card.task == "semantic" else None
-        self._heads: Heads | None = None
-        if card.extra:
-            layout = "yolov5" if card.layout in DECODERS else card.layout
-            anchors = card.task, layout, card.extra, self.checked
-            self._heads = Heads(*anchors, keypoints=card.keypoints, skeleton=card.skeleton)
+        self._heads = heads_of(card, self.checked)
         self._pools: dict[tuple[int, int], RequestPool] = {}
         self._starting: Slot | None = None
         """Engines without requests of their own run the model while they start it."""

@@ -44,14 +44,19 @@ def count(source: Any) -> int:
     return len(source) if _all_live(source) else 1
 
 
+def frames_held(settings: Settings, batch: int) -> int:
+    """Frames of a source that a run holds at the same time."""
+    waiting = held_by(settings)  # beside one batch in the batcher and two in flight
+    return 1 if batch == 1 and not waiting else batch * 3 + settings.queue + waiting
+
+
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     """Open what a run reads at the same time: the readers of a shared list, several live sources, or one source."""
-    waiting = held_by(settings)  # beside one batch in the batcher and two in flight
     shared = {field.name for field in fields(SourceOptions)} & Settings.model_fields.keys() - {"device"}
     options = SourceOptions(
         **{name: getattr(settings, name) for name in shared},
         device="cuda" if settings.on_gpu else "cpu",
-        held=1 if batch == 1 and not waiting else batch * 3 + settings.queue + waiting,
+        held=frames_held(settings, batch),
     )
     if isinstance(source, SharedList):
         return source.open(options)

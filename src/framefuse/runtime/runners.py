@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from framefuse.runtime.choices import processor
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, MAX_BATCH
 from framefuse.runtime.program import Program
+
+if TYPE_CHECKING:
+    from framefuse.runtime.cuda.program import CudaProgram
+    from framefuse.runtime.cuda.uploads import PageLocker
 
 WORTH = 0.1
 """Share by which a batch of twice the size must be faster a row for the size to be kept."""
@@ -37,12 +41,14 @@ class Runner(ABC):
         seconds: size -> seconds of a batch, where that was measured.
         servers: batches that run at the same time.
         ahead: batches that wait inside it for their turn, so that it is never idle.
+        gpu: the current one in the thread that calls; None: any.
     """
 
     sizes: Sequence[int]
     seconds: Mapping[int, float]
     servers = 1
     ahead = 0
+    gpu: int | None = None
 
     @abstractmethod
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
@@ -126,6 +132,7 @@ class ModelRunner(Runner):
             remedy = "leave out tiles, roi and stereo, or pass the Model itself as a function: Batcher(model.__call__)"
             raise UsageError("a Batcher of a model that sees views of a frame is not possible", remedy=remedy)
         self._model, self._closes = model, closes
+        self._page_lock: PageLocker | None = None
         self._started: dict[int, Program] = {}
         """Number of the last request of each batch that has not ended -> its program, oldest first."""
         self._programs: dict[int, Program] = {}
@@ -140,8 +147,18 @@ class ModelRunner(Runner):
         except BaseException:
             self.close()
             raise
+        if model.settings.on_gpu:
+            self._look_at_gpu()
         self.sizes = sorted(self._programs)
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
+
+    def _look_at_gpu(self) -> None:
+        from framefuse.runtime.cuda.uploads import PageLocker
+
+        program = cast("CudaProgram", self._programs[1])
+        self.gpu = program.gpu
+        if program.mode == "copy":
+            self._page_lock = PageLocker(program.gpu)
 
     def _check(self, tuning: BatchTuning) -> None:
         model, again = self._model.card.path.stem, f"measure again: framefuse tune-batch {self._model.card.path.stem}"
@@ -174,7 +191,8 @@ class ModelRunner(Runner):
 
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
         frame = self._model.frame(item)
-        return (self._programs[1].batch_key(frame), frame.format), frame
+        bucket = self._programs[1].batch_key(frame), frame.format
+        return bucket, self._page_lock(frame) if self._page_lock else frame
 
     def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
         program = self._programs[size]

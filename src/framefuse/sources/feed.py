@@ -4,13 +4,14 @@ import threading
 from collections import deque
 from dataclasses import replace
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
 from framefuse.common.redact import brief
 from framefuse.errors import QueueFullError, UsageError
 from framefuse.frame import Frame
 from framefuse.sources.images import array_frame
-from framefuse.sources.source import Frames, PullSource, SourceInfo
+from framefuse.sources.source import Frames, PullSource, SourceInfo, is_number
 
 MICROSECOND = Fraction(1, 1_000_000)
 
@@ -29,12 +30,14 @@ class FrameFeed(PullSource):
         live: drop images that are older than `max_age`, as those of a camera; otherwise all are processed.
 
     Raises:
-        UsageError: `capacity` is less than 1.
+        UsageError: `capacity` is no number from 1, or `name` no text.
     """
 
     def __init__(self, name: str = "feed", *, capacity: int = 8, live: bool = False) -> None:
-        if capacity < 1:
-            raise UsageError(f"capacity is {capacity!r}", remedy="let at least one image wait")
+        if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+            raise UsageError(f"capacity is {brief(capacity)}", remedy="let at least one image wait")
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"name is {brief(name)}", remedy="give the source a name")
         self._waiting: deque[Frame] = deque()
         self._capacity, self._count, self._finished = capacity, 0, False
         self._changed = threading.Condition()
@@ -54,8 +57,12 @@ class FrameFeed(PullSource):
 
         Raises:
             QueueFullError: no room within `timeout` seconds.
-            UsageError: it is no image, or the feed has ended.
+            UsageError: it is no image, `seconds` or `timeout` is no number, or the feed has ended.
         """
+        if seconds is not None and not (is_number(seconds) and isfinite(seconds)):
+            raise UsageError(f"seconds is {brief(seconds)}", remedy="give the time of the image as a number")
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
+            raise UsageError(f"timeout is {brief(timeout)}", remedy="give a number of seconds from 0, or None")
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < self._capacity or self._ended, timeout)
             if self._ended:

@@ -76,7 +76,7 @@ class SourceOptions:
                 raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a whole number from {least}")
         for name in ("max_age", "timeout", "reconnect_max_delay"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 < value < math.inf:
+            if not is_number(value) or not 0 < value < math.inf:
                 raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a number of seconds above 0")
         if not isinstance(self.low_latency, bool | np.bool_):
             raise UsageError(f"low_latency is {brief(self.low_latency)}", remedy="low_latency takes True or False")
@@ -93,7 +93,7 @@ class SourceOptions:
     def span(self) -> tuple[Fraction, Fraction | None]:
         """`start` (0 by default) and `end`, with the decimal value they were written with: 0.92 is exactly 23/25."""
         span = self.start, self.end
-        if not all(value is None or (_is_number(value) and abs(value) < math.inf) for value in span):
+        if not all(value is None or (is_number(value) and abs(value) < math.inf) for value in span):
             what = f"start {brief(self.start)} or end {brief(self.end)} is not a number of seconds"
             raise UsageError(what, remedy=SPAN)
         start, end = (None if value is None else Fraction(str(value)) for value in span)
@@ -103,7 +103,7 @@ class SourceOptions:
 SPAN = "start takes a number of seconds from 0, and end one above it"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from framefuse.engines.backend import NetworkMemory
 from framefuse.engines.cudnn import network as ir
 from framefuse.engines.cudnn.import_state import CHANNEL_MULTIPLE
 from framefuse.engines.cudnn.importer import import_network
@@ -403,6 +404,17 @@ def why_not(path: Path, precision: str, height: int, width: int) -> str | None:
     except FramefuseError as error:
         return error.message.partition(". ")[0]
     return None
+
+
+def network_memory(path: Path, batch: int, height: int, width: int) -> NetworkMemory:
+    """The memory of a network in float16, without the workspaces of its convolutions, which are small.
+
+    Raises:
+        ModelError: as `import_network`, or the channels cannot be padded.
+    """
+    compiled = compile_network(path, batch, height, width)
+    convs = [step for step in compiled.placement.steps if isinstance(step, Conv)]
+    return NetworkMemory(2 * sum(conv.weight.size + conv.bias.size for conv in convs), 2 * compiled.memory.size)
 
 
 def plan(network: Network, batch: int, height: int, width: int, streams: int) -> Compiled:

@@ -53,6 +53,7 @@ def detections(
     agnostic: bool = False,
     activation: str | None = None,
     extra: int = 0,
+    extras: Any | None = None,
     out: Found | None = None,
     workspace: Workspace | None = None,
 ) -> Found:
@@ -63,7 +64,8 @@ def detections(
     kernels on CuPy's current stream, and the result stays there; `boxes_cuda` says what a CUDA graph needs.
 
     Args:
-        extra: on the host: values of an anchor after its classes, which are not looked at.
+        extra: values of an anchor after its classes, which are not looked at.
+        extras: on a GPU: (batch, max_det, extra) float32, which gets these values of each object.
         out: where to write; None makes new arrays.
         workspace: on a GPU, scratch memory that repeated calls share, which a captured graph needs for as long as it
             lives. None: each call allocates its own.
@@ -79,7 +81,7 @@ def detections(
     batch = _check(outputs, layout, maps, max_det, max_candidates, extra)
     if on_gpu(outputs[0]):
         asked = outputs, layout, maps, conf, _threshold(iou), max_det, max_candidates
-        return boxes_cuda.detections(*asked, classes, agnostic, activation, out, workspace)
+        return boxes_cuda.detections(*asked, classes, agnostic, activation, out, workspace, extra, extras)
     if out is None:
         out = Found.make(batch, max_det, np.empty)
     elif out.boxes.shape != (batch, max_det, 4):
@@ -112,16 +114,18 @@ def oriented(
     classes: Sequence[int] | None = None,
     agnostic: bool = False,
     extra: int = 1,
+    out: Found | None = None,
+    workspace: Workspace | None = None,
 ) -> Found:
     """Oriented boxes, whose angle is the last value of each anchor: `kernels.reference.oriented` says what is meant.
 
     Args:
-        outputs: on the host.
         extra: values of an anchor after its classes.
+        out, workspace: on a GPU: as for `detections`; `out` has boxes (batch, K, 5).
 
     Returns:
         `Found` with boxes (batch, K, 5) float32: centre x and y, width and height in source pixels, not clipped, and
-        the angle in radians from x towards y.
+        the angle in radians from x towards y. On a GPU they are in units of the model; `placed_oriented` does the rest.
 
     Raises:
         UsageError: an argument has a wrong value, shape or dtype; the message says which.
@@ -129,12 +133,15 @@ def oriented(
     """
     if layout not in ORIENTED:
         raise UsageError(f"oriented boxes have no layout {layout!r}", remedy=f"choose one of {', '.join(ORIENTED)}")
-    batch = _check(outputs, layout, maps, max_det, max_candidates, extra)
+    batch, compiled = _check(outputs, layout, maps, max_det, max_candidates, extra), layout in COMPILED
+    limit = distance_below(iou) if compiled else -1.0
+    if on_gpu(outputs[0]):
+        asked = outputs, layout, maps, conf, iou, max_det, max_candidates, classes, agnostic, None
+        return boxes_cuda.detections(*asked, out, workspace, extra, apart=limit)
     found = Found.make(batch, max_det, np.empty, sides=5)
-    (output,), compiled = outputs, layout in COMPILED
+    (output,) = outputs
     rows = output.transpose(0, 2, 1) if layout == "yolov8" else output
     start, room = _address(output) if compiled else 0, max(min(rows.shape[1], max_candidates), max_det)
-    limit = distance_below(iou) if compiled else -1.0
     for image, row in enumerate(maps):
         if compiled:
             work = _filter(output, start, image, layout, conf, classes, room, extra)

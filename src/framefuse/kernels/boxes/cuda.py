@@ -100,8 +100,17 @@ def detections(
     activation: str | None,
     out: Found | None,
     workspace: Workspace | None = None,
+    extra: int = 0,
+    extras: Any | None = None,
+    apart: float | None = None,
 ) -> Found:
-    """`boxes.detections`, also of its errors, on CuPy's current device and stream; the result stays on the GPU."""
+    """`boxes.detections`, also of its errors, on CuPy's current device and stream; the result stays on the GPU.
+
+    Args:
+        extras: (batch, max_det, extra) float32 on the GPU: gets the values after the classes of each object's anchor.
+        apart: for oriented boxes: the distance below which one hides another (`distance_below`). Boxes are (batch,
+            max_det, 5), as the model gives them.
+    """
     stream, gpu, batch = device.current_stream(), device.current_gpu(), len(maps)
     if layout == head_cuda.LAYOUT:
         head = head_cuda.Head.of(outputs)
@@ -109,7 +118,7 @@ def detections(
             raise UsageError(f"the {layout} outputs have {head.batch} images, the maps {batch}")
         heads = head_cuda.read_head(head, _table("levels", head.table, workspace, stream), conf, stream)
     else:
-        heads = head_cuda.read(outputs, layout, activation, batch)
+        heads = head_cuda.read(outputs, layout, activation, batch, extra)
     if heads.capacity > 2**31 - 1:
         raise UsageError(f"{layout}: {heads.capacity} candidates an image are more than 2^31 - 1")
     capacity = max(heads.capacity, 1)
@@ -117,13 +126,20 @@ def detections(
     work = _scratch(workspace, gpu, stream, batch, capacity, room, max_det, suppressing)
     table = keep_cached(_wanted(gpu, None if classes is None else tuple(classes), heads.classes), stream)
     if out is None:
-        out = Found.make(batch, max_det, device.cupy().empty)
+        out = Found.make(batch, max_det, device.cupy().empty, sides=4 if apart is None else 5)
     given = {"anchors": heads.anchors, "classes": heads.classes or (0 if classes is None else table.size)}
     given |= {"confidence": conf, "wanted": table}
     kernel.launch(heads.symbol, stream=stream, **given, **heads.arguments, **work.candidates)
     rows = {f"out_{name}": array for name, array in out._asdict().items()}
+    if apart is not None:
+        _select_oriented(work, heads, conf, apart, agnostic, rows, extra, workspace or Workspace(), stream)
+        return out
     rows |= {"maps": _table("maps", maps, workspace, stream) if type(maps) is np.ndarray else maps, "indices": 0}
     _select(work, conf, threshold, agnostic, rows, stream)
+    if extras is not None:
+        found = {"anchors": out.anchors, "counts": out.counts, "detections": max_det, "batch": batch}
+        given = heads.extras | found | {"extra": extra, "gathered": extras}
+        kernel.launch(f"gather_extras_{heads.sample}", stream=stream, **given)
     return out
 
 
@@ -242,11 +258,7 @@ def _select(
 ) -> None:
     """From candidates to the rows of the result: sorted, and without what is suppressed."""
     batch, room, suppressing = work.batch, work.room, work.suppressing
-    blocks = BLOCKS if batch == 1 else RANKING * BLOCKS // min(max(batch, 1), 8)
-    targets = {name: work.at[name] for name in ("sorted_keys", "sorted_boxes", "sorted_labels")}
-    given = work.candidates | targets | {"room": room, "confidence": conf, "blocks": blocks}
-    kernel.launch(f"rank{suffix}", stream=stream, **given)
-    given = rows | {name.removeprefix("sorted_"): place for name, place in targets.items()}
+    given = rows | _ranked(work, conf, stream, suffix)
     given |= {name: work.at[name] for name in ("counters", "progress", "local", "dense", "removed", "kept")}
     given |= {"batch": batch, "room": room, "words": work.words, "detections": work.detections}
     given |= {"suppressing": int(suppressing), "threshold": threshold, "agnostic": int(agnostic)}
@@ -255,6 +267,35 @@ def _select(
     for begin, end in pairwise(bounds):
         if begin == 0 or begin < end:
             kernel.launch(f"suppress{suffix}", stream=stream, begin=begin, end=end, **given)
+
+
+def _ranked(work: Scratch, conf: float, stream: int, suffix: str = "") -> dict[str, Any]:
+    """Sort the candidates; where their keys, boxes and labels then are."""
+    blocks = BLOCKS if work.batch == 1 else RANKING * BLOCKS // min(max(work.batch, 1), 8)
+    targets = {name: work.at[name] for name in ("sorted_keys", "sorted_boxes", "sorted_labels")}
+    given = work.candidates | targets | {"room": work.room, "confidence": conf, "blocks": blocks}
+    kernel.launch(f"rank{suffix}", stream=stream, **given)
+    return {name.removeprefix("sorted_"): place for name, place in targets.items()}
+
+
+def _select_oriented(
+    work: Scratch, heads: head_cuda.Heads, conf: float, apart: float, agnostic: bool, rows: dict[str, Any], extra: int,
+    workspace: Workspace, stream: int,
+) -> None:  # fmt: skip
+    """From candidates to the rows of a result of oriented boxes."""
+    batch, room = work.batch, work.room
+    spreads = workspace.get("oriented_spreads", (batch, room, 8), np.float32)
+    turned = workspace.get("oriented_boxes", (batch, room, 5), np.float32)
+    dropped = workspace.get("oriented_dropped", (batch, room), np.int32)
+    found = _ranked(work, conf, stream)
+    shared = {"counters": work.at["counters"], "room": room, "batch": batch}
+    listed = {"keys": found["keys"], "labels": found["labels"], "turned": turned}
+    given = heads.boxes | {"last": heads.columns + extra - 1, "spreads": spreads}
+    kernel.launch(f"spread_oriented_{heads.sample}", stream=stream, **given, **listed, **shared)
+    given = {"spreads": spreads, "limit": apart, "agnostic": int(agnostic), "dropped": dropped}
+    kernel.launch("drop_oriented", stream=stream, **given, **shared)
+    given = rows | listed | shared | {"dropped": dropped, "detections": work.detections}
+    kernel.launch("place_oriented", stream=stream, **given)
 
 
 def _scratch(workspace: Workspace | None, gpu: int, stream: int, *sizes: int) -> Scratch:

@@ -157,10 +157,33 @@ class Heads(NamedTuple):
     """Candidates of an image at most."""
     classes: int
     """0: not known from the shape."""
+    sample: str = ""
+    """Type of the values, as in SAMPLES."""
+    columns: int = 0
+    """Values of an anchor before those after its classes."""
+    step: int = 1
+    """Elements from one value of an anchor to the next."""
+    places: tuple[int, int, int] = (0, 0, 0)
+    """Address, and elements from image to image and from anchor to anchor."""
+
+    @property
+    def boxes(self) -> dict[str, Any]:
+        """Where the values of an anchor lie, as kernels take it."""
+        return {**dict(zip(("values", "image_pitch", "pitch"), self.places, strict=True)), "step": self.step}
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Where those after its classes lie."""
+        size = 4 if self.sample == "f32" else 2
+        return {**self.boxes, "values": self.places[0] + self.columns * self.step * size}
 
 
-def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int) -> Heads:
-    """Raise UsageError unless they fit the layout, each other, and the batch."""
+def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int, extra: int = 0) -> Heads:
+    """Raise UsageError unless they fit the layout, each other, and the batch.
+
+    Args:
+        extra: values of an anchor after its classes.
+    """
     if layout == "detr" and len(outputs) == 3:
         return _listed(outputs, batch)
     views = [View.of(output) for output in outputs]
@@ -170,21 +193,23 @@ def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int
     if least is None:
         raise UsageError(f"{layout} outputs are not read on a GPU", remedy="copy them to the host")
     values = shapes[-1]
-    columns = values[1 if layout == "yolov8" else -1] if len(values) == 3 else 0
+    columns = (values[1 if layout == "yolov8" else -1] if len(values) == 3 else 0) - extra
     if len(views) not in expected or columns < least or any(shape[0] < batch for shape in shapes):
         raise UsageError(f"the {layout} outputs have shapes {shapes} for {batch} images")
     last = views[-1]
     anchors = values[2] if layout == "yolov8" else values[1]
     arguments = {"values": last.address, "image_pitch": last.strides[0], "pitch": last.strides[1]}
     size = 4 if last.sample == "f32" else 2
+    pitch, step = (1, last.strides[1]) if layout == "yolov8" else (last.strides[1], 1)
+    more = last.sample, columns, step, (last.address, last.strides[0], pitch)
     if layout == "end2end":  # x1, y1, x2, y2, score, class
         for column, name in ((4, "scores"), (5, "class_ids")):
             arguments |= {name: last.address + column * size, f"{name}_image_pitch": last.strides[0]}
             arguments[f"{name}_pitch"] = last.strides[1]
-        return Heads(f"filter_listed_{last.sample}", {**arguments, "label_words": 0}, anchors, anchors, 0)
+        return Heads(f"filter_listed_{last.sample}", {**arguments, "label_words": 0}, anchors, anchors, 0, *more)
     if layout != "detr":
         count = columns - least + 1
-        return Heads(f"filter_{layout}_{last.sample}", arguments, anchors, anchors, count)
+        return Heads(f"filter_{layout}_{last.sample}", arguments, anchors, anchors, count, *more)
     sides, count = views[0], columns
     if len(views) == 1:  # the boxes are the first four columns
         count -= 4

@@ -225,6 +225,7 @@ def instance_runs(
     crop: Crop = "image",
     count: Any | None = None,
     capacity: int = 8192,
+    text: bool = True,
     workspace: Workspace | None = None,
     stream: int | None = None,
 ) -> Runs | DeviceRuns:
@@ -232,6 +233,7 @@ def instance_runs(
 
     Args:
         capacity: on a GPU: runs kept of each mask.
+        text: on a GPU: make COCO's strings, too.
 
     Raises:
         UsageError: an array has the wrong shape or dtype.
@@ -242,7 +244,7 @@ def instance_runs(
             workspace = workspace or Workspace()
             given, rows = _logits(request, workspace)
             (given["down_start"],) = device_table(_row_starts, *rows)
-            return _runs_on_gpu("instance_runs", given, len(request.boxes), size, capacity, workspace)
+            return _runs_on_gpu("instance_runs", given, len(request.boxes), size, capacity, workspace, text=text)
     first, scratch = _host(request)
     (starts,) = _row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
     ends, capacity = np.zeros(len(request.boxes), np.int32), 4096
@@ -429,17 +431,33 @@ def _paint_on_gpu(symbol: str, request: _Request, labels: Any, targets: int, out
 
 
 def _runs_on_gpu(
-    symbol: str, given: dict[str, Any], n: int, size: Size, capacity: int, workspace: Workspace
+    symbol: str, given: dict[str, Any], n: int, size: Size, capacity: int, workspace: Workspace, *, text: bool = True
 ) -> DeviceRuns:
     """Launch the kernel that finds where the runs of n masks end, and encode them."""
     if capacity < 1 or n * capacity > 2**40:
         raise UsageError(f"capacity {capacity} is not a number of runs")
     room, get = TEXT_PER_RUN * capacity, workspace.get
     positions, counts = get("positions", (n, capacity), np.int32), get("counts", (n,), np.int32)
-    lengths, text = get("lengths", (n, capacity), np.int32), get("text", (n, room), np.uint8)
-    text_lengths = get("text_lengths", (n,), np.int32)
+    lengths = get("lengths", (n, capacity), np.int32)
     shared = {"positions_address": positions, "capacity": capacity, "ends_address": counts, "n": n}
     kernel.launch(symbol, **given | shared)
     kernel.launch("run_lengths", **shared, lengths_address=lengths)
-    kernel.launch("run_text", **shared, text_address=text, room=room, text_ends_address=text_lengths)
-    return DeviceRuns(lengths, counts, text, text_lengths, size)
+    if not text:
+        return DeviceRuns(lengths, counts, None, None, size)
+    texts, text_lengths = get("text", (n, room), np.uint8), get("text_lengths", (n,), np.int32)
+    kernel.launch("run_text", **shared, text_address=texts, room=room, text_ends_address=text_lengths)
+    return DeviceRuns(lengths, counts, texts, text_lengths, size)
+
+
+def pack_runs(found: DeviceRuns, count: Any, packed: Any, counts: Any, *, stream: int | None = None) -> None:
+    """Put the lengths of valid masks behind each other, so that few bytes have to be copied to the host.
+
+    Args:
+        count: (1,) int32 on the GPU: valid masks, which come first.
+        packed: (room,) int32 on the GPU; what does not fit is left out.
+        counts: (n,) int32 on the GPU: runs of each mask, 0 for those that are not valid.
+    """
+    with on(True, stream):
+        places = {"lengths_address": found.lengths, "ends_address": found.counts, "valid_address": count}
+        places |= {"packed_address": packed, "runs_address": counts, "room": packed.size}
+        kernel.launch("pack_runs", **places, capacity=found.lengths.shape[1], n=len(counts))

@@ -71,3 +71,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) run_text(
   }
   if (threadIdx.x == 0) text_ends_address[blockIdx.x] = total;
 }
+
+// The lengths of the first `valid` masks one after the other, as far as there is room, and the runs of each mask: 0 for
+// the others. Runs beyond the capacity are counted only, which tells that something is missing.
+// launch: grid (n), block 256, waits
+extern "C" __global__ void __launch_bounds__(THREADS) pack_runs(
+    const int* __restrict__ lengths_address, int capacity, const int* __restrict__ ends_address,
+    const int* __restrict__ valid_address, int room, int* __restrict__ packed_address, int* __restrict__ runs_address) {
+  wait_for_previous();
+  __shared__ int start;
+  const int mask = blockIdx.x, valid = *valid_address, count = mask < valid ? ends_address[mask] : 0;
+  if (threadIdx.x == 0) {
+    start = 0;
+    runs_address[mask] = count;
+  }
+  __syncthreads();
+  int before = 0;
+  for (int other = threadIdx.x; other < min(mask, valid); other += THREADS) before += min(ends_address[other], capacity);
+  if (before > 0) atomicAdd(&start, before);
+  __syncthreads();
+  for (int run = threadIdx.x; run < min(count, capacity) && start + run < room; run += THREADS)
+    packed_address[start + run] = lengths_address[(int64_t)mask * capacity + run];
+}

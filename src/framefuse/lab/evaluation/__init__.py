@@ -17,9 +17,9 @@ from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine
 from framefuse.errors import FramefuseError, SourceError, UsageError
-from framefuse.lab.evaluation.counters import BoxCounter, PixelCounter, Shape, TrackCounter, confusion
+from framefuse.lab.evaluation.counters import BoxCounter, ImageCounter, PixelCounter, Shape, TrackCounter, confusion
 from framefuse.lab.evaluation.data import open_data
-from framefuse.lab.evaluation.dataset import BoxClasses, Dataset, Labels
+from framefuse.lab.evaluation.dataset import UNKNOWN, BoxClasses, Dataset, Labels
 from framefuse.lab.evaluation.scores import BoxScores, Row, Scores, TrackScores
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
@@ -72,10 +72,11 @@ def validate(
     keys = opened.keys[: len(spread)] if chosen.track or chosen.adaptive else spread
     with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
         card = pipeline.card
-        if card.task == "classify":
-            what = f"{card.path.name} classifies whole frames, and data for that are not read"
-            raise UsageError(what, remedy="score a detector or a segmenter")
-        counter = PixelCounter(card, opened) if card.task == "semantic" else Objects(card, opened, chosen)
+        if opened.whole and card.task != "classify":
+            what = f"{opened.uri} says the class of each image, but {card.path.name} has the task {card.task}"
+            raise UsageError(what, remedy="score a classifier, or use data with boxes or masks")
+        counters: dict[str, Any] = {"semantic": PixelCounter, "classify": ImageCounter}
+        counter = counters[card.task](card, opened) if card.task in counters else Objects(card, opened, chosen)
         done = set()
         for result in pipeline:
             key = opened.key_of(result.frame)
@@ -88,7 +89,8 @@ def validate(
     if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
         why = f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}"
         raise SourceError(why, remedy="repair them, or remove them from the data")
-    kind = "pixels" if card.task == "semantic" else "tracks" if chosen.track else "boxes"
+    kinds = {"semantic": "pixels", "classify": "images"}
+    kind = kinds.get(card.task, "tracks" if chosen.track else "boxes")
     ran = report.model
     notes = [*opened.notes, *counter.notes]
     if ran and chosen.precision not in ("auto", ran.precision):
@@ -119,11 +121,11 @@ class Objects:
         self._classes = BoxClasses(data, card, settings.classes)
         self.names, self.notes = self._classes.names, self._classes.notes
         self._tracked, names = bool(settings.track), self.names
-        shapes: dict[str, Shape] = {"segment": "segm", "pose": "keypoints"}
+        shapes: dict[str, Shape] = {"segment": "segm", "pose": "keypoints", "obb": "segm"}
         boxes = BoxCounter(names, max_det=settings.max_det, shape=shapes.get(card.task))
         self._counter: Any = TrackCounter(names) if self._tracked else boxes
         if card.task == "obb":
-            self.notes.append("scored are the upright boxes around oriented ones")
+            self.notes.append("boxes are the upright ones around oriented ones, which count by the pixels inside")
         self.scores: Callable[[], BoxScores | TrackScores] = self._counter.scores
 
     def add(self, result: Result, labels: Labels) -> None:
@@ -169,7 +171,7 @@ class Score:
 
 def _check_size(result: Result, labels: Labels) -> None:
     width, height = shown = result.frame.width, result.frame.height
-    if shown == labels.size:
+    if labels.size in (shown, UNKNOWN):
         return
     remedy = "use annotations of this very image, at this size"
     if shown == labels.size[::-1]:

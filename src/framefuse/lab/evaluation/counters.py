@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 from framefuse.errors import SourceError, UsageError
 from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.dataset import Dataset, Labels, match_names, plain, table_of
-from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, ClassScore, PixelScores, Split, TrackScores
+from framefuse.lab.evaluation.scores import (
+    CONF,
+    IOU,
+    BoxScores,
+    ClassScore,
+    ImageScores,
+    PixelScores,
+    Split,
+    TrackScores,
+)
 from framefuse.models.card import Card
 from framefuse.prediction import Detections, Result
 
@@ -60,6 +69,10 @@ class BoxCounter:
             self._truth.append({**record, "bbox": box, "area": area, **shape})
         rows = _xywh(found.xyxy), found.confidence.tolist(), found.class_id.tolist()
         masks = found.segmentations() if self._shape == "segm" else [[]] * len(found)
+        if self._shape == "segm" and found.runs is None:  # oriented boxes
+            width, height = labels.size
+            tools = self._coco.mask
+            masks = [tools.merge(tools.frPyObjects(polygons, height, width)) for polygons in masks]
         points = [[]] * len(found) if found.keypoints is None else found.keypoints.reshape(len(found), -1).tolist()
         for box, score, number, mask, own in zip(*rows, masks, points, strict=True):
             # With an empty segmentation the library does not make a polygon of each box.
@@ -231,6 +244,39 @@ class TrackCounter:
             data[f"{name}_ids"] = np.split(index, np.cumsum([len(one) for one in ids])[:-1])
             data |= {f"num_{name}_ids": len(known), f"num_{name}_dets": len(index)}
         return data
+
+
+class ImageCounter:
+    """Counts images whose class is right, of a classifier and data that know the class of each image; UsageError if
+    these know something else, or share no class."""
+
+    def __init__(self, card: Card, data: Dataset) -> None:
+        if not data.whole:
+            why = f"{card.path.name} is a classifier, but {data.uri} does not say the class of each image"
+            raise UsageError(why, remedy="use a folder with one folder of images for each class")
+        given, self.notes = data.names, list[str]()
+        if len(given) == len(card.names) and not {*map(plain, given.values())} & {*map(plain, card.names.values())}:
+            given = dict(zip(given, card.names.values(), strict=True))
+            self.notes.append("folders have other names than classes, so they are classes in this order")
+        self.names, self._model_to, self._data_to, notes = match_names(card.names, given, card)
+        self.notes += notes
+        self._ranks: list[tuple[int, int]] = []
+        """Class and rank of it, of each image."""
+
+    def add(self, result: Result, labels: Labels) -> None:
+        truth = self._data_to.get(int(labels.class_id[0]), -1)
+        if truth < 0:
+            return
+        assert result.classification is not None
+        ranked = [self._model_to.get(number, -1) for number in result.classification.class_id.tolist()]
+        self._ranks.append((truth, ranked.index(truth)))
+
+    def scores(self) -> ImageScores:
+        found = np.array(self._ranks, np.int64).reshape(-1, 2)
+        right = [found[found[:, 0] == number, 1] == 0 for number in range(len(self.names))]
+        shares = [(len(one), float(one.mean()) if len(one) else None) for one in right]
+        top1, top5 = (float((found[:, 1] < best).mean()) if len(found) else 0.0 for best in (1, 5))
+        return ImageScores(top1, top5, dict(zip(self.names, shares, strict=True)))
 
 
 class PixelCounter:

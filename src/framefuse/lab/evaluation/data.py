@@ -24,9 +24,9 @@ from framefuse.common.redact import brief
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.kernels.masks.instances import Runs, mask_runs
 from framefuse.lab.evaluation.coco import open_coco
-from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
+from framefuse.lab.evaluation.dataset import UNKNOWN, Dataset, Key, Labels
 from framefuse.prediction import FrameInfo
-from framefuse.sources import Source, SourceInfo, SourceOptions
+from framefuse.sources import Source, SourceInfo, SourceOptions, is_image_path
 from framefuse.sources.ffmpeg import wrap
 from framefuse.sources.images import open_images, to_video
 from framefuse.sources.source import Frames, PullSource
@@ -44,9 +44,9 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
     """Open data with known ground truth.
 
     Args:
-        data: a COCO file (annotations.json); a folder with exactly one JSON file, directly or in `annotations`; a
-            sequence of MOTChallenge, or a folder of these; a `synthetic://...` address; or a list of these, which are
-            joined. A Dataset is returned unchanged.
+        data: a COCO file (annotations.json); a folder with exactly one JSON file, directly or in `annotations`; for
+            classifiers, a folder with a folder of images for each class; a sequence of MOTChallenge, or a folder of
+            these; a `synthetic://...` address; or a list of these, which are joined. A Dataset is returned unchanged.
         images: folder of the images that the COCO file names, or the video whose frames it numbers; default: looked
             for beside the file.
 
@@ -72,7 +72,35 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
         if images is not None:
             raise UsageError(f"{data} has its own images", remedy="leave --images out")
         return open_data([open_sequence(folder) for folder in found])
+    if folders := _class_folders(Path(data)):
+        return _open_folders(Path(data), folders)
     return open_coco(_annotations(Path(data)), None if images is None else Path(images))
+
+
+def _class_folders(path: Path) -> list[Path]:
+    """The folders of images in a folder without annotations, one for each class."""
+    if not os.path.isdir(path) or any(path.glob("*.json")) or (path / "annotations").is_dir():
+        return []
+    return [folder for folder in sorted(path.iterdir()) if folder.is_dir() and any(map(_is_image, folder.iterdir()))]
+
+
+def _is_image(path: Path) -> bool:
+    return is_image_path(str(path))
+
+
+def _open_folders(path: Path, folders: Sequence[Path]) -> Dataset:
+    """Images whose class is the name of their folder."""
+    number_of = {str(file): number for number, folder in enumerate(folders)
+                 for file in sorted(filter(_is_image, folder.iterdir()))}  # fmt: skip
+
+    def labels(key: Key) -> Labels:
+        one = np.ones(1, np.bool_)
+        return Labels(np.zeros((1, 4)), np.array([number_of[str(key)]]), ~one, np.zeros(1), UNKNOWN)
+
+    names = {number: folder.name for number, folder in enumerate(folders)}
+    files = [Path(key) for key in number_of]
+    return Dataset(str(path), names, list(number_of), lambda keys: open_images([*map(Path, keys)], SourceOptions()),
+                   attrgetter("source_id"), labels, mixed=True, whole=True, files=files)  # fmt: skip
 
 
 def _annotations(path: Path) -> Path:

@@ -42,6 +42,10 @@ class Labels:
     """Returns of each object what COCO knows besides the box: segmentation, keypoints, num_keypoints."""
 
 
+UNKNOWN = 0, 0
+"""A size that the data do not state."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Images and their ground truth, read on demand."""
@@ -63,6 +67,8 @@ class Dataset:
     """Values of `Labels.class_mask` that a model may have as one class: {"person": head, torso, ...}."""
     mixed: bool = False
     """Whether the images may differ in size."""
+    whole: bool = False
+    """Whether the only label of an image is its class."""
     no_masks: str = "no masks"
     """Why there are no masks, for messages."""
     files: Sequence[Path] = ()

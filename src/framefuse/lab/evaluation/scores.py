@@ -74,7 +74,8 @@ class BoxScores:
     curves: Mapping[str, Sequence[float]]
     """Precision of each class at recall 0, 0.01, ..., 1, with IoU threshold IOU."""
     shape_map50_95: float | None = None
-    """Of masks by their IoU, or of keypoints by COCO's similarity, in place of boxes; None: not scored."""
+    """Of masks and oriented boxes by the IoU of their pixels, or of keypoints by COCO's similarity, in place of boxes;
+    None: not scored."""
     shape_map50: float | None = None
 
 
@@ -90,6 +91,18 @@ class PixelScores:
     """None if neither the ground truth nor the model has a pixel of the class."""
     confusion: Sequence[Sequence[int]]
     """[truth][found] pixels; the last column is predictions of classes that are not compared."""
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """Classes of whole images."""
+
+    top1: float
+    """Share of the images whose best class is right."""
+    top5: float
+    """Share of the images whose class is one of the five best."""
+    by_class: Mapping[str, tuple[int, float | None]]
+    """Images in the ground truth, and the share of them whose best class is right; None without any."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +149,7 @@ class Scores:
     """The classes that were compared, in the order of the confusion matrix."""
     boxes: BoxScores | None = None
     pixels: PixelScores | None = None
+    images: ImageScores | None = None
     tracks: TrackScores | None = None
     """With `track`, in place of boxes."""
     tracker: str | None = None
@@ -149,7 +163,7 @@ class Scores:
     @property
     def shape(self) -> str:
         """What the model finds of objects besides boxes."""
-        return {"segment": "masks", "pose": "keypoints"}.get(self.task, "")
+        return {"segment": "masks", "pose": "keypoints", "obb": "oriented boxes"}.get(self.task, "")
 
     @property
     def map50_95(self) -> float | None:
@@ -165,18 +179,22 @@ class Scores:
 
     @property
     def value(self) -> float:
-        """The main score of the task, 0..1: map50_95 of a detector, mean IoU of a segmenter, HOTA of tracks."""
+        """The main score of the task, 0..1: map50_95 of a detector, mean IoU of a segmenter, top1 of a classifier, HOTA
+        of tracks."""
         if self.tracks:
             return self.tracks.hota
+        if self.images:
+            return self.images.top1
         return self.pixels.miou if self.pixels else self.boxes.map50_95 if self.boxes else 0.0
 
     def of_class(self, name: str) -> tuple[int | None, float | None]:
-        """Objects of a class in the ground truth, and its map50_95, IoU or HOTA; None: not counted, or no object."""
+        """Objects or images of a class in the ground truth, and its map50_95, IoU, HOTA or share of right ones; None:
+        not counted, or no object."""
         if self.boxes and name in self.boxes.by_class:
             found = self.boxes.by_class[name]
             return found.objects, found.map50_95
-        if self.tracks:
-            return self.tracks.by_class.get(name, (0, None))
+        if found_by := self.tracks or self.images:
+            return found_by.by_class.get(name, (0, None))
         return None, self.pixels.by_class.get(name) if self.pixels else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -249,6 +267,8 @@ def _cells(scores: Scores) -> dict[str, str]:
         shares |= {"P": boxes.precision, "R": boxes.recall}
     if pixels := scores.pixels:
         shares |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
+    if images := scores.images:
+        shares = {"top-1": images.top1, "top-5": images.top5}
     if tracks := scores.tracks:
         shares |= {name: getattr(tracks, name.lower()) for name in ("HOTA", "DetA", "AssA", "MOTA", "IDF1")}
     cells = {name: percent(share) for name, share in shares.items()}
@@ -305,6 +325,8 @@ def legend(scored: Sequence[Scores]) -> list[str]:
         sentences.append("Crowded, busy and calm frames: thirds of the range of the scene's complexity.")
     if any(scores.pixels for scores in scored):
         sentences.append("Percent. mIoU is the mean over the classes, pixels the share of all pixels that are right.")
+    if any(scores.images for scores in scored):
+        sentences.append("Percent of the images whose class is the best one of the model, or one of its five best.")
     if any(scores.tracks for scores in scored):
         sentences.append(
             "Percent. HOTA is the geometric mean of DetA (are objects found) and AssA (do they keep their ids), over "

@@ -23,7 +23,7 @@ from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, MaskOutputs
+from framefuse.runtime.cuda.device_outputs import BoxOutputs, ClassOutputs, DeviceOutputs, MaskOutputs
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.program import Selection
 
@@ -55,7 +55,8 @@ class CapturedBatch:
         """Captured batches of one size and different pixel formats share it; only one of them may be in flight."""
         self._ledger = ledger
         self._stream = cp.cuda.Stream(non_blocking=True)
-        self._batch = batch = model.input.shape[0]
+        self.rows = batch = model.input.shape[0]
+        """Most frames that it takes, and how many rows run however few there are."""
         # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one frame.
         self._spins = batch <= max(1, merges)
         self.ended = cp.cuda.Event(block=not self._spins, disable_timing=True)
@@ -69,10 +70,12 @@ class CapturedBatch:
             self.outputs: DeviceOutputs
             if card.task == "semantic":
                 self.outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
+            elif card.task == "classify":
+                self.outputs = ClassOutputs(outputs[0], card)
             else:
                 relative = model.layout is not None or card.box_units == "relative"
                 layout = model.layout or card.layout
-                self.outputs = BoxOutputs(batch, layout, relative, card, selection, checked, merges)
+                self.outputs = BoxOutputs(batch, layout, relative, card, selection, checked, placement, merges)
 
             def before() -> None:
                 self._table.upload(self._stream.ptr)
@@ -101,7 +104,9 @@ class CapturedBatch:
                     self._launches = [self._recorded([before]), run_model, self._recorded([after])]
                     marks = [partial(mark.record, stream) for mark in self._marks]
                     self._timed_launches = _between(marks, self._launches)
-        self._launched = 0
+        self._launched = self._filled = 0
+        self._staged: list[tuple[Frame, Placement] | None] = [None] * batch
+        """What the rows of the table show, where that is a buffer of a frame from the host."""
         self._placed: list[Placement] = []
         """Where the views of the last frame lie, if it was alone in the batch."""
 
@@ -132,11 +137,17 @@ class CapturedBatch:
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)
                 if views and views == before and self._table.replace_frame(len(views), there):
+                    self._staged = [None] * self.rows
                     break  # the same views of the next frame of a video
-            self._table.set(slot, there, **preprocess.arguments(placement))
+            staged = (there, placement) if there is not frame else None
+            if staged is None or staged != self._staged[slot]:
+                self._table.set(slot, there, **preprocess.arguments(placement))
+            self._staged[slot] = staged
         else:
-            for slot in range(len(frames), self._batch):
+            for slot in range(len(frames), self._filled):
                 self._table.clear(slot)
+                self._staged[slot] = None
+            self._filled = len(frames)
         self.outputs.place(placements, frames)
         self._placed = views
 
@@ -144,7 +155,7 @@ class CapturedBatch:
         self._launched += 1
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
-        self.ended.record(self._stream)
+        driver.record(self.ended, self._stream)
         self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self.outputs.uploaded_bytes)
         self._ledger.add("postprocess", "d2h", "results", self.outputs.downloaded_bytes)
 

@@ -11,19 +11,25 @@ import numpy as np
 from framefuse.cuda import device
 from framefuse.cuda.launch_plan import Workspace
 from framefuse.frame import Frame, View
-from framefuse.kernels.boxes.call import detections
+from framefuse.kernels.boxes.call import detections, oriented
 from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views
-from framefuse.kernels.boxes.reference import Found
+from framefuse.kernels.boxes.reference import Found, placed_oriented
 from framefuse.kernels.masks import call as masks
+from framefuse.kernels.masks.instances import DeviceRuns, Runs, instance_runs, pack_runs
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, maps, raise_non_finite, scored
+from framefuse.postprocess.heads import Heads, classify, content_of, runs_of
 from framefuse.postprocess.merge import edges
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
-from framefuse.runtime.program import FrameOutput, Selection
+from framefuse.runtime.program import FrameOutput, Selection, heads_of
 
 FOUND = len(Found._fields)
 """Arrays of the results before those of `Merged`."""
+CAPACITY, PACKED = 2048, 65_536
+"""Runs of a mask, and of all masks of a frame, that leave the GPU; where there are more, the host finds the masks."""
+MERGED = slice(FOUND, FOUND + len(Merged._fields))
+"""Those of `Merged`; what anchors say after their classes comes last."""
 
 
 class DeviceOutputs(Protocol):
@@ -69,12 +75,15 @@ class BoxOutputs:
         card: Card,
         selection: Selection,
         checked: BoxCheck,
+        placement: Placement,
         merges: int = 0,
     ) -> None:
         self._layout, self._relative, self._card, self._selection = layout, relative, card, selection
         self._checked = checked
         self._workspace, self._merging = Workspace(), Workspace()  # tens of megabytes at large batches
-        self._merges = merges
+        self._merges, self._heads, self._placed = merges, heads_of(card, checked), placement
+        self._masks = Workspace()
+        self._prototypes: Any = None
         self._rows: list[tuple[Placement, View | None, int]] = []
         """What the tables hold."""
         self._joined: list[int] = []
@@ -84,9 +93,15 @@ class BoxOutputs:
         (self._device_maps, self._device_looks), self._device_tables = device.packed_allocation(tables, _device_bytes)
         self._looks[:] = -1  # no row is merged by the launches before a capture
         shapes: list[Any] = []
-        Found.make(batch, selection.max_det, lambda *shape: shapes.append(shape))
+        sides = 5 if card.task == "obb" else 4
+        Found.make(batch, selection.max_det, lambda *shape: shapes.append(shape), sides)
         if merges:
             Merged.make(batch // merges, selection.max_det, lambda *shape: shapes.append(shape))
+        if card.extra and card.task != "obb":
+            shapes.append(((batch, selection.max_det, card.extra), np.float32))
+        if card.task == "segment":
+            shapes += [((batch, selection.max_det), np.int32), ((batch, PACKED), np.int32)]
+        self._extras = FOUND + (len(Merged._fields) if merges else 0)
         self._device, self._device_bytes = device.packed_allocation(shapes, _device_bytes)
         self._host, self._host_bytes = device.packed_allocation(shapes, _pinned_bytes)
         self.uploaded_bytes, self.downloaded_bytes = self._tables.nbytes, self._host_bytes.nbytes
@@ -114,30 +129,80 @@ class BoxOutputs:
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         found = Found(*self._device[:FOUND])
+        if self._card.task == "obb":
+            oriented(
+                outputs, self._layout, self._device_maps, **vars(self._selection), extra=self._card.extra, out=found,
+                workspace=self._workspace,
+            )  # fmt: skip
+            _download(self._device_bytes, self._host_bytes, stream)
+            return
+        boxes = outputs[:1] if self._card.task == "segment" else outputs
         detections(
-            outputs, self._layout, self._device_maps, **vars(self._selection), activation=self._card.activation,
+            boxes, self._layout, self._device_maps, **vars(self._selection), activation=self._card.activation,
+            extra=self._card.extra, extras=self._device[self._extras] if self._heads else None,
             out=found, workspace=self._workspace,
         )  # fmt: skip
+        if self._card.task == "segment":
+            self._prototypes = outputs[1]
+            self._start_masks(found)
         if self._merges:
             merge_views(
                 found, self._device_looks, self._merges, agnostic=self._selection.agnostic,
-                out=Merged(*self._device[FOUND:]), workspace=self._merging,
+                out=Merged(*self._device[MERGED]), workspace=self._merging,
             )  # fmt: skip
         _download(self._device_bytes, self._host_bytes, stream)
+
+    def _start_masks(self, found: Found) -> None:
+        """The masks of all rows, which share the memory between."""
+        place, (coefficients, counts, packed) = self._placed, self._device[self._extras :]
+        content = content_of(self._prototypes.shape[1:], place)
+        for row in range(len(found.counts)):
+            valid = found.counts[row : row + 1]
+            runs = instance_runs(
+                self._prototypes[row], coefficients[row], found.boxes[row], place.source[::-1], content=content,
+                count=valid, capacity=CAPACITY, text=False, workspace=self._masks,
+            )  # fmt: skip
+            assert isinstance(runs, DeviceRuns)
+            pack_runs(runs, valid, packed[row], counts[row])
+
+    def _masks_of(self, row: int, found: Found, values: Any) -> Runs:
+        """The masks of a row; on the host, where they did not fit."""
+        *_, counts, packed = self._host
+        ends = counts[row, : len(values)].cumsum(dtype=np.int32)
+        if counts[row].max(initial=0) > CAPACITY or (len(ends) and ends[-1] > PACKED):
+            prototypes, boxes = device.cupy().asnumpy(self._prototypes[row]), found.boxes[row, : len(values)]
+            return runs_of(prototypes, values, boxes, self._placed)
+        lengths = packed[row, : ends[-1] if len(ends) else 0].copy()
+        return Runs(lengths, np.concatenate(([0], ends)).astype(np.int32)[:-1], ends, self._placed.source[::-1])
 
     def read(self, count: int) -> list[FrameOutput]:
         boxes, scores, classes, counts, non_finite, _ = self._host[:FOUND]
         raise_non_finite(non_finite[:count], "of its anchors or queries")
+        if self._heads:
+            return self._with_heads(self._heads, Found(*(part[:count].copy() for part in self._host[:FOUND])))
         merged = self._looks[:count, LOOK - 3] >= 0  # their objects are those of the first row of the frame
         if merged.any() and merged.all():
             found = [Detections.none(self._card.names)] * count
         else:
             counts[: len(merged)][merged] = 0
             found = self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
-        for row, *columns, size in zip(self._joined, *self._host[FOUND:], strict=False):
+        for row, *columns, size in zip(self._joined, *self._host[MERGED], strict=False):
             *columns, views = (column[:size] for column in columns)
             found[row] = self._checked.one(*columns, view=views.astype(np.int64))
         return [FrameOutput(objects) for objects in found]
+
+    def _with_heads(self, heads: Heads, found: Found) -> list[FrameOutput]:
+        """The results with what the anchors say after the classes."""
+        results = []
+        for row, ((place, _, _), many) in enumerate(zip(self._rows, found.counts.tolist(), strict=False)):
+            if self._card.task == "obb":
+                found.boxes[row, :many] = placed_oriented(found.boxes[row, :many], self._maps[row])
+                values = found.boxes[row, :many, 4:]
+            else:
+                values = self._host[self._extras][row, :many].copy()
+            runs = self._masks_of(row, found, values) if self._card.task == "segment" else None
+            results.append(FrameOutput(heads.objects(found, row, values, (), place, self._maps[row], runs)))
+        return results
 
 
 class MaskOutputs:
@@ -186,6 +251,34 @@ class MaskOutputs:
         raise_non_finite(bad[:count], "of its scores")
         names = self._card.names
         return [FrameOutput(Detections.none(names), Masks(labels[row].copy(), names)) for row in range(count)]
+
+
+class ClassOutputs:
+    """The scores of the classes of each image, which the host ranks.
+
+    Args:
+        scores: of the model, (batch, classes) or (batch, classes, 1, 1).
+    """
+
+    uploaded_bytes = 0
+
+    def __init__(self, scores: Any, card: Card) -> None:
+        self._card, self._host = card, device.pinned(tuple(scores.shape), np.dtype(scores.dtype.name))
+        self.downloaded_bytes = self._host.nbytes
+
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+        """Nothing to do: a class is one of the whole frame."""
+
+    def upload(self, stream: Any) -> None:
+        """Nothing to do."""
+
+    def start(self, outputs: Sequence[Any], stream: Any) -> None:
+        _download(outputs[0], self._host, stream)
+
+    def read(self, count: int) -> list[FrameOutput]:
+        names = self._card.names
+        classes = classify(self._host[:count], names, self._card.activation)
+        return [FrameOutput(Detections.none(names), None, one) for one in classes]
 
 
 def _pinned_bytes(size: int) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from framefuse.common.text import counted
@@ -18,6 +19,7 @@ from framefuse.engines.requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame, View
 from framefuse.kernels.preprocess.cuda import is_cuda
+from framefuse.runtime.batching import IN_FLIGHT, captured_rows
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.profiling import median_seconds
@@ -27,8 +29,6 @@ MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
 LAUNCHES = 4
 """Of a model in a row, when its time is measured."""
-IN_FLIGHT = 2
-"""Default number of batches in flight: one runs while the results of the other are read."""
 
 _lost: list[Any] = []
 """Keeps objects alive that are on a lost GPU, or that a batch without an end uses."""
@@ -52,13 +52,18 @@ class CudaProgram(Program):
     Args:
         mode: how host frames reach the GPU (`choose_upload_mode`).
         merges: most views of a frame that are merged on the GPU: frames whose rows are `joined`.
+        partial_batches: many batches will not be full, so smaller graphs are captured, too: one runs all of its rows.
+
+    Attributes:
+        gpu: number of the GPU that it runs on, the current one of the thread that made it.
     """
 
     mode: memory.UploadMode = "copy"
     merges: int = 0
+    partial_batches: bool = False
 
     def __post_init__(self) -> None:
-        device.cupy()
+        self.gpu = device.current_gpu()
         super().__post_init__()
         self.slots = self.slots or IN_FLIGHT
         self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
@@ -67,8 +72,10 @@ class CudaProgram(Program):
 
     def batch_key(self, frame: Frame) -> tuple[Any, ...]:
         key: tuple[Any, ...] = (self.input_size(frame), frame.format.layout, frame.format.dtype)
-        # Masks have the size of what the model saw.
-        return (*key, *self._place(frame).shown) if self.card.task == "semantic" else key
+        place = self._place(frame)
+        # Masks have the size of what the model saw, those of instances that of the frame.
+        sizes: dict[str, tuple[Any, ...]] = {"semantic": place.shown, "segment": (place,)}
+        return (*key, *sizes.get(self.card.task, ()))
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Load the model for frames of this size. Capturing waits for the first frame, which tells the pixel format."""
@@ -98,9 +105,10 @@ class CudaProgram(Program):
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         batches = yield from self._captured_for(frames[0])
-        while not (free := [captured for captured in batches if not self._is_running(captured.model)]):
+        fitting = [captured for captured in batches if captured.rows >= len(frames)]
+        while not (free := [captured for captured in fitting if not self._is_running(captured.model)]):
             yield from self.finish()
-        captured = free[0]
+        captured = min(free, key=attrgetter("rows"))
         started = WallCpuTime.now()
         placements = [self._place(frame) for frame in frames]
         with self._translating_errors("start a batch"):
@@ -208,9 +216,9 @@ class CudaProgram(Program):
         placement = self._place(frame)
         models, batches = self._models(size), list[CapturedBatch]()
         while len(batches) < len(models):
+            model = models[len(batches)]
             try:
-                with self._translating_errors(f"capture batches of {self.batch} x {size[1]}x{size[0]}"):
-                    model = models[len(batches)]
+                with self._translating_errors(f"capture batches of {model.input.shape[0]} x {size[1]}x{size[0]}"):
                     given = self.card, self.selection, self.checked, self.ledger, self.mode, self.merges
                     batches.append(CapturedBatch(model, frame, placement, *given))
                 continue
@@ -223,7 +231,11 @@ class CudaProgram(Program):
         return batches
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
-        self.reasons.append(f"{counted(count, 'batch', 'batches')} in flight, not {self.slots}: {error.message}")
+        wanted = len(self._rows())
+        self.reasons.append(f"{counted(count, 'batch', 'batches')} captured, not {wanted}: {error.message}")
+
+    def _rows(self) -> list[int]:
+        return captured_rows(self.batch, self.slots, partial=self.partial_batches)
 
     def _is_running(self, model: DeviceExecution) -> bool:
         return any(flight.captured.model is model for flight in self._in_flight)
@@ -232,14 +244,14 @@ class CudaProgram(Program):
         """The executions of a size: as many as requested, or as many as fit."""
         if size not in self._executions:
             made: list[DeviceExecution] = []
-            for number in range(self.slots):
+            for rows in self._rows():
                 try:
-                    with self._translating_errors(f"load a batch of {self.batch} x {size[1]}x{size[0]}"):
-                        made.append(self.engine.execution(self.batch, *size))
+                    with self._translating_errors(f"load a batch of {rows} x {size[1]}x{size[0]}"):
+                        made.append(self.engine.execution(rows, *size))
                 except GpuMemoryError as error:
                     if not made:
                         raise
-                    self._fewer(number, error)
+                    self._fewer(len(made), error)
                     break
             self._executions[size] = made
         return self._executions[size]
@@ -250,6 +262,9 @@ class CudaProgram(Program):
         cp = device.cupy()
         try:
             yield
+        except GpuLostError:  # from a call of cuda/driver.py
+            self._abandon()
+            raise
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
             found = device.translate_cuda_error(error, doing)
             if isinstance(found, GpuLostError):

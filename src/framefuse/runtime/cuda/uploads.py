@@ -9,13 +9,13 @@ Title: three upload modes
 """
 
 import ctypes
-from dataclasses import replace
+import threading
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import device
+from framefuse.cuda import device, driver
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda
@@ -60,10 +60,13 @@ class Staging:
 
     def __init__(self, slots: int, stream: Any, ledger: Ledger, mode: UploadMode = "copy") -> None:
         self._slots: list[dict[int, _PlaneBuffer]] = [{} for _ in range(slots)]
+        self._uploaded: list[tuple[tuple[Any, ...], Frame | None]] = [((), None)] * slots
+        """What `upload` returned last."""
         self._stream, self._ledger, self._mode = stream, ledger, mode
 
     def upload(self, slot: int, frame: Frame) -> Frame:
         """The frame as the GPU reads it, valid until the next upload to the slot. A frame on the GPU is returned as is.
+        Only planes, format, colours and rotation are those of the frame.
 
         The caller may overwrite the host frame afterwards.
 
@@ -72,7 +75,7 @@ class Staging:
         """
         if is_cuda(frame):
             return frame
-        planes = []
+        locked, planes = self._mode == "copy" and isinstance(frame.owner, PageLocked), []
         for number, plane in enumerate(frame.planes):
             buffer = self._slots[slot].get(number)
             if buffer is None or (buffer.host.shape, buffer.host.dtype) != (plane.shape, plane.dtype):
@@ -82,16 +85,23 @@ class Staging:
                     buffer = _PlaneBuffer(memory, *memory)
                 self._slots[slot][number] = buffer = buffer.shaped_like(plane)
             _, host, gpu = buffer
-            np.copyto(host, plane)
+            if not locked:
+                np.copyto(host, plane)
             if self._mode == "copy":
-                gpu.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._stream)
+                _start_copy(gpu, plane if locked else host, self._stream)
             elif self._mode == "managed":
                 runtime = device.cupy().cuda.runtime
                 runtime.memPrefetchAsync(gpu.data.ptr, host.nbytes, runtime.getDevice(), self._stream.ptr)
             # For mapped memory this is an upper bound: the kernel skips rows that a smaller model input does not need.
             self._ledger.add("preprocess", "h2d", "pixels", host.nbytes)
             planes.append(gpu)
-        return replace(frame, planes=tuple(planes), owner=None, lease=None, ready=None)
+        # The same frame as long as it has the same planes, so that its row of the table stays as it is.
+        facts = (*map(id, planes), frame.format, frame.matrix, frame.full_range, frame.rotation)
+        before, there = self._uploaded[slot]
+        if there is None or before != facts:
+            there = frame.replace_unchecked(planes=tuple(planes), owner=None, lease=None, ready=None)
+            self._uploaded[slot] = facts, there
+        return there
 
     def _memory(self, size: int) -> tuple[NDArray[np.uint8], Any]:
         """A buffer of `size` bytes, as the host writes it and as the GPU reads it."""
@@ -105,6 +115,60 @@ class Staging:
             raise device.translate_cuda_error(error, f"allocate a plane of {size / 1e6:.1f} MB") from error
         host_bytes: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
         return np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
+
+
+MAX_LOCKED = 1e9
+"""Bytes of page-locked memory that the frames of a `PageLocker` hold at most."""
+
+
+class PageLocker:
+    """Copies frames into page-locked memory, from which the GPU copies them, in the threads that bring them.
+
+    Args:
+        gpu: number of the GPU.
+    """
+
+    def __init__(self, gpu: int) -> None:
+        self._gpu, self._held, self._lock = gpu, 0, threading.RLock()  # a frame may be collected while it is held
+
+    def __call__(self, frame: Frame) -> Frame:
+        """The frame in page-locked memory, which it holds as long as it is referenced. One on a GPU, or for which there
+        is no room, is returned as is. The caller may overwrite the planes of the first one afterwards."""
+        sizes = [plane.nbytes for plane in frame.planes]
+        if is_cuda(frame) or self._held + sum(sizes) > MAX_LOCKED:
+            return frame
+        cp = device.cupy()
+        try:
+            with cp.cuda.Device(self._gpu):
+                memory = [cp.cuda.alloc_pinned_memory(size) for size in sizes]
+        except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError):
+            return frame
+        planes = []
+        for plane, room in zip(frame.planes, memory, strict=True):
+            planes.append(np.frombuffer(room, plane.dtype, plane.size).reshape(plane.shape))
+            np.copyto(planes[-1], plane)
+        return frame.replace_unchecked(planes=tuple(planes), owner=PageLocked(self, sum(sizes)))
+
+    def hold(self, size: int) -> None:
+        with self._lock:
+            self._held += size
+
+
+class PageLocked:
+    """The owner of a frame in page-locked memory."""
+
+    def __init__(self, locker: PageLocker, size: int) -> None:
+        self._locker, self._size = locker, size
+        locker.hold(size)
+
+    def __del__(self) -> None:
+        self._locker.hold(-self._size)
+
+
+def _start_copy(to: Any, host: NDArray[Any], stream: Any) -> None:
+    """Start a copy from page-locked memory; the GIL is held, as in cuda/driver.py."""
+    words = map(ctypes.c_uint64, (to.data.ptr, host.ctypes.data, host.nbytes, stream.ptr))
+    driver.check(driver.driver().cuMemcpyHtoDAsync_v2(*words), "copy an image")
 
 
 class _PlaneBuffer(NamedTuple):

@@ -1,0 +1,128 @@
+"""Is the predicted memory of a run what it takes? And what becomes of a run where a neighbour has most of the GPU?
+
+    python -m benchmarks.gpu.planner clip.mp4 [--models scout-n yolov8n.onnx] [--batches 1 4 8] [--sizes 640 960]
+        [--streams 1 8] [--shares 0.7 0.8 0.9 0.95]
+
+Each run is a process of its own, which reads copies of the clip side by side, decoded by NVDEC. Measured is the memory
+that NVML counts on the GPU, at its peak, without what was taken before the process began. A model runs twice, and the
+second run counts: the first one measures convolution kernels, which takes memory for a moment.
+
+A neighbour is an allocation of a share of the GPU. A run beside it must end with all frames, on smaller batches
+or fewer of them, or be refused before the model is loaded: `refused`. An error in the middle of a run is `failed`.
+The record is planner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.protocol import save
+from framefuse import Pipeline
+from framefuse.cli.plan import predicted
+from framefuse.config import settings_from
+from framefuse.cuda import device
+from framefuse.errors import CapabilityError, FramefuseError
+from framefuse.runtime.power import nvml_handle
+
+POLL = 0.005
+"""Seconds between two readings."""
+
+
+def run(given: dict[str, Any]) -> None:
+    """The child: prints what became of the run."""
+    files = given.pop("files")
+    found: dict[str, Any] = {"frames": 0}
+    try:
+        pipeline = Pipeline(files if len(files) > 1 else files[0], device="cuda", engine="cudnn", **given)
+    except CapabilityError as error:
+        print(json.dumps({"refused": error.message}))
+        return
+    except FramefuseError as error:
+        print(json.dumps({"failed": error.message}))
+        return
+    try:
+        with pipeline:
+            for _ in pipeline:
+                found["frames"] += 1
+        found["choices"] = [line for line in pipeline.report.choices if "batch" in line]
+    except FramefuseError as error:
+        found["failed"] = error.message
+    print(json.dumps(found))
+
+
+def measured(given: dict[str, Any], read: Any) -> dict[str, Any]:
+    """What the child says, and the peak of the memory that it takes, in bytes."""
+    before, peak = read(), 0
+    words = [sys.executable, "-m", "benchmarks.gpu.planner", "--child", json.dumps(given)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+        while child.poll() is None:
+            peak = max(peak, read() - before)
+            time.sleep(POLL)
+        assert child.stdout is not None
+        lines = child.stdout.read().splitlines()
+    return {"peak": peak, **(json.loads(lines[-1]) if lines else {"failed": f"exit code {child.returncode}"})}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clip", type=Path, nargs="?")
+    parser.add_argument("--models", nargs="+", default=["scout-n", "scout-s"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[640, 960])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.7, 0.8, 0.9, 0.95])
+    parser.add_argument("--frames", type=int, default=60, help="of each stream")
+    parser.add_argument("--child")
+    args = parser.parse_args()
+    if args.child:
+        run(json.loads(args.child))
+        return
+    nvml, handle = nvml_handle(device.current_gpu())
+
+    def read() -> int:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+    with Pipeline(args.clip, "squares", device="cpu", engine="null") as probe:
+        info = probe.sources[0].info
+    size = info.width or 0, info.height or 0
+    end = float(args.frames / (info.fps or 30))
+    rows, beside = [], []
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{number}.mp4" for number in range(max(args.streams))]
+        for file in files:
+            file.symlink_to(args.clip.absolute())
+        for model, batch, imgsz in product(args.models, args.batches, args.sizes):
+            # Not every case at every number of streams: decoders add the same to each.
+            streams = args.streams[len(rows) % len(args.streams)]
+            options = {"model": model, "batch": batch, "imgsz": imgsz, "end": end}
+            given = {"files": [str(file) for file in files[:streams]], "readers": streams, **options}
+            measured(given, read)
+            found = measured(given, read)
+            settings = settings_from({"device": "cuda", "engine": "cudnn", "batch": batch, "imgsz": imgsz})
+            plan = predicted(model, streams, size, settings)
+            rows.append({"model": Path(model).stem, "batch": batch, "imgsz": imgsz, "streams": streams, **found,
+                         "predicted": plan.size, "parts": [part._asdict() for part in plan.parts]})  # fmt: skip
+            ratio = plan.size / max(1, found["peak"])
+            print(f"{model} {batch} {imgsz} {streams}: {found['peak'] / 1e6:.0f} MB, {ratio:.3f}", found, flush=True)
+        total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        pool = device.cupy().cuda
+        for share in args.shares:
+            neighbour = pool.memory.Memory(max(0, int(share * total) - read()))
+            given = {"files": [str(file) for file in files], "readers": len(files), "model": args.models[-1],
+                     "batch": 64, "imgsz": 1280, "end": end}  # fmt: skip
+            beside.append({"share": share, "free_mb": (total - read()) / 1e6, **measured(given, read)})
+            print(beside[-1], flush=True)
+            del neighbour
+    save("planner", {"size": size, "rows": rows, "beside": beside}, "CUDA program", "pipeline", "engine cudnn")
+
+
+if __name__ == "__main__":
+    main()

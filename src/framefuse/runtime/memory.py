@@ -1,0 +1,184 @@
+"""MemoryPlan: how much memory of a GPU a run takes, by part, before anything is loaded; and what is left out to fit.
+
+The parts are computed as the modules that allocate them do; the few that no module of framefuse allocates, such as
+those of CUDA and of the decoders, are constants, measured on an H100 (`benchmarks.gpu.planner`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from framefuse.common.machine import trim_heap
+from framefuse.common.text import counted
+from framefuse.cuda import device as gpus
+from framefuse.engines import find_backend
+from framefuse.errors import CapabilityError
+from framefuse.models import find_model
+from framefuse.models.onnx_file import load_onnx
+from framefuse.runtime.batching import captured_rows
+from framefuse.runtime.readers import frames_held
+
+if TYPE_CHECKING:
+    from framefuse.config import Settings
+    from framefuse.models.card import Card
+    from framefuse.preprocess import Preprocess
+
+MB = 1e6
+CONTEXT = 571 * MB
+"""CUDA's context, its libraries, and the kernels of a model."""
+RESULTS = 4.15 * MB / (640 * 384)
+"""Of each row of a captured batch, for each pixel of the model input: candidates, and what suppresses them."""
+DECODER, FIRST_DECODER = 13.6 * MB, 15 * MB
+SURFACES = 9.25
+"""Surfaces that a decoder has, beside its own memory."""
+PITCH = 512
+"""Rows of a surface begin at multiples of so many bytes."""
+RESERVE = 0.03
+"""Share of the memory of the GPU that stays free, since drivers and allocators need some, too."""
+
+
+class Part(NamedTuple):
+    """What some objects of one kind take."""
+
+    name: str
+    number: int
+    each: float
+    """Bytes."""
+
+    @property
+    def size(self) -> float:
+        """Bytes of all of them."""
+        return self.number * self.each
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Predicted memory of a run on a GPU."""
+
+    parts: Sequence[Part]
+
+    @property
+    def size(self) -> float:
+        """Bytes in all."""
+        return sum(part.size for part in self.parts)
+
+    def table(self) -> list[list[str]]:
+        """Header and rows."""
+        head = ["part", "count", "MB each", "MB"]
+        rows = [[part.name, str(part.number), f"{part.each / MB:.1f}", f"{part.size / MB:.1f}"] for part in self.parts]
+        return [head, *rows, ["in all", "", "", f"{self.size / MB:.1f}"]]
+
+
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
+"""Of a weight, by precision."""
+
+
+def model_size(model: str | Path) -> dict[str, int]:
+    """Bytes of the weights of a model, a file or the name of a shipped one, by the precision that it runs at.
+
+    Raises:
+        ModelError: there is no such model, or it is not an ONNX file.
+    """
+    graph = load_onnx(find_model(model), weights=False).graph
+    count = sum(math.prod(tensor.dims) for tensor in graph.initializer)
+    return {precision: size * count for precision, size in BYTES.items()}
+
+
+def clear_cache() -> None:
+    """Return the memory that framefuse keeps for the next run, of the GPU and of the host, to the system. What runs
+    use stays."""
+    if "cupy" in sys.modules:
+        gpus.free_cached_memory()
+    trim_heap()
+
+
+def surface(width: int, height: int) -> float:
+    """Bytes of a decoded frame on a GPU, NV12."""
+    return 1.5 * -(-width // PITCH) * PITCH * height
+
+
+class Planned(Protocol):
+    """What a `RunPlan` knows."""
+
+    @property
+    def card(self) -> Card: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def preprocess(self) -> Preprocess: ...
+    @property
+    def partial_batches(self) -> bool: ...
+
+
+def predict(
+    plan: Planned, batch: int, slots: int, size: tuple[int, int], *, decoders: int, context: bool = True
+) -> MemoryPlan:
+    """Memory of a run before it begins.
+
+    Args:
+        slots: batches in flight.
+        size: width and height of the frames.
+        decoders: videos that the GPU decodes at the same time; 0: frames come from the host.
+        context: nothing has used the GPU yet.
+    """
+    width, height = plan.preprocess.place_view(*size, None).size
+    rows = captured_rows(batch, slots, partial=plan.partial_batches)
+    backend = find_backend(plan.engine)
+    parts = [Part("CUDA", 1, CONTEXT)] if context else []
+    for count in dict.fromkeys(rows):
+        known, batches, named = (
+            backend.memory(plan.card.path, count, height, width),
+            rows.count(count),
+            f"batch {count}",
+        )
+        if known and count == batch:
+            parts.append(Part("weights", 1, known.weights))
+        elif not known and count == batch:
+            parts.append(Part(f"weights and activations: {plan.engine} tells when it loads", 1, 0.0))
+        if known:
+            parts.append(Part(f"activations, {named}", batches, known.activations))
+        parts.append(Part(f"results, {named}", batches, RESULTS * width * height * count))
+        if not decoders:
+            parts.append(Part(f"frames from the host, {named}", batches, count * surface(*size)))
+    if decoders:
+        parts.append(Part("decoder of the first video", 1, FIRST_DECODER))
+        parts.append(Part("decoders", decoders, DECODER + SURFACES * surface(*size)))
+        if (held := frames_held(plan.settings, batch)) > 1:
+            parts.append(Part("rings of decoded frames", decoders, held * surface(*size)))
+    return MemoryPlan(parts)
+
+
+def fitted(
+    plan: Planned, batch: int, slots: int, size: tuple[int, int], room: float, *, decoders: int
+) -> tuple[int, int, str]:
+    """Batch and batches in flight that fit, and why: one in flight instead of several, then smaller batches.
+
+    Args:
+        room: bytes that the run may take beside CUDA.
+
+    Raises:
+        CapabilityError: not even single frames fit.
+    """
+    needed = wanted = predict(plan, batch, slots, size, decoders=decoders, context=False)
+    while needed.size > room:
+        if slots > 1:
+            slots = 1
+        elif batch > 1 and plan.card.dynamic_batch:
+            batch //= 2
+        else:
+            biggest = max(needed.parts, key=lambda part: part.size)
+            message = f"the run needs {needed.size / MB:.0f} MB of GPU memory, {biggest.size / MB:.0f} of them for "
+            message += f"{biggest.name}, and {max(0.0, room) / MB:.0f} MB are free"
+            raise CapabilityError(message, remedy="free memory on the GPU, lower imgsz or readers, or use --device cpu")
+        needed = predict(plan, batch, slots, size, decoders=decoders, context=False)
+    if needed is wanted:
+        return batch, slots, ""
+    why = f"batch {batch}, {counted(slots, 'batch', 'batches')} in flight: "
+    return batch, slots, why + f"{wanted.size / MB:.0f} MB do not fit into {room / MB:.0f} MB"

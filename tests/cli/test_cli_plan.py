@@ -1,0 +1,27 @@
+"""framefuse plan: the memory of a run on a GPU, predicted without one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("words", [[], ["--streams", "16"], ["--adaptive", "--max-memory", "300"]])
+def test_the_command_prints_every_part_and_the_sum(run: Any, words: list[str]) -> None:
+    code, out, err = run("plan", "scout-n", *words)
+    assert code == 0
+    *parts, total = out.splitlines()[1:]
+    assert float(total.split()[-1]) == pytest.approx(
+        sum(float(line.split()[-1]) for line in parts), abs=0.1 * len(parts)
+    )
+    assert ("a run takes fewer or smaller batches" in err) is ("--max-memory" in words)
+    code, out, _ = run("plan", "scout-n", "--json", *words)
+    assert code == 0 and json.loads(out)["bytes"] == pytest.approx(1e6 * float(total.split()[-1]), rel=1e-3)
+
+
+@pytest.mark.parametrize("size", ["1080", "0x4", "1920x", "x"])
+def test_a_wrong_size(run: Any, size: str) -> None:
+    code, _, err = run("plan", "scout-n", "--size", size)
+    assert code == 2 and "write width and height: --size 1920x1080" in err

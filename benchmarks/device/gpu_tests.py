@@ -21,6 +21,11 @@ FAILED: dict[str, str] = {}
 SKIPPED: dict[str, list[str]] = defaultdict(list)
 """Reason -> tests."""
 PASSED: set[str] = set()
+CONFIG: list[pytest.Config] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    CONFIG.append(config)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -36,6 +41,8 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 def _note(report: Any) -> None:
     if report.failed:
         FAILED[report.nodeid] = (str(report.longrepr).strip().splitlines() or [""])[-1][:300]
+        if terminal := CONFIG[0].pluginmanager.get_plugin("terminalreporter"):  # a run that is killed has no summary
+            terminal.write_line(f"\n{report.longrepr}"[-3000:])
     elif report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
         SKIPPED[reason.removeprefix("Skipped: ")].append(report.nodeid)

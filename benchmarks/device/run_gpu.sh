@@ -119,7 +119,7 @@ long_clip(Path(sys.argv[1]), Path(sys.argv[2]), 4)' "$SHORT"
 
 run_tests() {
     # shellcheck disable=SC2086 # several
-    step tests 330 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -p benchmarks.device.gpu_tests -q -m gpu --tb=short \
+    step tests 420 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -p benchmarks.device.gpu_tests -q -m gpu --tb=short \
         --continue-on-collection-errors --durations=10 $TESTS
 }
 
@@ -196,7 +196,7 @@ run_fleet() { # a second GPU where CUDA shows one
     bench fleet 300 gpu.fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 300 --files "${FLEET_FILES:-48}" --repeat 6
 }
 
-run_adaptive() { bench adaptive 420 gpu.adaptive; }
+run_adaptive() { bench adaptive 540 gpu.adaptive; }
 
 run_throughput() { bench throughput $((${SOAK:-60} + 150)) throughput --device cuda --seconds 4 --soak "${SOAK:-60}"; }
 

@@ -294,6 +294,40 @@ def ways_in(records: Records) -> list[str]:
     return table("`--memory`, batch, engine | alone, µs: median | P99 | frames/s, two in flight", lines)
 
 
+def planned(records: Records) -> list[str]:
+    """The memory that was predicted, and what a run took."""
+    rows = [row for row in records("planner")["rows"] if "failed" not in row]
+    lines = [
+        f"| {row['model']} | {row['batch']} | {row['imgsz']} | {row['streams']} | {row['predicted'] / 1e6:,.0f} "
+        f"| {row['peak'] / 1e6:,.0f} | {row['predicted'] / row['peak'] - 1:+.1%} |"
+        for row in rows
+    ]
+    head = "model | batch | `--imgsz` | streams | predicted, MB | measured peak, MB | difference"
+    apart = [abs(row["predicted"] / row["peak"] - 1) for row in rows]
+    said = f"The median difference is {median(apart):.1%}, the largest {max(apart):.1%}."
+    return [*table(head, lines), "", said]
+
+
+def beside_a_neighbour(records: Records) -> list[str]:
+    lines = []
+    for row in records("planner")["beside"]:
+        became = row.get("failed") or row.get("refused") or "; ".join(row["choices"])
+        kind = "failed" if "failed" in row else "refused" if "refused" in row else f"{row['frames']} frames"
+        lines.append(f"| {row['share']:.0%} | {row['free_mb']:,.0f} | {kind} | {became} |")
+    return table("taken by others | free, MB | the run | because", lines)
+
+
+def heads(records: Records) -> list[str]:
+    """Postprocessing inside the captured graph."""
+    found = records("heads_gpu")["rows"]
+    tasks = list(dict.fromkeys(row["task"] for row in found))
+    lines = []
+    for candidates in dict.fromkeys(row["candidates"] for row in found):
+        rows = [picked(found, task=task, candidates=candidates) for task in tasks]
+        lines.append(f"| {candidates:,} | " + " | ".join(f"{row['us']:.0f} ({row['objects']})" for row in rows) + " |")
+    return table("candidates | " + " | ".join(f"{task}, µs (objects)" for task in tasks), lines)
+
+
 def faults(records: Records) -> list[str]:
     return [line for title, text in records("gpu_faults")["faults"].items() for line in (f"## {title}", "", text, "")]
 
@@ -314,5 +348,8 @@ TABLES: dict[str, Table] = {
     "memory_bandwidth": bandwidth,
     "memory_managed": managed,
     "memory_ways": ways_in,
+    "planner": planned,
+    "planner_beside": beside_a_neighbour,
+    "heads_gpu": heads,
     "gpu_faults": faults,
 }

@@ -47,7 +47,7 @@ from framefuse.runtime.power import Meter, find_counters
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
-from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
+from framefuse.runtime.requested_sinks import SinkFactory, needs_frames, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, sized, warm_up, watched, write
 from framefuse.runtime.tracking import Tracks, events_for
 from framefuse.runtime.utilisation import Gauge
@@ -148,7 +148,8 @@ class Pipeline:
         self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
         self.inputs += [settings.zones] if settings.zones else []
         job = plan_job(source, settings, self.card)
-        plan = plan_run(self.card, job.settings, job.source, None if opens else cast("Engine", engine))
+        whole = views is not None or needs_frames(job.settings, sinks)
+        plan = plan_run(self.card, job.settings, job.source, None if opens else cast("Engine", engine), whole=whole)
         self._manifest, self._complete = job.manifest, job.stems
         with gpus.current(plan.gpu, "open the source and the model"), ExitStack() as opened:
             # A live source is opened last, or anew: its frames would be lost while the model loads.
@@ -377,18 +378,18 @@ class Pipeline:
     def _start(self) -> Iterator[Result]:
         """Connect the stages: decode | infer | write, each in a thread that runs ahead of the next."""
         self._open_sinks()
-        sources: list[Iterable[Frame]] = [*self.sources]
+        streams = self._inputs.streams()
         if self.settings.on_gpu and not self.sources[0].info.live:
-            sources[0] = warm_up(self.sources[0], self._program, self._viewer)
+            streams[0] = 0, warm_up(streams[0][1], self._program, self._viewer)
         self._recorder.start(Meter(find_counters(self._gpu)), Gauge(self._gpu))
-        return self._write(self._infer(self._decode(sources)))
+        return self._write(self._infer(self._decode(streams)))
 
-    def _decode(self, sources: Sequence[Iterable[Frame]]) -> Threaded[Frame]:
-        settings, count = self.settings, len(sources)
+    def _decode(self, streams: Sequence[tuple[int, Iterable[Frame]]]) -> Threaded[Frame]:
+        settings, count = self.settings, len(streams)
         decode_clock = self._recorder.stage("decode", parallel=settings.decode_threads * count, copies=count)
         next_clock = self._recorder.stage("preprocess")
         self._last = self._frames = frames = Threaded(
-            [self._read(number, source) for number, source in enumerate(sources)],
+            [self._read(number, stream) for number, stream in streams],
             name="decode",
             cancel=self._inputs.close,
             capacity=1 if self._live else settings.queue,
@@ -407,7 +408,7 @@ class Pipeline:
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
         results = infer(frames, self._program, self._batcher, self._adapter or self._viewer)
-        results = sized(results, self.settings.min_area)
+        results = sized(self._inputs.in_order(results), self.settings.min_area)
         if self._tracks:
             results = (self._tracks.follow(found) for found in results)
         self._last = found = Threaded(

@@ -12,7 +12,10 @@ from framefuse.common.redact import redact_source
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
+from framefuse.runtime.program import FrameResult
+from framefuse.runtime.stages import in_order
 from framefuse.sources import Source, SourceInfo
+from framefuse.sources.segments import SegmentedSource
 
 
 class _Ended:
@@ -40,9 +43,25 @@ class Inputs:
         """Number by the `source_id` of frames seen so far."""
         self._pending, self._ended = Counter[int](), set[int]()
         """Frames of a source that are on their way; sources that deliver no more."""
+        self._reading = Counter[int]()
+        """How many iterators of a source deliver still, where there are several."""
         self._tolerated = set[int]()
         """Sources whose errors do not end the run."""
         self._lock = threading.Lock()
+
+    def streams(self) -> list[tuple[int, Iterable[Frame]]]:
+        """What is read at the same time: an iterator of each source, or several, with the number of the source."""
+        found: list[tuple[int, Iterable[Frame]]] = []
+        for number, source in enumerate(self.sources):
+            streams = source.streams if isinstance(source, SegmentedSource) else [source]
+            self._reading[number] = len(streams)
+            found += [(number, stream) for stream in streams]
+        return found
+
+    def in_order(self, results: Iterator[FrameResult]) -> Iterator[FrameResult]:
+        """The results of a source that is read in segments, in the order of its frames."""
+        source = self.sources[0]
+        return in_order(results, source.counts) if isinstance(source, SegmentedSource) else results
 
     def add(self, source: Source) -> int:
         """Add a source while the run goes on, and return its number. An error ends this source, not the run.
@@ -76,7 +95,7 @@ class Inputs:
         return next((n for n in reversed(range(len(self.sources))) if self.sources[n].info.uri == uri), None)
 
     def followed(self, number: int, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """The frames of a source, counted until `done`."""
+        """The frames of an iterator of a source, counted until `done`."""
         try:
             for frame in frames:
                 with self._lock:
@@ -89,7 +108,9 @@ class Inputs:
             self.sources[number].info.note(f"ended early: {error.message}")
         finally:
             with self._lock:
-                self._ended.add(number)
+                self._reading[number] -= 1
+                if self._reading[number] <= 0:
+                    self._ended.add(number)
 
     def accounted(
         self, results: Iterator[Result], leave: Callable[[SourceInfo, str], None], stopped: Callable[[], bool]

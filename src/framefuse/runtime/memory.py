@@ -175,7 +175,7 @@ def fitted(
         else:
             biggest = max(needed.parts, key=lambda part: part.size)
             message = f"the run needs {needed.size / MB:.0f} MB of GPU memory, {biggest.size / MB:.0f} of them for "
-            message += f"{biggest.name}, and {max(0.0, room) / MB:.0f} MB are free"
+            message += f"{biggest.name}, and may take {max(0.0, room) / MB:.0f} MB of what is free"
             raise CapabilityError(message, remedy="free memory on the GPU, lower imgsz or readers, or use --device cpu")
         needed = predict(plan, batch, slots, size, decoders=decoders, context=False)
     if needed is wanted:

@@ -166,11 +166,12 @@ class RunPlan:
         return list(filter(None, [*map(self.reasons.get, before), *of_engine, *map(self.reasons.get, after)]))
 
 
-def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None) -> RunPlan:
+def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None, *, whole: bool = False) -> RunPlan:
     """Decide everything that does not depend on the content of the source.
 
     Args:
         engine: an engine that is already open, if the caller has one.
+        whole: a video is to be read from its beginning to its end, not in segments side by side.
 
     Raises:
         UsageError, CapabilityError: the model or this machine cannot do what the settings ask for.
@@ -190,7 +191,9 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
     choices.check_task(card, settings)
     settings = choices.choose_classes(card, settings)
     settings, tracker = choices.choose_tracker(settings)
-    source = readers.share(source, settings)
+    looks = settings.adaptive or settings.tiles or settings.roi or settings.stereo  # they remember frames, or may
+    cut = not (whole or looks) and settings.vid_stride == 1 and card.task != "semantic"  # its masks are large
+    source = readers.share(source, settings, cut=cut)
     batch, grown = choices.choose_batch(card, settings, readers.count(source))
     gpu = gpus.current_gpu() if settings.on_gpu and settings.gpu is None else settings.gpu
     reasons = {"device": device, "engine": why, "batch": grown, "track": tracker}

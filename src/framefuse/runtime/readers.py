@@ -3,8 +3,9 @@
 Cameras and live addresses are always read in parallel, since none of them ends. The videos of a list, folder or glob
 are read one after another on the CPU, where one decoder keeps the cores busy. On CUDA they are read in parallel: a
 hardware decoder delivers 500 frames per second of 1080p, and a GPU has up to seven decoders. Results of different files
-then interleave; those of each file stay in order. The setting `readers` overrides both; processes that share a GPU read
-fewer videos each (`fleet`).
+then interleave; those of each file stay in order. A long video that is alone is cut into segments, which are read
+likewise, and its results are put back into order. The setting `readers` overrides all of this; processes that share a
+GPU read fewer videos each (`fleet`).
 """
 
 from collections.abc import Sequence
@@ -15,15 +16,23 @@ from typing import Any
 
 from framefuse.config import Settings
 from framefuse.runtime.adaptive import held_by
-from framefuse.sources import SharedList, Source, SourceOptions, is_camera, open_source, videos_in
+from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_image_path, open_source, videos_in
+from framefuse.sources.segments import Segmented, worth_cutting
 from framefuse.sources.source import SCHEMES
 
 READERS = 8
 """Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
 
 
-def share(source: Any, settings: Settings) -> Any:
-    """The source, or a `SharedList` if several of its videos are to be read at once; SourceError if it is empty."""
+def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:
+    """The source; a `SharedList` if several of its videos are to be read at once, `Segmented` if parts of one are.
+
+    Args:
+        cut: nothing depends on the frames being read in order.
+
+    Raises:
+        SourceError: a folder or glob is empty.
+    """
     if isinstance(source, SharedList) or is_camera(source):
         return source
     count = settings.readers or (READERS if settings.on_gpu else 1)
@@ -32,6 +41,9 @@ def share(source: Any, settings: Settings) -> Any:
     else:
         items = source if isinstance(source, (list, tuple)) else [source]
     finite = all(isinstance(item, (str, Path)) and not _live(item) for item in items)
+    if cut and finite and count > 1 and len(items) == 1 and (path := Path(items[0])).is_file():
+        options = SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)
+        return Segmented(path, count) if not is_image_path(str(path)) and worth_cutting(path, options) else source
     if min(count, len(items)) < 2 or not finite or len(set(map(str, items))) < len(items):
         return source
     return SharedList(iter(items), min(count, len(items)))
@@ -39,7 +51,7 @@ def share(source: Any, settings: Settings) -> Any:
 
 def count(source: Any) -> int:
     """Maximum number of sources that are read at the same time."""
-    if isinstance(source, SharedList):
+    if isinstance(source, SharedList | Segmented):
         return source.readers
     return len(source) if _all_live(source) else 1
 
@@ -60,6 +72,8 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     )
     if isinstance(source, SharedList):
         return source.open(options)
+    if isinstance(source, Segmented):
+        return [source.open(options)]
     if not _all_live(source):
         return [open_source(source, options)]
     with ExitStack() as opened:

@@ -19,6 +19,13 @@ def writes(settings: Settings) -> bool:
     return any(getattr(settings, name) for name in Settings.model_fields if name.startswith("save"))
 
 
+def needs_frames(settings: Settings, factories: Sequence[SinkFactory]) -> bool:
+    """Whether a sink may need the pixels of frames; one that the caller provides may."""
+    fields = "save", "save_crop", "save_frames", "save_hits", "show"
+    thumbnails = settings.save_events and settings.thumbnails
+    return bool(factories) or thumbnails or any(getattr(settings, name) for name in fields)
+
+
 def sinks_for(
     settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo, *, events: Callable[[], Sink] | None = None
 ) -> list[Sink]:

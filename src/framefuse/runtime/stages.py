@@ -1,7 +1,8 @@
 """The stages of a run as passive generators: decode, infer, write. `Pipeline` puts threads between them."""
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic, perf_counter, thread_time
 from typing import cast
@@ -16,7 +17,7 @@ from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult, Program
 from framefuse.runtime.views import Viewer
 from framefuse.sinks import SinkSet
-from framefuse.sources import Source, SourceInfo
+from framefuse.sources import SourceInfo
 
 POLL_SECONDS = 0.002
 """How often to look for a new frame while waiting for the engine."""
@@ -24,7 +25,7 @@ STEP = 0.5
 """Seconds between two checks of a request. Only checks are counted, so a process that was suspended has not waited."""
 
 
-def warm_up(source: Source, program: Program, viewer: Viewer | None = None) -> Iterator[Frame]:
+def warm_up(source: Iterable[Frame], program: Program, viewer: Viewer | None = None) -> Iterator[Frame]:
     """Warm the program up with the first frame, in the calling thread, and return all frames of the source.
 
     Decoder threads start afterwards: one that sets itself up or allocates during a graph capture would invalidate it.
@@ -101,6 +102,34 @@ def sized(results: Iterator[FrameResult], area: float) -> Iterator[FrameResult]:
         frame = found.result.frame
         kept = found.result.detections.at_least(area, frame.width, frame.height)
         yield found._replace(result=replace(found.result, detections=kept))
+
+
+def in_order(results: Iterator[FrameResult], counts: Mapping[int, int]) -> Iterator[FrameResult]:
+    """The results of segments of a video in the order and with the numbers of its frames; those of later ones wait.
+
+    Args:
+        counts: segment -> its frames, once it has been read to its end.
+    """
+    waiting, passed = defaultdict[int, list[FrameResult]](list), Counter[int]()
+    now = first = 0
+
+    def numbered(found: FrameResult) -> FrameResult:
+        frame = replace(found.result.frame, index=first + found.result.frame.index, connection=0)
+        return found._replace(result=replace(found.result, frame=frame))
+
+    for found in results:
+        number = found.result.frame.connection
+        passed[number] += 1
+        if number == now:
+            yield numbered(found)
+        else:
+            waiting[number].append(found)
+        while counts.get(now) == passed[now]:
+            first, now = first + passed[now], now + 1
+            yield from map(numbered, waiting.pop(now, ()))
+    for number in sorted(waiting):
+        first, now = first + passed[now], number
+        yield from map(numbered, waiting[number])
 
 
 def _infer(

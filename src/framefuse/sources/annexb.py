@@ -69,17 +69,19 @@ class AnnexB:
         if key and packet.has_sidedata("new_extradata"):
             self._read_header(bytes(packet.get_sidedata("new_extradata")))
         data = memoryview(packet)
-        if self._length_size:
-            units = self._split_lengths(data)
-        elif key:
-            units = _split_start_codes(data)
-        else:
+        if not (self._length_size or key):
             return bytearray(data)
+        units = self.units(data)
         if key or not self._relevant_bytes.isdisjoint([unit[0] for unit in units]):
             inserted = self._insert_parameter_sets(units, key)
             if not self._length_size and not inserted:
                 return bytearray(data)
         return bytearray(START_CODE).join([b"", *units])
+
+    def units(self, packet: Any) -> list[Any]:
+        """The NAL units of a packet, without what separates them; InvalidDataError."""
+        data = memoryview(packet)
+        return self._split_lengths(data) if self._length_size else _split_start_codes(data)
 
     @property
     def sps(self) -> bytes:

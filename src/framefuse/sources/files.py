@@ -323,11 +323,11 @@ class _Video:
             self.info.note(f"damaged packets skipped: {corrupt} ({self.reason})")
         for anomaly, count in self.anomalies.items():
             self.info.note(f"{anomaly}: {count}")
-        if not ended or self.options.start:
+        if not ended:
             return
         # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
-        if frames:
+        if frames and not self.options.start:
             if self.decoded + self.hidden < frames:
                 self.info.note(f"the header states {frames} frames, {self.decoded} could be decoded")
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:

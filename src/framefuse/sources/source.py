@@ -39,9 +39,9 @@ class SourceOptions:
 
     vid_stride: int = 1
     """Deliver every n-th frame."""
-    start: float | None = None
+    start: float | Fraction | None = None
     """Seconds from the beginning of the video; earlier frames are skipped (by seeking if the format allows)."""
-    end: float | None = None
+    end: float | Fraction | None = None
     """Seconds from the beginning of the video; reading stops before the first frame at or after it."""
     decode_threads: int = 2
     """Threads of the video decoder."""
@@ -93,7 +93,7 @@ class SourceOptions:
     def span(self) -> tuple[Fraction, Fraction | None]:
         """`start` (0 by default) and `end`, with the decimal value they were written with: 0.92 is exactly 23/25."""
         span = self.start, self.end
-        if not all(value is None or (is_number(value) and abs(value) < math.inf) for value in span):
+        if not all(value is None or (is_number(value) and math.isfinite(value)) for value in span):
             what = f"start {brief(self.start)} or end {brief(self.end)} is not a number of seconds"
             raise UsageError(what, remedy=SPAN)
         start, end = (None if value is None else Fraction(str(value)) for value in span)

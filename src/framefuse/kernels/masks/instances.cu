@@ -105,6 +105,8 @@ __global__ void __launch_bounds__(256) instance_paint(
   }
 }
 
+constexpr int AHEAD = 4;
+
 // Positions (n, capacity) at which runs end, and the number of runs. `down_start`: the first pixel of each row of samples.
 // launch: grid (n), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) instance_runs(
@@ -132,22 +134,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) instance_runs(
     ended[thread + 1] = set;
     __syncthreads();
     const bool before = ended[thread];
-    add_columns(positions, capacity, total, [=](Writer& writer) {
+    add_columns(positions, capacity, total, [=](auto& writer) {
       if (x >= range.right) return;
       bool value = before;
       const int left = across_index[x], first_row = down_index[range.top];
       const float weight = across_weight[x];
       float upper = across(logits + first_row * samples_x, left, weight);
-      for (int row = first_row; row <= down_index[last_row]; ++row) {
-        const float lower = row + 1 < samples_y ? across(logits + (row + 1) * samples_x, left, weight) : upper;
-        const bool same = value ? upper > 0 && lower > 0 : upper <= 0 && lower <= 0;  // nothing changes between them
-        const int stop = same ? 0 : min(down_start[row + 1], range.bottom);
-        for (int y = max(down_start[row], range.top); y < stop; ++y)
-          if ((lerp(upper, lower, down_weight[y]) > 0) != value) {
-            value = !value;
-            writer.put(x * height + y);
-          }
-        upper = lower;
+      const int rows = down_index[last_row] - first_row + 1;
+      for (int first = 0; first < rows; first += AHEAD) {
+        float below[AHEAD];  // read together: one after the other each would wait for memory
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k)
+          below[k] = across(logits + min(first_row + first + k + 1, samples_y - 1) * samples_x, left, weight);
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+          if (first + k >= rows) break;
+          const int row = first_row + first + k;
+          const float lower = below[k];
+          const bool same = value ? upper > 0 && lower > 0 : upper <= 0 && lower <= 0;  // nothing changes between them
+          const int stop = same ? 0 : min(down_start[row + 1], range.bottom);
+          for (int y = max(down_start[row], range.top); y < stop; ++y)
+            if ((lerp(upper, lower, down_weight[y]) > 0) != value) {
+              value = !value;
+              writer.put(x * height + y);
+            }
+          upper = lower;
+        }
       }
       const int end = x * height + range.bottom;
       if (value && (!whole || x == range.right - 1) && end < width * height) writer.put(end);

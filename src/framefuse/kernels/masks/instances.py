@@ -225,7 +225,6 @@ def instance_runs(
     crop: Crop = "image",
     count: Any | None = None,
     capacity: int = 8192,
-    text: bool = True,
     workspace: Workspace | None = None,
     stream: int | None = None,
 ) -> Runs | DeviceRuns:
@@ -233,7 +232,6 @@ def instance_runs(
 
     Args:
         capacity: on a GPU: runs kept of each mask.
-        text: on a GPU: make COCO's strings, too.
 
     Raises:
         UsageError: an array has the wrong shape or dtype.
@@ -242,9 +240,8 @@ def instance_runs(
         request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
         if request.gpu:
             workspace = workspace or Workspace()
-            given, rows = _logits(request, workspace)
-            (given["down_start"],) = device_table(_row_starts, *rows)
-            return _runs_on_gpu("instance_runs", given, len(request.boxes), size, capacity, workspace, text=text)
+            positions = _instance_positions(request, capacity, workspace)
+            return _encoded(positions, len(request.boxes), size, capacity, workspace)
     first, scratch = _host(request)
     (starts,) = _row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
     ends, capacity = np.zeros(len(request.boxes), np.int32), 4096
@@ -277,9 +274,9 @@ def mask_runs(
         if gpu:
             places = {"masks_address": masks, "item_pitch": masks.strides[0], "row_pitch": masks.strides[1]}
             places |= {"n": len(masks), "width": width, "height": height}
-            return _runs_on_gpu(
-                "mask_positions", places, len(masks), (height, width), capacity, workspace or Workspace()
-            )
+            workspace = workspace or Workspace()
+            positions = _positions("mask_positions", places, len(masks), capacity, workspace)
+            return _encoded(positions, len(masks), (height, width), capacity, workspace)
     offsets = _scratch.get("offsets", (width + 1,), np.int32)[: width + 1]
     parts: list[NDArray[np.int32]] = []
     capacity = 4096
@@ -430,34 +427,59 @@ def _paint_on_gpu(symbol: str, request: _Request, labels: Any, targets: int, out
     kernel.launch(symbol, **given, **places, labels_address=labels, targets=targets, vectors=int(vectors))
 
 
-def _runs_on_gpu(
-    symbol: str, given: dict[str, Any], n: int, size: Size, capacity: int, workspace: Workspace, *, text: bool = True
-) -> DeviceRuns:
-    """Launch the kernel that finds where the runs of n masks end, and encode them."""
+def _positions(symbol: str, given: dict[str, Any], n: int, capacity: int, workspace: Workspace) -> dict[str, Any]:
+    """Launch the kernel that finds where the runs of n masks end. Returns the arguments of those that read them."""
     if capacity < 1 or n * capacity > 2**40:
         raise UsageError(f"capacity {capacity} is not a number of runs")
+    positions, counts = workspace.get("positions", (n, capacity), np.int32), workspace.get("counts", (n,), np.int32)
+    found = {"positions_address": positions, "capacity": capacity, "ends_address": counts, "n": n}
+    kernel.launch(symbol, **given | found)
+    return found
+
+
+def _instance_positions(request: _Request, capacity: int, workspace: Workspace) -> dict[str, Any]:
+    given, rows = _logits(request, workspace)
+    (given["down_start"],) = device_table(_row_starts, *rows)
+    return _positions("instance_runs", given, len(request.boxes), capacity, workspace)
+
+
+def _encoded(positions: dict[str, Any], n: int, size: Size, capacity: int, workspace: Workspace) -> DeviceRuns:
     room, get = TEXT_PER_RUN * capacity, workspace.get
-    positions, counts = get("positions", (n, capacity), np.int32), get("counts", (n,), np.int32)
     lengths = get("lengths", (n, capacity), np.int32)
-    shared = {"positions_address": positions, "capacity": capacity, "ends_address": counts, "n": n}
-    kernel.launch(symbol, **given | shared)
-    kernel.launch("run_lengths", **shared, lengths_address=lengths)
-    if not text:
-        return DeviceRuns(lengths, counts, None, None, size)
+    kernel.launch("run_lengths", **positions, lengths_address=lengths)
     texts, text_lengths = get("text", (n, room), np.uint8), get("text_lengths", (n,), np.int32)
-    kernel.launch("run_text", **shared, text_address=texts, room=room, text_ends_address=text_lengths)
-    return DeviceRuns(lengths, counts, texts, text_lengths, size)
+    kernel.launch("run_text", **positions, text_address=texts, room=room, text_ends_address=text_lengths)
+    return DeviceRuns(lengths, positions["ends_address"], texts, text_lengths, size)
 
 
-def pack_runs(found: DeviceRuns, count: Any, packed: Any, counts: Any, *, stream: int | None = None) -> None:
-    """Put the lengths of valid masks behind each other, so that few bytes have to be copied to the host.
+def packed_runs(
+    prototypes: Any,
+    coefficients: Any,
+    boxes: Any,
+    size: Size,
+    *,
+    content: Region | None = None,
+    crop: Crop = "image",
+    count: Any,
+    capacity: int,
+    packed: Any,
+    counts: Any,
+    workspace: Workspace,
+    stream: int | None = None,
+) -> None:
+    """On a GPU: the run lengths of `instance_runs` behind each other, so that few bytes have to be copied to the host.
 
     Args:
-        count: (1,) int32 on the GPU: valid masks, which come first.
-        packed: (room,) int32 on the GPU; what does not fit is left out.
-        counts: (n,) int32 on the GPU: runs of each mask, 0 for those that are not valid.
+        count: (1,) int32: valid instances, which come first.
+        capacity: runs kept of each mask.
+        packed: (room,) int32; what does not fit is left out.
+        counts: (n,) int32: runs of each mask, also those not kept; 0 for those that are not valid.
+
+    Raises:
+        UsageError: an array has the wrong shape or dtype.
     """
     with on(True, stream):
-        places = {"lengths_address": found.lengths, "ends_address": found.counts, "valid_address": count}
-        places |= {"packed_address": packed, "runs_address": counts, "room": packed.size}
-        kernel.launch("pack_runs", **places, capacity=found.lengths.shape[1], n=len(counts))
+        request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
+        positions = _instance_positions(request, capacity, workspace)
+        places = {"valid_address": count, "packed_address": packed, "runs_address": counts, "room": packed.size}
+        kernel.launch("pack_runs", **positions, **places)

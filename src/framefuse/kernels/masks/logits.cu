@@ -3,8 +3,10 @@
 
 #include "plan.cuh"
 
+constexpr int BLOCKS = 8;
+
 // kernels: instance_logits_f32 <float>, instance_logits_f16 <half>
-// launch: grid ((samples_x * samples_y + 255) / 256, n), block 256, waits
+// launch: grid (8, n), block 256, waits
 template <class Sample>
 __global__ void __launch_bounds__(256) instance_logits(
     const Sample* __restrict__ prototypes_address, int channels, int plane_pitch, int row_pitch,
@@ -12,15 +14,19 @@ __global__ void __launch_bounds__(256) instance_logits(
     const int* __restrict__ across_index, const int* __restrict__ down_index, int samples_x, int samples_y,
     float* __restrict__ logits_address) {
   wait_for_previous();
-  const int i = blockIdx.y, sample = blockIdx.x * 256 + threadIdx.x, x = sample % samples_x, y = sample / samples_x;
+  const int i = blockIdx.y;
   const Plan plan = plan_address[i];
   const Range pixels = plan.pixels;
-  if (y >= samples_y || pixels.left >= pixels.right || pixels.top >= pixels.bottom) return;
-  if (x < across_index[pixels.left] || x > across_index[pixels.right - 1] + 1) return;
-  if (y < down_index[pixels.top] || y > down_index[pixels.bottom - 1] + 1) return;
-  float total = 0;
-  if (plan.samples.holds(x, y))
-    for (int c = 0; c < channels; ++c)
-      total += coefficients_address[i * channels + c] * (float)prototypes_address[c * plane_pitch + y * row_pitch + x];
-  logits_address[(int64_t)i * samples_x * samples_y + sample] = total;
+  if (pixels.left >= pixels.right || pixels.top >= pixels.bottom) return;
+  const int left = across_index[pixels.left], right = min(across_index[pixels.right - 1] + 1, samples_x - 1);
+  const int top = down_index[pixels.top], bottom = min(down_index[pixels.bottom - 1] + 1, samples_y - 1);
+  const int wide = right - left + 1, count = wide * (bottom - top + 1);
+  for (int sample = blockIdx.x * 256 + threadIdx.x; sample < count; sample += BLOCKS * 256) {
+    const int x = left + sample % wide, y = top + sample / wide;
+    float total = 0;
+    if (plan.samples.holds(x, y))
+      for (int c = 0; c < channels; ++c)
+        total += coefficients_address[i * channels + c] * (float)prototypes_address[c * plane_pitch + y * row_pitch + x];
+    logits_address[((int64_t)i * samples_y + y) * samples_x + x] = total;
+  }
 }

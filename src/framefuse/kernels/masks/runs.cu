@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mask_positions(
   int total = 0;
   for (int first = 0; first < width; first += THREADS) {
     const int x = first + threadIdx.x;
-    add_columns(positions, capacity, total, [=](Writer& writer) {
+    add_columns(positions, capacity, total, [=](auto& writer) {
       if (x >= width) return;
       bool value = x > 0 && mask[(height - 1) * row_pitch + x - 1];
       for (int y = 0; y < height; ++y)
@@ -72,15 +72,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) run_text(
   if (threadIdx.x == 0) text_ends_address[blockIdx.x] = total;
 }
 
-// The lengths of the first `valid` masks one after the other, as far as there is room, and the runs of each mask: 0 for
-// the others. Runs beyond the capacity are counted only, which tells that something is missing.
+// The lengths of the runs of the first `valid` masks one after the other, as far as there is room, and the runs of each
+// mask: 0 for the others. Runs beyond the capacity are counted only, which tells that something is missing.
 // launch: grid (n), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) pack_runs(
-    const int* __restrict__ lengths_address, int capacity, const int* __restrict__ ends_address,
+    const int* __restrict__ positions_address, int capacity, const int* __restrict__ ends_address,
     const int* __restrict__ valid_address, int room, int* __restrict__ packed_address, int* __restrict__ runs_address) {
   wait_for_previous();
   __shared__ int start;
   const int mask = blockIdx.x, valid = *valid_address, count = mask < valid ? ends_address[mask] : 0;
+  const int* positions = positions_address + (int64_t)mask * capacity;
   if (threadIdx.x == 0) {
     start = 0;
     runs_address[mask] = count;
@@ -91,5 +92,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_runs(
   if (before > 0) atomicAdd(&start, before);
   __syncthreads();
   for (int run = threadIdx.x; run < min(count, capacity) && start + run < room; run += THREADS)
-    packed_address[start + run] = lengths_address[(int64_t)mask * capacity + run];
+    packed_address[start + run] = length_of(positions, run);
 }

@@ -1,8 +1,9 @@
 // How the kernels that find where runs end put the positions of all threads in order. A block takes a mask, a thread a
-// column. Each column is walked twice: first its changes are counted, then they are written behind those of the columns
-// before it. What lies beyond the capacity is counted only.
+// column. A walk down a column counts its changes and keeps the first of them, to be written behind those of the columns
+// before it; a column with more is walked again. What lies beyond the capacity is counted only.
 
 constexpr int THREADS = 256;
+constexpr int KEPT = 8;
 
 // The sum of the values of the threads before this one; `total` grows by those of all. Every thread comes here.
 static __device__ int place_of(int value, int& total) {
@@ -22,6 +23,15 @@ static __device__ int place_of(int value, int& total) {
   return place;
 }
 
+struct Counter {
+  int count, kept[KEPT];
+
+  __device__ void put(int position) {
+    if (count < KEPT) kept[count] = position;
+    ++count;
+  }
+};
+
 struct Writer {
   int *positions, capacity, place;
 
@@ -31,13 +41,20 @@ struct Writer {
   }
 };
 
-// `walk(writer)` puts the changes of a thread's column. Adds those of all threads to the positions.
+// `walk(counter or writer)` puts the changes of a thread's column. Adds those of all threads to the positions.
 template <class Walk>
 static __device__ void add_columns(int* positions, int capacity, int& total, Walk walk) {
-  Writer counting = {positions, 0, 0};
-  walk(counting);
-  Writer writing = {positions, capacity, place_of(counting.place, total)};
-  walk(writing);
+  Counter found;
+  found.count = 0;
+  walk(found);
+  Writer writing = {positions, capacity, place_of(found.count, total)};
+  if (found.count > KEPT) {
+    walk(writing);
+  } else {
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k)
+      if (k < found.count) writing.put(found.kept[k]);
+  }
 }
 
 // The last run ends with the image.

@@ -15,7 +15,7 @@ from framefuse.kernels.boxes.call import detections, oriented
 from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views
 from framefuse.kernels.boxes.reference import Found, placed_oriented
 from framefuse.kernels.masks import call as masks
-from framefuse.kernels.masks.instances import DeviceRuns, Runs, instance_runs, pack_runs
+from framefuse.kernels.masks.instances import Runs, packed_runs
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, maps, raise_non_finite, scored
 from framefuse.postprocess.heads import Heads, classify, content_of, runs_of
@@ -157,13 +157,11 @@ class BoxOutputs:
         place, (coefficients, counts, packed) = self._placed, self._device[self._extras :]
         content = content_of(self._prototypes.shape[1:], place)
         for row in range(len(found.counts)):
-            valid = found.counts[row : row + 1]
-            runs = instance_runs(
+            packed_runs(
                 self._prototypes[row], coefficients[row], found.boxes[row], place.source[::-1], content=content,
-                count=valid, capacity=CAPACITY, text=False, workspace=self._masks,
+                count=found.counts[row : row + 1], capacity=CAPACITY, packed=packed[row], counts=counts[row],
+                workspace=self._masks,
             )  # fmt: skip
-            assert isinstance(runs, DeviceRuns)
-            pack_runs(runs, valid, packed[row], counts[row])
 
     def _masks_of(self, row: int, found: Found, values: Any) -> Runs:
         """The masks of a row; on the host, where they did not fit."""

@@ -34,6 +34,8 @@ CONTEXT = 571 * MB
 RESULTS = 4.15 * MB / (640 * 384)
 """Of each row of a captured batch, for each pixel of the model input: candidates, and what suppresses them."""
 DECODER, FIRST_DECODER = 13.6 * MB, 15 * MB
+QUERY = 527 * MB
+"""What a run takes at its start, beside CUDA, while NVDEC is asked what it can decode. It is given back at once."""
 SURFACES = 9.25
 """Surfaces that a decoder has, beside its own memory."""
 PITCH = 512
@@ -152,6 +154,8 @@ def predict(
         parts.append(Part("decoders", decoders, DECODER + SURFACES * surface(*size)))
         if (held := frames_held(plan.settings, batch)) > 1:
             parts.append(Part("rings of decoded frames", decoders, held * surface(*size)))
+        if context and (more := CONTEXT + QUERY - MemoryPlan(parts).size) > 0:
+            parts.append(Part("more at the start, to ask NVDEC what it decodes", 1, more))
     return MemoryPlan(parts)
 
 

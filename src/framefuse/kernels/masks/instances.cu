@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) instance_runs(
     ended[thread + 1] = set;
     __syncthreads();
     const bool before = ended[thread];
-    add_columns(positions, capacity, total, [=](auto& writer) {
+    add_columns(positions, capacity, total, [=](Writer& writer) {
       if (x >= range.right) return;
       bool value = before;
       const int left = across_index[x], first_row = down_index[range.top];

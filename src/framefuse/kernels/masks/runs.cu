@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mask_positions(
   int total = 0;
   for (int first = 0; first < width; first += THREADS) {
     const int x = first + threadIdx.x;
-    add_columns(positions, capacity, total, [=](auto& writer) {
+    add_columns(positions, capacity, total, [=](Writer& writer) {
       if (x >= width) return;
       bool value = x > 0 && mask[(height - 1) * row_pitch + x - 1];
       for (int y = 0; y < height; ++y)

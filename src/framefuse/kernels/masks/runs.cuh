@@ -23,37 +23,36 @@ static __device__ int place_of(int value, int& total) {
   return place;
 }
 
-struct Counter {
-  int count, kept[KEPT];
-
-  __device__ void put(int position) {
-    if (count < KEPT) kept[count] = position;
-    ++count;
-  }
-};
-
 struct Writer {
-  int *positions, capacity, place;
+  int *positions;  // null: changes are counted, and the first of them kept
+  int capacity, place, kept[KEPT];
 
   __device__ void put(int position) {
-    if (place < capacity) positions[place] = position;
+    if (positions) {
+      if (place < capacity) positions[place] = position;
+    } else if (place < KEPT) {
+      kept[place] = position;
+    }
     ++place;
   }
 };
 
-// `walk(counter or writer)` puts the changes of a thread's column. Adds those of all threads to the positions.
+// `walk(writer)` puts the changes of a thread's column. Adds those of all threads to the positions.
 template <class Walk>
 static __device__ void add_columns(int* positions, int capacity, int& total, Walk walk) {
-  Counter found;
-  found.count = 0;
-  walk(found);
-  Writer writing = {positions, capacity, place_of(found.count, total)};
-  if (found.count > KEPT) {
+  Writer counting, writing;
+  counting.positions = nullptr;
+  counting.place = 0;
+  walk(counting);
+  writing.positions = positions;
+  writing.capacity = capacity;
+  writing.place = place_of(counting.place, total);
+  if (counting.place > KEPT) {
     walk(writing);
   } else {
 #pragma unroll
     for (int k = 0; k < KEPT; ++k)
-      if (k < found.count) writing.put(found.kept[k]);
+      if (k < counting.place) writing.put(counting.kept[k]);
   }
 }
 

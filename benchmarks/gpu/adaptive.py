@@ -1,28 +1,31 @@
 """What does adaptive compute save on a GPU that has to keep up with many streams? Watts at one rate, and mAP.
 
     python -m benchmarks.gpu.adaptive [--streams 16] [--rate 4200] [--workers 8] [--seconds 12] [--rounds 2]
+        [--clips FOLDER] [--keep-scores]
 
 Streams are clips "day" of `benchmarks.adaptive`, 960x540: a camera that mostly sees nothing. NVDEC decodes their H.264.
 Each of several processes reads its share of them side by side, and takes results at its share of the rate. Every policy
 has the same model, batch and rate, and they run in turn. The watts are those of NVML's energy counter over `--seconds`
 in the middle of a run; idle ones are those with a CUDA context and nothing to do. mAP is that of all frames of three
-clips, skipped ones too, against the exact truth. The record is adaptive_gpu.
+clips, skipped ones too, against the exact truth; `--keep-scores` takes it from the record. The record is adaptive_gpu.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import multiprocessing
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.adaptive import SIZE, write
-from benchmarks.protocol import save
+from benchmarks.protocol import RECORDS, save
 from framefuse import Pipeline
 from framefuse.cuda import device
 from framefuse.lab.adaptive_bench import CONF, MOST, SCHEDULES
@@ -58,16 +61,16 @@ def opened(source: Any, options: dict[str, Any], **more: Any) -> Pipeline:
     return Pipeline(source, **{"model": MODEL, "device": "cuda", **options, **more})
 
 
+@cache
 def truth(seed: int) -> tuple[list[str], list[Labels]]:
     """Names of the classes, and what is in each frame."""
     data = open_data(uri_of(seed))
     return [data.names[key] for key in sorted(data.names)], [data.labels(key) for key in data.keys]
 
 
-def score(
-    seed: int, names: list[str], labels: list[Labels], folder: Path, options: dict[str, Any]
-) -> tuple[float, float]:
+def score(seed: int, folder: Path, options: dict[str, Any]) -> tuple[float, float]:
     """mAP 50:95 in percent, and the share of the frames that were inferred."""
+    names, labels = truth(seed)
     counter = BoxCounter(names, max_det=MOST)
     results = list(opened(made(seed, folder), options, conf=CONF, max_det=MOST))
     for label, result in zip(labels, results, strict=True):
@@ -140,20 +143,21 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--clips", type=Path, help="where they are; made there if there are none")
+    parser.add_argument("--keep-scores", action="store_true")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = args.clips or Path(name)
         with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-            making = pool.map(made, SEEDS, [folder] * len(SEEDS))
-            truths = list(pool.map(truth, SEEDS[:SCORED]))
-            clips = list(making)
+            clips = sorted(folder.glob("day-*.mp4")) or list(pool.map(made, SEEDS, [folder] * len(SEEDS)))
         print(f"clips are there after {time.perf_counter() - begun:.0f} s", flush=True)
         rows: dict[str, dict[str, Any]] = {}
+        recorded = json.loads((RECORDS / "adaptive_gpu.json").read_text())["policies"] if args.keep_scores else {}
+        before = {policy: row["scores"] for policy, row in recorded.items()}
         for policy, options in POLICIES.items():
-            scores = [score(seed, *given, folder, options) for seed, given in zip(SEEDS, truths, strict=False)]
-            rows[policy] = {"map": median(value for value, _ in scores), "scores": scores, "runs": []}
+            scores = before.get(policy) or [score(seed, folder, options) for seed in SEEDS[:SCORED]]
             print(f"{time.perf_counter() - begun:.0f} s: {policy} {scores}", flush=True)
         device.cupy().zeros(1)
         resting = idle()
@@ -166,7 +170,14 @@ def main() -> None:
     for row in rows.values():
         row |= {key: median(run[key] for run in row["runs"]) for key in row["runs"][0]}
         row["joules_above_idle"] = (row["watts"] - resting) / row["fps"]
-    setting = {"streams": args.streams, "rate": args.rate, "workers": args.workers, "batch": BATCH, "model": MODEL}
+    setting = {
+        "streams": args.streams,
+        "clips": len(clips),
+        "rate": args.rate,
+        "workers": args.workers,
+        "batch": BATCH,
+        "model": MODEL,
+    }
     groups = "adaptive", "engine cudnn", "program", "CUDA program", "pipeline", "synthetic world", "model"
     save("adaptive_gpu", {**setting, "idle_watts": resting, "policies": rows}, *groups)
 

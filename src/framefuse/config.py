@@ -164,7 +164,7 @@ class Settings(BaseModel):
     start: float | None = Field(None, ge=0, description="start time in seconds")
     end: float | None = Field(None, gt=0, description="end time in seconds")
     readers: int = Field(
-        0, ge=0, le=64, description="videos of a list, folder or glob to read at once; 0: up to 8 on cuda, else 1"
+        0, ge=0, le=64, description="videos, or parts of a long one, to read at once; 0: up to 8 on cuda, else 1"
     )
     decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
     max_pixels: int = Field(160_000_000, ge=1, description="largest frame to decode, in pixels; others are refused")

@@ -6,8 +6,9 @@ Nothing here converts pixels. A Frame describes its bytes (format, colour matrix
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from importlib import import_module
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -221,7 +222,7 @@ class Frame:
     @classmethod
     def from_array(
         cls, image: np.ndarray[Any, Any], *, channels: str = "bgr", index: int = 0, source_id: str = "array"
-    ) -> Self:
+    ) -> "Frame":
         """Wrap a packed (h, w, 3|4) or gray (h, w) uint8 or uint16 image, without a copy if rows are contiguous.
 
         Args:
@@ -237,18 +238,23 @@ class Frame:
             raise UsageError(f"image has dtype {image.dtype} and shape {image.shape}", remedy=remedy)
         if image.ndim == 3 and image.shape[2] == 1:
             image = image[:, :, 0]
-        formats: dict[tuple[Any, ...], str] = {
-            ("uint8",): "gray", ("uint8", 3, "rgb"): "rgb24", ("uint8", 3, "bgr"): "bgr24",
-            ("uint16",): "gray16", ("uint8", 4, "rgb"): "rgba", ("uint8", 4, "bgr"): "bgra",
-        }  # fmt: skip
-        key = (image.dtype.name,) if image.ndim == 2 else (image.dtype.name, image.shape[2], channels)
-        name = formats.get(key)
-        if name is None:
-            message = f"image of shape {image.shape}, dtype {image.dtype} with channels={channels!r} is not supported"
-            remedy = "use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel"
-            raise UsageError(message, remedy=remedy)
         packed = image.strides[-1] == image.itemsize and (image.ndim == 2 or image.strides[1] == image.shape[2])
         plane = image if packed and image.strides[0] > 0 else np.ascontiguousarray(image)
-        return cls(
-            (plane,), PIXEL_FORMATS[name], index=index, source_id=source_id, matrix="rgb", full_range=True, owner=image
-        )
+        template = _image_like(image.shape, image.dtype, channels)
+        return template.replace_unchecked(planes=(plane,), index=index, source_id=source_id, owner=image)
+
+
+@lru_cache(maxsize=64)
+def _image_like(shape: tuple[int, ...], dtype: np.dtype[Any], channels: str) -> Frame:
+    """A validated frame of a packed or gray image of this shape; UsageError, SourceError."""
+    formats: dict[tuple[Any, ...], str] = {
+        ("uint8",): "gray", ("uint8", 3, "rgb"): "rgb24", ("uint8", 3, "bgr"): "bgr24",
+        ("uint16",): "gray16", ("uint8", 4, "rgb"): "rgba", ("uint8", 4, "bgr"): "bgra",
+    }  # fmt: skip
+    name = formats.get((dtype.name,) if len(shape) == 2 else (dtype.name, shape[2], channels))
+    if name is None:
+        message = f"image of shape {shape}, dtype {dtype} with channels={channels!r} is not supported"
+        remedy = "use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel"
+        raise UsageError(message, remedy=remedy)
+    plane = np.broadcast_to(np.zeros((), dtype), shape)
+    return Frame((plane,), PIXEL_FORMATS[name], matrix="rgb", full_range=True)

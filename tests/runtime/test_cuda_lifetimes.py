@@ -53,36 +53,27 @@ def test_host_frames_of_many_sizes_share_memory(gpu: Gpu) -> None:
     assert rooms[1] == rooms[-1] < rooms[0]
 
 
-def test_frames_in_page_locked_memory_are_copies(gpu: Gpu) -> None:
-    """Whoever brought the frame may overwrite it, whatever follows in the same buffers of the GPU."""
-    from framefuse.runtime.cuda.uploads import PageLocker, Staging
+def test_frames_that_are_written_together(gpu: Gpu) -> None:
+    """Whoever brought them may overwrite them once they are uploaded, and rows may be padded."""
+    from framefuse.runtime.cuda.uploads import Staging
     from framefuse.runtime.ledger import Ledger
 
-    staging, lock = Staging(1, device.cupy().cuda.Stream(), Ledger()), PageLocker(0)
-    for number, frame in enumerate(pictures(4, 62, 48)):
-        pixels = [plane.copy() for plane in frame.planes]
-        given = frame if number == 1 else lock(frame)
-        if given is not frame:
+    staging = Staging(5, device.cupy().cuda.Stream(), Ledger())
+    for _ in range(2):
+        frames = [*pictures(4, 62, 48), pictures(1, 64, 48)[0]]
+        padded = frames[2].planes[0]
+        wide = np.zeros((padded.shape[0], padded.shape[1] + 9, *padded.shape[2:]), padded.dtype)
+        wide[:, : padded.shape[1]] = padded
+        frames[2] = replace(frames[2], planes=(wide[:, : padded.shape[1]], *frames[2].planes[1:]))
+        pixels = [[plane.copy() for plane in frame.planes] for frame in frames]
+        staging.write(list(enumerate(frames))[:4])
+        there = [staging.upload(slot, frame) for slot, frame in enumerate(frames)]
+        for frame in frames:
             for plane in frame.planes:
                 plane[...] = 7
-        there = staging.upload(0, given)
-        assert there.format == frame.format and (there.width, there.height) == (62, 48)
-        for plane, expected in zip(there.planes, pixels, strict=True):
-            np.testing.assert_array_equal(np.asarray(plane), expected)
-        assert lock(there) is there
-
-
-def test_frames_beyond_the_limit_stay_where_they_are(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framefuse.runtime.cuda import uploads
-
-    frames = pictures(3, 64, 48)
-    monkeypatch.setattr(uploads, "MAX_LOCKED", 2.5 * sum(plane.nbytes for plane in frames[0].planes))
-    lock = uploads.PageLocker(0)
-    first, second = lock(frames[0]), lock(frames[1])
-    assert isinstance(second.owner, uploads.PageLocked)
-    assert lock(frames[2]) is frames[2]
-    del first
-    assert isinstance(lock(frames[2]).owner, uploads.PageLocked)
+        for found, expected in zip(there, pixels, strict=True):
+            for plane, wanted in zip(found.planes, expected, strict=True):
+                np.testing.assert_array_equal(np.asarray(plane), wanted)
 
 
 def test_an_error_that_is_kept_keeps_no_memory(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:

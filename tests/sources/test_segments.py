@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from framefuse.config import Settings
 from framefuse.errors import SourceError
 from framefuse.runtime.readers import share
 from framefuse.sources import segments
-from framefuse.sources.segments import Cuts, Segmented, worth_cutting
+from framefuse.sources.cuts import Cuts
+from framefuse.sources.segments import Segmented, worth_cutting
 from framefuse.sources.source import SourceOptions
 from media import truncate, video
 
@@ -123,19 +126,21 @@ def test_a_truncated_video(tmp_path: Path) -> None:
 
 def test_leaving_early_ends_all_readers(tmp_path: Path) -> None:
     path = clip(tmp_path / "a.mp4", frames=400)
-    with Pipeline(path, "squares", readers=4, imgsz=[160]) as pipeline:
-        for _ in zip(range(30), pipeline, strict=False):
-            pass
-        pipeline.close()
-        assert not pipeline.sources[0]._open  # type: ignore[attr-defined]
+    pipeline = Pipeline(path, "squares", readers=4, imgsz=[160])
+    for _ in zip(range(30), pipeline, strict=False):
+        pass
+    pipeline.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ff-decode")]
 
 
-def test_a_segment_that_cannot_be_opened_any_more(tmp_path: Path) -> None:
+def test_a_reader_that_cannot_open_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = clip(tmp_path / "a.mp4", frames=400)
     with Pipeline(path, "squares", readers=2, imgsz=[160]) as pipeline:
-        results = iter(pipeline)
-        next(results)
-        path.unlink()
+
+        def fails(path: Path, options: SourceOptions) -> Any:
+            raise SourceError(f"cannot read {path}")
+
+        monkeypatch.setattr(pipeline.sources[0], "_open", partial(fails, path, SourceOptions()))
         with pytest.raises(SourceError, match=r"a\.mp4"):
-            for _ in results:
+            for _ in pipeline:
                 pass

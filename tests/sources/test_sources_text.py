@@ -85,14 +85,14 @@ def test_a_folder_survives_whatever_one_file_raises(tmp_path: Path, monkeypatch:
 def test_a_file_that_fails_midway_does_not_end_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.mp4", "b.mp4"):
         clip(tmp_path / name, frames=5)
-    timed = files._Video._timed
+    timed = files.Video._timed
 
     def fails(self: Any, frames: Any) -> Any:
         yield from islice(timed(self, frames), 3)
         if Path(self.info.uri).name == "a.mp4":
             raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 
-    monkeypatch.setattr(files._Video, "_timed", fails)
+    monkeypatch.setattr(files.Video, "_timed", fails)
     source = open_source(tmp_path)
     assert [Path(frame.source_id).name for frame in source] == ["a.mp4"] * 3 + ["b.mp4"] * 3
     assert any("a.mp4 skipped: UnicodeDecodeError" in note for note in source.info.notes)

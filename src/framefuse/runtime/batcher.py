@@ -211,7 +211,7 @@ class Batcher:
     def submit(
         self, item: Any, *, priority: int = 1, deadline: float | None = None, source: Hashable = None
     ) -> Future[Response[Any]]:
-        """Run one item with others.
+        """Run one item with others. Do not change an array before its future is done: it is read when its batch starts.
 
         Args:
             item: an image as `Model` takes it; for a function, anything.

@@ -9,6 +9,7 @@ Each decision is made as soon as its facts are known, so that a wrong option fai
     RunPlan.for_output   encoder, upload mode                            once the engine has taken its memory
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +28,7 @@ from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer
 from framefuse.sources import SourceInfo, SourceOptions, is_image_path
+from framefuse.sources.segments import Segmented
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.uploads import UploadMode
@@ -193,8 +195,12 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None,
     settings, tracker = choices.choose_tracker(settings)
     looks = settings.adaptive or settings.tiles or settings.roi or settings.stereo  # they remember frames, or may
     cut = not (whole or looks) and settings.vid_stride == 1 and card.task != "semantic"  # its masks are large
-    source = readers.share(source, settings, cut=cut)
-    batch, grown = choices.choose_batch(card, settings, readers.count(source))
     gpu = gpus.current_gpu() if settings.on_gpu and settings.gpu is None else settings.gpu
+    shared = readers.share(source, settings, cut=cut)
+    if isinstance(shared, Segmented) and settings.on_gpu:
+        with gpus.current(gpu, "look at its memory"):
+            room = min(gpus.memory()[0], (settings.max_memory or math.inf) * 2**20)
+        shared = shared if room > readers.SEGMENTS_NEED else source
+    batch, grown = choices.choose_batch(card, settings, readers.count(shared))
     reasons = {"device": device, "engine": why, "batch": grown, "track": tracker}
-    return RunPlan(card, settings, source, name, batch, gpu, reasons, spec)
+    return RunPlan(card, settings, shared, name, batch, gpu, reasons, spec)

@@ -20,6 +20,8 @@ from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_i
 from framefuse.sources.segments import Segmented, worth_cutting
 from framefuse.sources.source import SCHEMES
 
+SEGMENTS_NEED = 4e9
+"""Bytes that are free on a GPU where a video is cut: each decoder has surfaces, and a ring of frames."""
 READERS = 8
 """Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
 

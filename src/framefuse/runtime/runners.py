@@ -20,7 +20,6 @@ from framefuse.runtime.program import Program
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.program import CudaProgram
-    from framefuse.runtime.cuda.uploads import PageLocker
 
 WORTH = 0.1
 """Share by which a batch of twice the size must be faster a row for the size to be kept."""
@@ -132,7 +131,6 @@ class ModelRunner(Runner):
             remedy = "leave out tiles, roi and stereo, or pass the Model itself as a function: Batcher(model.__call__)"
             raise UsageError("a Batcher of a model that sees views of a frame is not possible", remedy=remedy)
         self._model, self._closes = model, closes
-        self._page_lock: PageLocker | None = None
         self._started: dict[int, Program] = {}
         """Number of the last request of each batch that has not ended -> its program, oldest first."""
         self._programs: dict[int, Program] = {}
@@ -148,17 +146,9 @@ class ModelRunner(Runner):
             self.close()
             raise
         if model.settings.on_gpu:
-            self._look_at_gpu()
+            self.gpu = cast("CudaProgram", self._programs[1]).gpu
         self.sizes = sorted(self._programs)
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
-
-    def _look_at_gpu(self) -> None:
-        from framefuse.runtime.cuda.uploads import PageLocker
-
-        program = cast("CudaProgram", self._programs[1])
-        self.gpu = program.gpu
-        if program.mode == "copy":
-            self._page_lock = PageLocker(program.gpu)
 
     def _check(self, tuning: BatchTuning) -> None:
         model, again = self._model.card.path.stem, f"measure again: framefuse tune-batch {self._model.card.path.stem}"
@@ -191,8 +181,7 @@ class ModelRunner(Runner):
 
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
         frame = self._model.frame(item)
-        bucket = self._programs[1].batch_key(frame), frame.format
-        return bucket, self._page_lock(frame) if self._page_lock else frame
+        return (self._programs[1].batch_key(frame), frame.format), frame
 
     def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
         program = self._programs[size]

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from fractions import Fraction
 from functools import partial
@@ -49,9 +49,15 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
         SourceError: no such file, no permission, no video in it, or an absurd frame size.
         DecodeError: FFmpeg does not know the format, or the file is too damaged to read.
     """
+    video = open_video(path, options)
+    return PullSource(video.info, video.frames, video.close)
+
+
+def open_video(path: Path, options: SourceOptions) -> "Video":
+    """What `open_file` reads."""
     container = open_container(path, options.max_pixels)
     try:
-        video = _Video(container, str(path), options)
+        video = Video(container, str(path), options)
         if options.device == "cuda":
             from framefuse.sources.nvdec import choose_decoder
 
@@ -64,7 +70,7 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     except BaseException:
         container.close()
         raise
-    return PullSource(video.info, video.frames, lambda: video.container.close())
+    return video
 
 
 def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
@@ -79,7 +85,7 @@ def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
     return frame
 
 
-class _Video:
+class Video:
     """One video stream of an open container, with its decoder and facts; SourceError as in `open_file`."""
 
     def __init__(self, container: Any, uri: str, options: SourceOptions) -> None:
@@ -109,6 +115,7 @@ class _Video:
             self.info.note(f"{len(streams)} video streams: stream {stream.index} is read")
         self.decoder: HostDecoder | NvDecoder = self._host_decoder()
         self.decoded = 0
+        self.sizes = set[tuple[int, int]]()
         self.hidden = 0
         """Packets that an edit list excludes from the presentation."""
         self.anomalies: Counter[str] = Counter()
@@ -149,33 +156,39 @@ class _Video:
 
     def frames(self, closed: threading.Event) -> Frames:
         """The frames from `start` to `end`; index counts from 0, including frames skipped by the stride."""
-        options, index = self.options, 0
-        begin, until = options.span
-        start = self.origin + begin / self.time_base
-        end = None if until is None else self.origin + until / self.time_base
-        aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
-        sizes, ended = set(), False
+        ended = False
         try:
-            for decoded, pts in self._timed(self._decoded_from(start, closed)):
-                if end is not None and pts is not None and pts >= end:
-                    break
-                if begin and pts is not None and pts < start:
-                    continue
-                if index % options.vid_stride == 0:
-                    sizes.add((decoded.width, decoded.height))
-                    if len(sizes) > 1:
-                        self.info.note("the frame size changes in the video")
-                    unit = exact(decoded.time_base) or self.time_base
-                    facts = {"pts": pts, "time_base": unit, "sample_aspect_ratio": aspect, "arrival": monotonic()}
-                    yield self.decoder.wrap(decoded, self.info, index=index, source_id=self.info.uri, **facts)
-                index += 1
-            else:
-                ended = not closed.is_set()
+            ended = yield from self.between(*self.options.span, closed)
             if ended and not self.decoded:
                 remedy = "the file is damaged or truncated, or its frames exceed max_pixels; try to play it with ffplay"
                 raise DecodeError(f"nothing in {self.info.uri} could be decoded: {self.reason}", remedy=remedy)
         finally:
-            self._note_counts(ended)
+            self.note_counts(ended)
+
+    def between(self, begin: Fraction, until: Fraction | None, closed: threading.Event) -> Generator[Frame, None, bool]:
+        """The frames between two times, as `frames` counts them. Returns whether the file has ended. It may be called
+        again for a later time."""
+        options, index = self.options, 0
+        start = self.origin + begin / self.time_base
+        end = None if until is None else self.origin + until / self.time_base
+        aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
+        for decoded, pts in self._timed(self._decoded_from(start, closed)):
+            if end is not None and pts is not None and pts >= end:
+                return False
+            if begin and pts is not None and pts < start:
+                continue
+            if index % options.vid_stride == 0:
+                self.sizes.add((decoded.width, decoded.height))
+                if len(self.sizes) > 1:
+                    self.info.note("the frame size changes in the video")
+                unit = exact(decoded.time_base) or self.time_base
+                facts = {"pts": pts, "time_base": unit, "sample_aspect_ratio": aspect, "arrival": monotonic()}
+                yield self.decoder.wrap(decoded, self.info, index=index, source_id=self.info.uri, **facts)
+            index += 1
+        return not closed.is_set()
+
+    def close(self) -> None:
+        self.container.close()
 
     def _decoded_from(self, start: Fraction, closed: threading.Event) -> Iterator[Any]:
         """Decoded frames from the key frame at or before `start`."""
@@ -318,7 +331,13 @@ class _Video:
             yield decoded, pts
         self.end = known + after * (step or Fraction(0)) - self.origin
 
-    def _note_counts(self, ended: bool) -> None:
+    def note_counts(self, ended: bool, *, whole: bool = True) -> None:
+        """Note what was unusual.
+
+        Args:
+            ended: the file has been read to its end.
+            whole: and from its beginning.
+        """
         if corrupt := self.info.drops.get("corrupt"):
             self.info.note(f"damaged packets skipped: {corrupt} ({self.reason})")
         for anomaly, count in self.anomalies.items():
@@ -327,7 +346,7 @@ class _Video:
             return
         # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
-        if frames and not self.options.start:
+        if frames and whole and not self.options.start:
             if self.decoded + self.hidden < frames:
                 self.info.note(f"the header states {frames} frames, {self.decoded} could be decoded")
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:

@@ -9,7 +9,8 @@ Title: three upload modes
 """
 
 import ctypes
-import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from framefuse.cuda import device, driver
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
+from framefuse.kernels.copies.call import PARALLEL, copy_all
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.runtime.ledger import Ledger
 
@@ -63,6 +65,26 @@ class Staging:
         self._uploaded: list[tuple[tuple[Any, ...], Frame | None]] = [((), None)] * slots
         """What `upload` returned last."""
         self._stream, self._ledger, self._mode = stream, ledger, mode
+        self._written: set[int] = set()
+        """Slots whose buffers hold a frame that was not uploaded yet."""
+        self._threads: ThreadPoolExecutor | None = None
+
+    def write(self, frames: Sequence[tuple[int, Frame]]) -> None:
+        """Copy frames, each with its slot, into the buffers of the host, several at the same time. `upload` follows.
+
+        Raises:
+            GpuMemoryError: there is no room for the planes of one.
+        """
+        frames = [(slot, frame) for slot, frame in frames if not is_cuda(frame)]
+        sources, targets = list[Any](), list[Any]()
+        for slot, frame in frames:
+            for number, plane in enumerate(frame.planes):
+                sources.append(plane)
+                targets.append(self._buffer(slot, number, plane).host)
+        if len(sources) > 1 and self._threads is None:
+            self._threads = ThreadPoolExecutor(PARALLEL - 1, "ff-upload")
+        copy_all(sources, targets, threads=self._threads)
+        self._written.update(slot for slot, _ in frames)
 
     def upload(self, slot: int, frame: Frame) -> Frame:
         """The frame as the GPU reads it, valid until the next upload to the slot. A frame on the GPU is returned as is.
@@ -75,20 +97,14 @@ class Staging:
         """
         if is_cuda(frame):
             return frame
-        locked, planes = self._mode == "copy" and isinstance(frame.owner, PageLocked), []
-        for number, plane in enumerate(frame.planes):
-            buffer = self._slots[slot].get(number)
-            if buffer is None or (buffer.host.shape, buffer.host.dtype) != (plane.shape, plane.dtype):
-                if buffer is None or buffer.memory[0].nbytes < plane.nbytes:
-                    self._slots[slot].pop(number, None)
-                    memory = self._memory(plane.nbytes)
-                    buffer = _PlaneBuffer(memory, *memory)
-                self._slots[slot][number] = buffer = buffer.shaped_like(plane)
-            _, host, gpu = buffer
-            if not locked:
-                np.copyto(host, plane)
+        if slot not in self._written:
+            self.write([(slot, frame)])
+        self._written.discard(slot)
+        planes = []
+        for number in range(len(frame.planes)):
+            _, host, gpu = self._slots[slot][number]
             if self._mode == "copy":
-                _start_copy(gpu, plane if locked else host, self._stream)
+                _start_copy(gpu, host, self._stream)
             elif self._mode == "managed":
                 runtime = device.cupy().cuda.runtime
                 runtime.memPrefetchAsync(gpu.data.ptr, host.nbytes, runtime.getDevice(), self._stream.ptr)
@@ -103,6 +119,17 @@ class Staging:
             self._uploaded[slot] = facts, there
         return there
 
+    def _buffer(self, slot: int, number: int, plane: Any) -> "_PlaneBuffer":
+        """The buffer of a plane, made or made larger where necessary."""
+        buffer = self._slots[slot].get(number)
+        if buffer is None or (buffer.host.shape, buffer.host.dtype) != (plane.shape, plane.dtype):
+            if buffer is None or buffer.memory[0].nbytes < plane.nbytes:
+                self._slots[slot].pop(number, None)
+                memory = self._memory(plane.nbytes)
+                buffer = _PlaneBuffer(memory, *memory)
+            self._slots[slot][number] = buffer = buffer.shaped_like(plane)
+        return buffer
+
     def _memory(self, size: int) -> tuple[NDArray[np.uint8], Any]:
         """A buffer of `size` bytes, as the host writes it and as the GPU reads it."""
         cp = device.cupy()
@@ -115,54 +142,6 @@ class Staging:
             raise device.translate_cuda_error(error, f"allocate a plane of {size / 1e6:.1f} MB") from error
         host_bytes: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
         return np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
-
-
-MAX_LOCKED = 1e9
-"""Bytes of page-locked memory that the frames of a `PageLocker` hold at most."""
-
-
-class PageLocker:
-    """Copies frames into page-locked memory, from which the GPU copies them, in the threads that bring them.
-
-    Args:
-        gpu: number of the GPU.
-    """
-
-    def __init__(self, gpu: int) -> None:
-        self._gpu, self._held, self._lock = gpu, 0, threading.RLock()  # a frame may be collected while it is held
-
-    def __call__(self, frame: Frame) -> Frame:
-        """The frame in page-locked memory, which it holds as long as it is referenced. One on a GPU, or for which there
-        is no room, is returned as is. The caller may overwrite the planes of the first one afterwards."""
-        sizes = [plane.nbytes for plane in frame.planes]
-        if is_cuda(frame) or self._held + sum(sizes) > MAX_LOCKED:
-            return frame
-        cp = device.cupy()
-        try:
-            with cp.cuda.Device(self._gpu):
-                memory = [cp.cuda.alloc_pinned_memory(size) for size in sizes]
-        except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError):
-            return frame
-        planes = []
-        for plane, room in zip(frame.planes, memory, strict=True):
-            planes.append(np.frombuffer(room, plane.dtype, plane.size).reshape(plane.shape))
-            np.copyto(planes[-1], plane)
-        return frame.replace_unchecked(planes=tuple(planes), owner=PageLocked(self, sum(sizes)))
-
-    def hold(self, size: int) -> None:
-        with self._lock:
-            self._held += size
-
-
-class PageLocked:
-    """The owner of a frame in page-locked memory."""
-
-    def __init__(self, locker: PageLocker, size: int) -> None:
-        self._locker, self._size = locker, size
-        locker.hold(size)
-
-    def __del__(self) -> None:
-        self._locker.hold(-self._size)
 
 
 def _start_copy(to: Any, host: NDArray[Any], stream: Any) -> None:

@@ -1,0 +1,1 @@
+"""Copies of many arrays on the host at the same time."""

@@ -1,5 +1,6 @@
 """Costs: how long a batch of each size takes, learnt from the batches that have run."""
 
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -33,9 +34,9 @@ class Costs:
     def __init__(self, sizes: Iterable[int], seconds: Mapping[int, float] | None = None) -> None:
         self.sizes = sorted(set(sizes))
         self._known = dict(seconds or {})
-        self._ratios: deque[float] = deque(maxlen=WINDOW)
-        """Measured time of the latest batches, as a share of what was expected."""
-        self._margin, self._learnt = UNKNOWN, 0
+        self._latest: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        """Measured time of the latest batches, as a share of what was expected, and the seconds beyond it."""
+        self._share, self._slack, self._learnt = UNKNOWN, math.inf, 0
         self.best = self.choose(self.sizes[-1])
 
     def fit(self, count: int) -> int:
@@ -49,8 +50,10 @@ class Costs:
         return self._known.get(known or min(self._known, default=0), 0.0)
 
     def bound(self, size: int) -> float:
-        """Nearly all batches of this size take no longer."""
-        return self._margin * self.seconds(size)
+        """Nearly all batches of this size take no longer. A busy machine makes a batch longer by a share; a thread that
+        waits for its turn makes any batch longer by the same time, which is a large share of a small one."""
+        expected = self.seconds(size)
+        return min(self._share * expected, expected + self._slack)
 
     def choose(self, waiting: int) -> int:
         """The best size for so many requests: the smallest whose throughput is about the highest."""
@@ -69,13 +72,13 @@ class Costs:
         if expected is None:
             self._known[size] = seconds
         else:
-            self._ratios.append(seconds / max(1e-9, expected))
+            self._latest.append((seconds / max(1e-9, expected), seconds - expected))
             self._known[size] = expected + LEARNING * (min(seconds, 2 * expected) - expected)  # an outlier is no trend
         self._learnt += 1
         if expected is None or self._learnt % REFRESH == 0:
-            if len(self._ratios) >= REFRESH:
-                ratios = sorted(self._ratios)
-                self._margin = max(1.0, ratios[int(SURE * (len(ratios) - 1))])
+            if (many := len(self._latest)) >= REFRESH:
+                shares, beyond = (sorted(column)[int(SURE * (many - 1))] for column in zip(*self._latest, strict=True))
+                self._share, self._slack = max(1.0, shares), max(0.0, beyond)
             self.best = self.choose(self.sizes[-1])
 
     def table(self) -> dict[int, float]:

@@ -9,7 +9,7 @@ Title: what is cut
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -100,23 +100,26 @@ class SegmentedSource:
         try:
             while taken is not None and not closed.is_set():
                 number, begin, end = taken
-                frames, segment = 0, video.between(begin, end, closed)
-                with closing(segment):
-                    while not ended:
-                        try:
-                            frame = next(segment)
-                        except StopIteration as stopped:
-                            ended = stopped.value
-                            break
-                        yield frame.replace_unchecked(connection=number)
-                        frames += 1
-                self.counts[number] = frames
+                ended = yield from self._segment(number, video.between(begin, end, closed))
                 taken = self._next()
         finally:
             video.note_counts(ended, whole=False)
             video.close()
             with self._lock:
                 self._merge(video.info)
+
+    def _segment(self, number: int, frames: Generator[Frame, None, bool]) -> Generator[Frame, None, bool]:
+        """The frames of a segment, counted; returns whether the file has ended."""
+        passed = 0
+        with closing(frames):
+            while True:
+                try:
+                    frame = next(frames)
+                except StopIteration as stopped:
+                    self.counts[number] = passed
+                    return bool(stopped.value)
+                yield frame.replace_unchecked(connection=number)
+                passed += 1
 
     def _merge(self, info: SourceInfo) -> None:
         if info is self.info:

@@ -131,11 +131,10 @@ class CapturedBatch:
         """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0."""
         before, self._placed = self._placed, []
         views = list(placements) if frames[0].joined == len(frames) else []
-        if len(frames) > 1:
-            new = [slot for slot, frame in enumerate(frames) if not slot or frame.planes is not frames[slot - 1].planes]
-            self._staging.write([(slot, frames[slot]) for slot in new])
+        new = [slot for slot, frame in enumerate(frames) if not slot or frame.planes is not frames[slot - 1].planes]
+        self._staging.write([(slot, frames[slot]) for slot in new])
         for slot, (frame, placement) in enumerate(zip(frames, placements, strict=True)):
-            if not slot or frame.planes is not frames[slot - 1].planes:  # otherwise another view of the same frame
+            if slot in new:  # otherwise another view of the same frame
                 there = self._staging.upload(slot, frame)
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +21,7 @@ from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
-from framefuse.prediction import Result
+from framefuse.prediction import Detections, Result
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import runners
 from framefuse.runtime.batcher import Batcher
@@ -448,6 +448,20 @@ def test_a_batcher_of_a_model_on_a_gpu(gpu: Gpu, segmenter: Card, monkeypatch: p
         assert (one.masks.class_id == other.masks.class_id).mean() > 0.999
 
 
+def on_both(
+    answer: Callable[[int, int, int], list[np.ndarray[Any, Any]]], card: Card, spec: Preprocess, selection: Selection
+) -> tuple[HostProgram, CudaProgram]:
+    """Programs of two rows on the host and on the GPU whose model gives the same answers."""
+    host = HostProgram(NullEngine(lambda pixels: answer(2, *pixels.shape[2:])), card, spec, selection, batch=2)
+    return host, CudaProgram(CudaNullEngine(answer), card, spec, selection, batch=2)
+
+
+def found_by_both(host: Program, program: Program, frames: Sequence[Frame]) -> Iterator[tuple[Detections, Detections]]:
+    """What the GPU and the host find in each frame."""
+    for expected, found in zip(run(host, frames, 2), run(program, frames, 2), strict=True):
+        yield found.result.detections, expected.result.detections
+
+
 def posed(layout: str, extra: int, batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
     """As `overlapping`, each anchor with `extra` more values."""
     random = np.random.default_rng(8)
@@ -476,12 +490,10 @@ def test_keypoints_are_those_of_the_host(gpu: Gpu, tmp_path: Path, layout: Any, 
             (found if layout != "yolov8" else found.transpose(0, 2, 1))[1, :, -1] = np.nan
         return [found]
 
-    host = HostProgram(NullEngine(lambda pixels: answer(2, *pixels.shape[2:])), card, spec, selection, batch=2)
-    program = CudaProgram(CudaNullEngine(answer), card, spec, selection, batch=2)
+    host, program = on_both(answer, card, spec, selection)
     frames = [*pictures(4), *pictures(1, 50, 70)]
     for part in (frames[:2], frames[2:4], frames[4:]):
-        for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
-            here, there = found.result.detections, expected.result.detections
+        for here, there in found_by_both(host, program, part):
             assert 5 < len(here) == len(there)
             np.testing.assert_allclose(here.xyxy, there.xyxy, atol=1e-3)
             assert here.keypoints is not None and there.keypoints is not None
@@ -514,12 +526,10 @@ def test_instance_masks_are_those_of_the_host(
         rows[..., -4:] = random.normal(size=rows[..., -4:].shape)
         return [found, random.normal(size=(batch, 4, height // 4, width // 4)).astype(np.float32)]
 
-    host = HostProgram(NullEngine(lambda pixels: answer(2, *pixels.shape[2:])), card, spec, selection, batch=2)
-    program = CudaProgram(CudaNullEngine(answer), card, spec, selection, batch=2)
+    host, program = on_both(answer, card, spec, selection)
     frames = [*pictures(3), *pictures(1, 50, 70)]
     for part in (frames[:2], frames[2:3], frames[3:]):
-        for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
-            here, there = found.result.detections, expected.result.detections
+        for here, there in found_by_both(host, program, part):
             assert 3 < len(here) == len(there)
             assert here.mask is not None and there.mask is not None
             assert here.mask.shape == (len(here), part[0].height, part[0].width)
@@ -543,8 +553,7 @@ def test_oriented_boxes_are_those_of_the_host(gpu: Gpu, tmp_path: Path, layout: 
         return [found]
 
     for _ in range(2):
-        host = HostProgram(NullEngine(lambda pixels: answer(2, *pixels.shape[2:])), card, spec, selection, batch=2)
-        program = CudaProgram(CudaNullEngine(answer), card, spec, selection, batch=2)
+        host, program = on_both(answer, card, spec, selection)
         frames = [*pictures(4), *pictures(1, 50, 70)]
         if broken:
             for runner in (host, program):
@@ -553,8 +562,7 @@ def test_oriented_boxes_are_those_of_the_host(gpu: Gpu, tmp_path: Path, layout: 
                 runner.close()
             continue
         for part in (frames[:2], frames[2:4], frames[4:]):
-            for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
-                here, there = found.result.detections, expected.result.detections
+            for here, there in found_by_both(host, program, part):
                 assert 5 < len(here) == len(there)
                 assert here.xywhr is not None and there.xywhr is not None
                 np.testing.assert_allclose(here.xywhr, there.xywhr, atol=1e-3)

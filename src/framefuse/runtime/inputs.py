@@ -178,8 +178,7 @@ class Inputs:
         """Count a frame that is not processed, and release what it holds."""
         if frame is not None and frame.lease is not None:
             frame.lease.release()
-        drops = self.info_of(source_id).drops
-        drops[cause] = drops.get(cause, 0) + 1
+        self.info_of(source_id).drop(cause)
 
     def close(self) -> None:
         for source in list(self.sources):

@@ -389,7 +389,7 @@ class _Chain:
                 for text in source.info.notes:
                     self._info.note(f"{source.info.uri}: {text}")
                 for cause, count in source.info.drops.items():
-                    self._info.drops[cause] = self._info.drops.get(cause, 0) + count
+                    self._info.drop(cause, count)
             if not closed.is_set():
                 self.open_next()
         if self._alone and not delivered and self.failures and not closed.is_set():
@@ -412,7 +412,7 @@ class _Chain:
             raise error
         message = error.message if isinstance(error, FramefuseError) else redact(f"{type(error).__name__}: {error}")
         self.failures.append(message)
-        self._info.drops["unreadable"] = self._info.drops.get("unreadable", 0) + 1
+        self._info.drop("unreadable")
         self._info.note(f"{name} skipped: {message}")
         return message
 

@@ -304,7 +304,7 @@ class Video:
         return HostDecoder(self.stream, self.options, self.info.note)
 
     def _damaged(self, error: av.FFmpegError) -> None:
-        self.info.drops["corrupt"] = self.info.drops.get("corrupt", 0) + 1
+        self.info.drop("corrupt")
         self.reason = str(error.strerror)
 
     def _timed(self, frames: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:

@@ -379,7 +379,7 @@ def _decoded_frames(
             continue
         except av.error.InvalidDataError:
             # The first JPEG of many webcams is truncated.
-            info.drops["corrupt"] = info.drops.get("corrupt", 0) + 1
+            info.drop("corrupt")
             continue
         except (StopIteration, av.FFmpegError) as error:
             raise StreamError(f"camera {info.uri} was disconnected: {error or 'end of data'}") from error

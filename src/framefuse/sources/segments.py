@@ -127,7 +127,7 @@ class SegmentedSource:
         for text in info.notes:
             self.info.note(text)
         for cause, number in info.drops.items():
-            self.info.drops[cause] = self.info.drops.get(cause, 0) + number
+            self.info.drop(cause, number)
         self.info.copied += info.copied
 
     def close(self) -> None:

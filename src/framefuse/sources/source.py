@@ -157,6 +157,10 @@ class SourceInfo:
         if text not in self.notes:
             self.notes.append(text)
 
+    def drop(self, cause: str, count: int = 1) -> None:
+        """Count frames that are not delivered."""
+        self.drops[cause] = self.drops.get(cause, 0) + count
+
     def unit_of(self, source_id: str) -> str:
         """What has outputs and tracks of its own: the file or address of a frame; all images of a source are one."""
         return self.uri if self.kind == "images" else source_id

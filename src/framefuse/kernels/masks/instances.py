@@ -459,15 +459,14 @@ def packed_runs(
     size: Size,
     *,
     content: Region | None = None,
-    crop: Crop = "image",
     count: Any,
     capacity: int,
     packed: Any,
     counts: Any,
     workspace: Workspace,
-    stream: int | None = None,
 ) -> None:
-    """On a GPU: the run lengths of `instance_runs` behind each other, so that few bytes have to be copied to the host.
+    """On a GPU, CuPy's current stream: the run lengths of `instance_runs`, cropped in the image, behind each other, so
+    that few bytes have to be copied to the host.
 
     Args:
         count: (1,) int32: valid instances, which come first.
@@ -478,8 +477,7 @@ def packed_runs(
     Raises:
         UsageError: an array has the wrong shape or dtype.
     """
-    with on(True, stream):
-        request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
-        positions = _instance_positions(request, capacity, workspace)
-        places = {"valid_address": count, "packed_address": packed, "runs_address": counts, "room": packed.size}
-        kernel.launch("pack_runs", **positions, **places)
+    request = _Request.of(prototypes, coefficients, boxes, size, content, "image", count)
+    positions = _instance_positions(request, capacity, workspace)
+    places = {"valid_address": count, "packed_address": packed, "runs_address": counts, "room": packed.size}
+    kernel.launch("pack_runs", **positions, **places)

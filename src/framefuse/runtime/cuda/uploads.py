@@ -65,41 +65,31 @@ class Staging:
         self._uploaded: list[tuple[tuple[Any, ...], Frame | None]] = [((), None)] * slots
         """What `upload` returned last."""
         self._stream, self._ledger, self._mode = stream, ledger, mode
-        self._written: set[int] = set()
-        """Slots whose buffers hold a frame that was not uploaded yet."""
         self._threads: ThreadPoolExecutor | None = None
 
     def write(self, frames: Sequence[tuple[int, Frame]]) -> None:
-        """Copy frames, each with its slot, into the buffers of the host, several at the same time. `upload` follows.
+        """Copy frames in host memory, each with its slot, into buffers there, several at the same time. `upload`
+        follows, and the caller may then overwrite the frames.
 
         Raises:
             GpuMemoryError: there is no room for the planes of one.
         """
-        frames = [(slot, frame) for slot, frame in frames if not is_cuda(frame)]
         sources, targets = list[Any](), list[Any]()
         for slot, frame in frames:
-            for number, plane in enumerate(frame.planes):
+            for number, plane in enumerate(() if is_cuda(frame) else frame.planes):
                 sources.append(plane)
                 targets.append(self._buffer(slot, number, plane).host)
         if len(sources) > 1 and self._threads is None:
             self._threads = ThreadPoolExecutor(PARALLEL - 1, "ff-upload")
-        copy_all(sources, targets, threads=self._threads)
-        self._written.update(slot for slot, _ in frames)
+        if sources:
+            copy_all(sources, targets, threads=self._threads)
 
     def upload(self, slot: int, frame: Frame) -> Frame:
-        """The frame as the GPU reads it, valid until the next upload to the slot. A frame on the GPU is returned as is.
-        Only planes, format, colours and rotation are those of the frame.
-
-        The caller may overwrite the host frame afterwards.
-
-        Raises:
-            GpuMemoryError: there is no room for its planes.
+        """The frame that `write` put into a slot, as the GPU reads it, valid until the next upload to the slot. One
+        that is on the GPU is returned as is. Only planes, format, colours and rotation are those of the frame.
         """
         if is_cuda(frame):
             return frame
-        if slot not in self._written:
-            self.write([(slot, frame)])
-        self._written.discard(slot)
         planes = []
         for number in range(len(frame.planes)):
             _, host, gpu = self._slots[slot][number]

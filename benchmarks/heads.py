@@ -32,8 +32,8 @@ from benchmarks.clips import CACHE, STREET, clip
 from benchmarks.cpu.end_to_end import run_peer
 from benchmarks.protocol import RECORDS, ROOT, measure, save
 from framefuse import Pipeline
+from framefuse.common.keypoints import COCO_SKELETON
 from framefuse.frame import PIXEL_FORMATS
-from framefuse.models.card import COCO_SKELETON
 from framefuse.postprocess import BoxCheck
 from framefuse.postprocess.heads import Heads
 from framefuse.prediction import Detections

@@ -372,3 +372,55 @@ def test_pace_and_schedule_are_in_the_address() -> None:
 def test_pace_and_schedule_out_of_range(bad: str) -> None:
     with pytest.raises(UsageError, match=bad.partition("=")[0]):
         World.parse(STREET + "&" + bad)
+
+
+@pytest.mark.parametrize("uri", [STREET, BODIES])
+def test_keypoints_are_where_people_are(uri: str) -> None:
+    world = World.parse(uri)
+    seen = 0
+    for frame in range(0, world.frames, world.frames // 12):
+        truth = world[frame].truth
+        for row, points in enumerate(truth.keypoints):
+            x, y, v = points.T
+            assert set(v) <= {0, 1, 2} and not points[v == 0].any()
+            inside = points[v == 2].astype(int)
+            assert (truth.instances[inside[:, 1], inside[:, 0]] == row + 1).all()
+            hidden = points[v == 1].astype(int)
+            assert (truth.instances[hidden[:, 1], hidden[:, 0]] != row + 1).all()
+            if truth.class_id[row] != 0:
+                assert not v.any()
+            elif v.all():
+                seen += 1
+                assert y[5] < y[11] < y[15]  # shoulder, hip and ankle, downwards
+    assert seen > 3
+
+
+def test_left_stays_left_in_a_mirrored_track() -> None:
+    """Seen from the front, a person's left shoulder is on the right of the image, and the two hips are near each
+    other; both eyes see the same."""
+    world, orders = World.parse(BODIES), set()
+    for frame in range(0, world.frames, 20):
+        truth = world[frame].truth
+        for number in set(truth.track_id.tolist()):
+            rows = np.flatnonzero(truth.track_id == number)
+            order = [np.sign(truth.keypoints[row, 5, 0] - truth.keypoints[row, 6, 0]) for row in rows
+                     if truth.keypoints[row, [5, 6], 2].all()]  # fmt: skip
+            assert len(set(order)) <= 1
+            orders |= set(order)
+    assert orders == {-1, 1}  # some look towards the camera, some away
+
+
+def test_oriented_boxes_are_the_smallest_rectangles() -> None:
+    cv2 = pytest.importorskip("cv2")
+    truth = World.parse(STREET)[455].truth
+    assert len(truth.boxes) > 10
+    for row, corners in enumerate(truth.corners.astype(float)):
+        y, x = np.nonzero(truth.instances == row + 1)
+        pixels = np.concatenate([np.stack([x + i, y + j], 1) for i in (0, 1) for j in (0, 1)]).astype(np.float32)
+        sides = np.roll(corners, -1, 0) - corners
+        lengths = np.hypot(*sides.T)
+        assert abs((sides[0] * sides[1]).sum()) < 1e-2 * lengths.prod() ** 0.5
+        ours, theirs = lengths[0] * lengths[1], float(np.prod(cv2.minAreaRect(pixels)[1]))
+        assert ours <= theirs * 1.001 + 0.01
+        normals = np.stack([-sides[:, 1], sides[:, 0]], 1) / lengths[:, None]
+        assert ((pixels[:, None] - corners) * normals).sum(-1).min() > -0.01  # every pixel is inside

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from framefuse.common.keypoints import COCO_KEYPOINTS, COCO_SKELETON
 from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
 from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
@@ -32,16 +33,6 @@ CALIBRATION_KEY = "framefuse.calibration"
 INPUT_DTYPES = ("float32", "float16", "uint8")
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 """Means and standard deviations of ImageNet, in grey levels."""
-COCO_KEYPOINTS = (
-    *("nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow"),
-    *("right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle"),
-    "right_ankle",
-)
-COCO_SKELETON = (
-    *((15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9), (8, 10)),
-    *((1, 2), (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6)),
-)
-"""Of people, as annotated in COCO: the default for 17 keypoints."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.keypoints import COCO_KEYPOINTS, COCO_SKELETON
 from framefuse.world.address import write
-from framefuse.world.truth import Snapshot
+from framefuse.world.truth import Snapshot, Truth
 from framefuse.world.world import World
 
 
@@ -19,7 +20,8 @@ class CocoTruth:
     """Writes a COCO instances file. Category ids are class ids + 1, as many tools read 0 as no object. In addition to
     COCO's keys, annotations have `track_id` and `visibility`, images `frame`, `seconds` and `complexity`. Objects in
     `Truth.ignored` have `iscrowd` 1, so that evaluation counts them neither as missed nor as false detections.
-    Segmentations are uncompressed RLE. In the scene bodies, each person is followed by its parts, as categories whose
+    Segmentations are uncompressed RLE; people have COCO's keypoints; `obb` has the corners of the oriented box. In the
+    scene bodies, each person is followed by its parts, as categories whose
     `supercategory` is person.
 
     The file is complete after `close`; a frame that was not added has no image row. If the disk is full, `close` drops
@@ -31,7 +33,9 @@ class CocoTruth:
         self._images: list[str] = []
         self._count = 0
         info = {"description": write(world), "synthetic_version": world.version, "year": 2026}
+        categories: list[dict[str, Any]]
         categories = [{"id": number + 1, "name": name} for number, name in world.object_names.items()]
+        categories[0] |= {"keypoints": COCO_KEYPOINTS, "skeleton": [(a + 1, b + 1) for a, b in COCO_SKELETON]}
         if world.scene == "bodies":
             whole = categories[0]["name"]
             parts = [(number, name) for number, name in world.names.items() if number]
@@ -88,17 +92,31 @@ class CocoTruth:
 def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
     """COCO annotations of one frame, without `id` and `image_id`; with `parts`, each object is followed by its own."""
     truth = snapshot.truth
+    shapes = shapes_of(truth)
     for row, (x1, y1, x2, y2) in enumerate(truth.boxes.astype(int).tolist()):
         window = slice(y1, y2), slice(x1, x2)
         seen = truth.instances[window] == row + 1
-        facts = {"iscrowd": int(truth.ignored[row]), "track_id": int(truth.track_id[row])}
+        facts: dict[str, Any] = {"iscrowd": int(truth.ignored[row]), "track_id": int(truth.track_id[row])}
+        visibility = round(float(truth.visibility[row]), 4)
         own, outline = int(truth.class_id[row]) + 1, _outline(seen, (x1, y1), truth.instances.shape)
-        yield {"category_id": own, **outline, **facts, "visibility": round(float(truth.visibility[row]), 4)}
+        yield {"category_id": own, **outline, **shapes[row], **facts, "visibility": visibility}
         if parts:
             shown = np.where(seen, truth.class_mask[window], 0)
             for part in np.unique(shown[shown > 0]).tolist():
                 outline = _outline(shown == part, (x1, y1), truth.instances.shape)
                 yield {"category_id": part + 1, **outline, **facts}
+
+
+def shapes_of(truth: Truth) -> list[dict[str, Any]]:
+    """Of each object, what an annotation says besides box and mask: `obb`, a polygon; of people `keypoints` (x, y, v of
+    each) and `num_keypoints`."""
+    outlines = truth.corners.astype(float).reshape(-1, 8).round(2).tolist()
+    shapes: list[dict[str, Any]] = [{"obb": [outline]} for outline in outlines]
+    for row in np.flatnonzero(truth.class_id == 0):
+        points = truth.keypoints[row].astype(float)
+        count = int(np.count_nonzero(points[:, 2]))
+        shapes[row] |= {"keypoints": points.ravel().round(2).tolist(), "num_keypoints": count}
+    return shapes
 
 
 def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:

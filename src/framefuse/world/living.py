@@ -48,6 +48,7 @@ class Person(Figure):
         rise = 0.012 * self.gait * math.cos(2 * beat)
         back = self.lean * (neck - hip)
         strokes: list[Stroke] = []
+        joints: list[list[Solid]] = []
         thick = self.stout
 
         def bone(ink: int, a: Solid, b: Solid, wide: float, narrow: float, part: int) -> None:
@@ -78,10 +79,15 @@ class Person(Figure):
                 wrist = _swung(elbow, 0.16, -0.8 * swing + 0.25 + 0.8 * self.gait, sign * 0.05)
             bone(Ink.MAIN_DARK, arm, elbow, 0.038, 0.033, UPPER_ARM)
             bone(Ink.MAIN_DARK if self.sleeves else Ink.SKIN, elbow, wrist, 0.034, 0.029, LOWER_ARM)
-        self._torso(out, strokes, hip + rise, neck + rise, back)
+            joints.append([arm, elbow, wrist, top, knee, ankle])
+        head = self._torso(out, strokes, hip + rise, neck + rise, back)
+        left, right = joints[1], joints[0]
+        out.keypoints = self._face(head)
+        out.keypoints += [out.see(joint) for pair in zip(left, right, strict=True) for joint in pair]
 
-    def _torso(self, out: Sketch, strokes: list[Stroke], hip: float, neck: float, back: float) -> None:
-        """Draw the strokes behind the torso, the torso and the head, then the strokes in front of it."""
+    def _torso(self, out: Sketch, strokes: list[Stroke], hip: float, neck: float, back: float) -> Point:
+        """Draw the strokes behind the torso, the torso and the head, then the strokes in front of it; returns the
+        centre of the head."""
         strokes.sort(key=lambda stroke: -stroke[0])
         in_front = [stroke for stroke in strokes if stroke[0] <= 0 and stroke[-1] in (UPPER_ARM, LOWER_ARM)]
         for stroke in strokes:
@@ -104,9 +110,17 @@ class Person(Figure):
         out.flat(Ink.MAIN, shape, TORSO)
         if self.dress == 3:
             out.flat(Ink.THIRD, rectangle(hip_x - waist, hip_y, hip_x + waist, hip_y + 0.035), TORSO)
-        self._head(out, (neck_x + 0.2 * back, neck_y + self.head * 0.95))
+        head = neck_x + 0.2 * back, neck_y + self.head * 0.95
+        self._head(out, head)
         for stroke in in_front:
             out.bone(*stroke[1:])
+        return head
+
+    def _face(self, head: Point) -> list[Point]:
+        """Nose, eyes and ears, the left before the right."""
+        solid = (0.8, -0.1, 0.0), (0.5, 0.08, 0.32), (0.5, 0.08, -0.32), (0.0, 0.0, 0.8), (0.0, 0.0, -0.8)
+        cos, sin = math.cos(self.yaw) * self.head, math.sin(self.yaw) * self.head
+        return [(head[0] + forward * cos + side * sin, head[1] + up * self.head) for forward, up, side in solid]
 
     def _head(self, out: Sketch, centre: tuple[float, float]) -> None:
         x, y = centre

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
+from framefuse.common.keypoints import COCO_KEYPOINTS
 from framefuse.world.address import WorldSpec
 from framefuse.world.chance import BANK, Chance, Split, colour, texture
 from framefuse.world.sketch import Sketch, Stamp
@@ -27,6 +28,8 @@ MARGIN = 0.08
 NOISE_ROOM = 64
 """Pixels by which the noise image is larger than the frame; each frame uses another window of it."""
 SHADOW = 64
+MIRRORED = [0, *(number for left in range(1, len(COCO_KEYPOINTS), 2) for number in (left + 1, left))]
+"""Positions of keypoints after swapping left and right."""
 
 
 class Stage:
@@ -61,6 +64,8 @@ class Drawn(NamedTuple):
     """Number of pixels of the whole object, including hidden ones and those outside the image."""
     window: tuple[slice, slice]
     """Rows and columns of the image that it covers."""
+    keypoints: NDArray[np.float32]
+    """(17, 3) as in Truth; x and y also outside the image, visible unless outside."""
 
 
 def render(stage: Stage, index: int) -> Snapshot:
@@ -114,7 +119,9 @@ class _Frame:
             decoy = track.class_id == DECOY
             window = self._claim(stamp, eye, 0 if decoy else len(self.drawn) + 1, track.class_id + 1, shift * unit)
             if not decoy:
-                self.drawn.append(Drawn(track, stamp.pixels, window))
+                points = _keypoints(sketch, size, (x, y), track.span < 0, stage.size)
+                points[:, 0] += eye * width
+                self.drawn.append(Drawn(track, stamp.pixels, window, points))
         self.canvas.paste(canvas, (eye * width, 0))
 
     def _claim(self, stamp: Stamp, eye: int, number: int, class_number: int, disparity: float) -> tuple[slice, slice]:
@@ -133,6 +140,7 @@ class _Frame:
 
     def truth(self) -> Truth:
         seen: list[tuple[Drawn, int, tuple[int, int, int, int]]] = []
+        points = np.zeros((len(self.drawn), len(COCO_KEYPOINTS), 3), np.float32)
         rows = np.zeros(len(self.drawn) + 1, np.uint16)
         for number, item in enumerate(self.drawn, 1):
             found = self.instances[item.window] == number
@@ -140,6 +148,7 @@ class _Frame:
                 x, y = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
                 top, left = item.window[0].start, item.window[1].start
                 box = left + int(x[0]), top + int(y[0]), left + int(x[-1]) + 1, top + int(y[-1]) + 1
+                points[len(seen)] = self._seen(item.keypoints, number)
                 seen.append((item, pixels, box))
                 rows[number] = len(seen)
         return Truth(
@@ -150,8 +159,30 @@ class _Frame:
             instances=self.instances if len(seen) == len(self.drawn) else rows.take(self.instances),
             class_mask=self.classes,
             complexity=self.stage.scene.complexity_of(self.tracks),
+            keypoints=points[: len(seen)],
             disparity=self.disparity,
         )
+
+    def _seen(self, points: NDArray[np.float32], number: int) -> NDArray[np.float32]:
+        """Keypoints of a drawn object as in Truth: those behind other objects marked as hidden."""
+        shown = points.copy()
+        inside = np.flatnonzero(points[:, 2])
+        x, y = points[inside, 0].astype(int), points[inside, 1].astype(int)
+        shown[inside[self.instances[y, x] != number], 2] = 1
+        shown[points[:, 2] == 0] = 0
+        return shown
+
+
+def _keypoints(
+    sketch: Sketch, size: float, at: tuple[float, float], mirror: bool, view: tuple[int, int]
+) -> NDArray[np.float32]:
+    """(17, 3) of a person as in Truth, visible unless outside the view; zeros for other figures."""
+    found = np.zeros((len(COCO_KEYPOINTS), 3), np.float32)
+    if sketch.keypoints:
+        places = np.array(sketch.keypoints) * ((-size if mirror else size), -size) + at
+        found[:, :2] = places[MIRRORED] if mirror else places
+        found[:, 2] = 2 * ((found[:, :2] >= 0) & (found[:, :2] < view)).all(1)
+    return found
 
 
 def _shade(stage: Stage, canvas: Image.Image, track: Track, x: float, y: float, size: float) -> None:

@@ -54,6 +54,8 @@ class Sketch:
 
     def __init__(self, yaw: float, elevation: float) -> None:
         self.polygons: list[tuple[int, list[Point]]] = []
+        self.keypoints: list[Point] = []
+        """Of a person, in the order of COCO_KEYPOINTS; empty for other figures."""
         self._cos, self._sin = math.cos(yaw), math.sin(yaw)
         self._up, self._deep = math.cos(elevation), math.sin(elevation)
 

@@ -122,9 +122,10 @@ class Objects:
         self.names, self.notes = self._classes.names, self._classes.notes
         self._tracked, names = bool(settings.track), self.names
         shapes: dict[str, Shape] = {"segment": "segm", "pose": "keypoints", "obb": "segm"}
-        boxes = BoxCounter(names, max_det=settings.max_det, shape=shapes.get(card.task))
+        oriented = card.task == "obb"
+        boxes = BoxCounter(names, max_det=settings.max_det, shape=shapes.get(card.task), oriented=oriented)
         self._counter: Any = TrackCounter(names) if self._tracked else boxes
-        if card.task == "obb":
+        if oriented:
             self.notes.append("boxes are the upright ones around oriented ones, which count by the pixels inside")
         self.scores: Callable[[], BoxScores | TrackScores] = self._counter.scores
 

@@ -32,7 +32,7 @@ NAMED = 3
 """Examples in a message."""
 MOST_MASKED = 254
 """Maximum number of categories in a mask of bytes."""
-SHAPES = "segmentation", "keypoints", "num_keypoints"
+SHAPES = "segmentation", "keypoints", "num_keypoints", "obb"
 REPORT = "report.json"
 """Marks the output folder of a run."""
 

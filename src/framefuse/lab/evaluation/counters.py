@@ -41,10 +41,13 @@ class BoxCounter:
 
     Args:
         shape: what else is scored, as COCO calls it; it is not if the data do not have it.
+        oriented: detections are oriented boxes, so the truth's `obb`, where it has one, is its outline.
     """
 
-    def __init__(self, names: Sequence[str], *, max_det: int, shape: Shape | None = None) -> None:
-        self._shape = shape
+    def __init__(
+        self, names: Sequence[str], *, max_det: int, shape: Shape | None = None, oriented: bool = False
+    ) -> None:
+        self._shape, self._oriented = shape, oriented
         self._sizes: list[tuple[int, int]] = []
         self._coco = needed("faster_coco_eval")
         self._names = list(names)
@@ -66,6 +69,8 @@ class BoxCounter:
         truth = _xywh(labels.xyxy), labels.area.tolist(), labels.crowd.tolist(), labels.class_id.tolist()
         for box, area, crowd, number, shape in zip(*truth, shapes, strict=True):
             record = {"id": len(self._truth) + 1, "image_id": image, "category_id": number, "iscrowd": int(crowd)}
+            if self._oriented and "obb" in shape:
+                shape = {"segmentation": shape["obb"]}
             self._truth.append({**record, "bbox": box, "area": area, **shape})
         rows = _xywh(found.xyxy), found.confidence.tolist(), found.class_id.tolist()
         masks = found.segmentations() if self._shape == "segm" else [[]] * len(found)

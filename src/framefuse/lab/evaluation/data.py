@@ -31,6 +31,7 @@ from framefuse.sources.ffmpeg import wrap
 from framefuse.sources.images import open_images, to_video
 from framefuse.sources.source import Frames, PullSource
 from framefuse.world import Truth, World
+from framefuse.world.coco import shapes_of
 
 INI = "seqinfo.ini"
 COUNTED = 1, -1
@@ -253,7 +254,7 @@ def open_world(uri: str) -> Dataset:
         truth = truths.pop(key, None) or world[int(key)].truth
         boxes = truth.boxes.astype(np.float64)
         area = np.bincount(truth.instances.ravel(), minlength=len(boxes) + 1)[1:].astype(np.float64)
-        facts = (lambda: truth.class_mask), truth.complexity, truth.track_id, partial(_masks, truth)
+        facts = (lambda: truth.class_mask), truth.complexity, truth.track_id, partial(_shapes, truth)
         return Labels(boxes, truth.class_id, truth.ignored, area, world.size, *facts)
 
     groups = {"person": range(1, len(world.names))} if world.scene == "bodies" else {}
@@ -262,8 +263,8 @@ def open_world(uri: str) -> Dataset:
     return Dataset(uri, world.object_names, frames, opened, key_of, labels, mask_names=names, mask_groups=groups)
 
 
-def _masks(truth: Truth) -> list[dict[str, Any]]:
-    """The mask of each object of the synthetic world."""
+def _shapes(truth: Truth) -> list[dict[str, Any]]:
+    """Masks, keypoints and oriented boxes of the objects of the synthetic world."""
     found = mask_runs(truth.instances == np.arange(1, len(truth.boxes) + 1)[:, None, None])
     assert isinstance(found, Runs)
-    return [{"segmentation": mask} for mask in found.to_json()]
+    return [{"segmentation": mask, **shape} for mask, shape in zip(found.to_json(), shapes_of(truth), strict=True)]

@@ -6,12 +6,13 @@ A batch depends on its seed only, so a resumed run sees the same batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from framefuse.common.keypoints import MIRRORED
 from training.data import Frames
 from training.losses import Objects
 from training.rendering import IGNORED, NONE
@@ -42,11 +43,13 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Batch:
-    """Images (b, 3, h, w) float32 in 0..1, objects, and class masks (b, h, w) int64 if the frames have them."""
+    """Images (b, 3, h, w) float32 in 0..1, objects, and masks (b, h, w) int64 if the frames have them."""
 
     images: Tensor
     objects: Objects
     masks: Tensor | None
+    keypoints: Tensor | None = None
+    """(b, m, 17, 3) x, y, v; a batch of mosaics has none."""
 
 
 def look(frames: Frames, rows: Tensor, scale: Tensor, offset: Tensor, size: tuple[int, int]) -> Batch:
@@ -75,7 +78,13 @@ def look(frames: Frames, rows: Tensor, scale: Tensor, offset: Tensor, size: tupl
     kept = (left.prod(-1) > FEWEST * whole.prod(-1)) & (left.amin(-1) > SMALLEST)
     classes = frames.classes[rows]
     classes = torch.where(kept | (classes == NONE), classes, IGNORED)
-    return Batch(seen, Objects(inside, torch.where(left.amin(-1) > 0, classes, NONE)), masks)
+    points = None
+    if frames.keypoints is not None:
+        points = frames.keypoints[rows].clone()
+        points[..., :2] = points[..., :2] * scale[:, None, None] + offset[:, None, None]
+        points[..., 2] *= ((points[..., :2] >= 0) & (points[..., :2] < limit[:2])).all(-1)
+        points = torch.where((scale[:, 0] < 0)[:, None, None, None], points[:, :, MIRRORED], points)
+    return Batch(seen, Objects(inside, torch.where(left.amin(-1) > 0, classes, NONE)), masks, points)
 
 
 def fitted(frames: Frames, rows: Tensor, size: tuple[int, int]) -> Batch:
@@ -103,7 +112,7 @@ def draw(
         batch = Batch(_tile(four.images, count), objects, masks)
     else:
         batch = _views(frames, how, count, size, generator, zoomed=1.0)
-    return Batch(_relight(batch.images, how, generator), batch.objects, batch.masks)
+    return replace(batch, images=_relight(batch.images, how, generator))
 
 
 def _views(

@@ -32,10 +32,12 @@ class Frames:
     complexity: Tensor
     """(f,) float32 0..1."""
     masks: Tensor | None
-    """(f, h, w) uint8 class masks, 0 is background; None for a scene without masks."""
+    """(f, h, w) uint8: classes, or with `Render.shapes` object rows + 1; 0 is background. None: without masks."""
     names: dict[int, str]
     world: int
     """Version of the synthetic world."""
+    keypoints: Tensor | None = None
+    """(f, m, 17, 3) float32 x, y, v."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -68,6 +70,7 @@ class Frames:
                 masks=held.get("masks"),
                 names={int(number): name for number, name in facts["names"].items()},
                 world=facts["world"],
+                keypoints=held.get("keypoints"),
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SourceError(

@@ -1,10 +1,13 @@
-"""The networks: two detectors and a segmenter built from one convolution unit, which every engine can fuse.
+"""The networks: detectors, two of which find masks or keypoints, too, and a segmenter, built from one convolution unit,
+which every engine can fuse.
 
 An image (b, 3, h, w), RGB in 0..1, h and w multiples of 32, goes through
 
     Backbone    features at strides 4, 8, 16, 32
     Neck        coarse features upsampled and joined with fine ones, then downsampled again (detectors)
-    Head        per cell of each stride: distances to the four sides as distributions over BINS bins, and class logits
+    Head        per cell of each stride: distances to the four sides as distributions over BINS bins, class logits, and
+                mask coefficients or keypoints
+    Prototypes  at stride 4: masks out of which the coefficients mix those of objects
     Decoder     upsampling to stride 2, logits of every second pixel (segmenter)
 
 Operators: Conv (3x3, 1x1), SiLU, Add, Concat, MaxPool, nearest Resize; the detector's decoding adds a softmax and plain
@@ -14,7 +17,6 @@ arithmetic. Nothing here knows about losses or data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +46,18 @@ WIDTHS = {
     "scout-s": Width((32, 64, 128, 160, 192), (1, 2, 3, 1), head=80, neck=2),
     "body-n": Width((16, 32, 64, 96, 128), (1, 2, 2, 2), head=24),
 }
-TASKS = {"scout-n": "detect", "scout-s": "detect", "body-n": "semantic"}
+WIDTHS |= dict.fromkeys(("scout-n-seg", "scout-n-pose"), WIDTHS["scout-n"])
+TASKS = {
+    "scout-n": "detect",
+    "scout-s": "detect",
+    "body-n": "semantic",
+    "scout-n-seg": "segment",
+    "scout-n-pose": "pose",
+}
+PROTOTYPES = 16
+KEYPOINTS = 17
+EXTRA = {"segment": PROTOTYPES, "pose": 3 * KEYPOINTS}
+"""Values of a cell besides box and classes, by task."""
 
 
 class Conv(nn.Module):
@@ -160,12 +173,14 @@ class Neck(nn.Module):
 
 
 class Head(nn.Module):
-    """Per stride (b, 4 BINS + classes, h, w): logits of distance bins (left, top, right, bottom), then of classes."""
+    """Per stride (b, 4 BINS + classes + extra, h, w): logits of distance bins (left, top, right, bottom), of classes,
+    and what else the task needs."""
 
-    def __init__(self, inputs: tuple[int, ...], classes: int, hidden: int) -> None:
+    def __init__(self, inputs: tuple[int, ...], classes: int, hidden: int, extra: int = 0) -> None:
         super().__init__()
         self.boxes = nn.ModuleList(self._branch(c, max(hidden, 4 * BINS // 2), 4 * BINS) for c in inputs)
         self.classes = nn.ModuleList(self._branch(c, hidden, classes) for c in inputs)
+        self.extra = nn.ModuleList(self._branch(c, max(hidden, extra), extra) for c in inputs if extra)
         for branch in self.classes:
             nn.init.constant_(branch[-1].bias, -torch.log(torch.tensor((1 - PRIOR) / PRIOR)).item())
 
@@ -174,32 +189,58 @@ class Head(nn.Module):
         return nn.Sequential(Conv(inputs, hidden), Conv(hidden, hidden), nn.Conv2d(hidden, outputs, 1))
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        return [
-            torch.cat([boxes(x), classes(x)], 1)
-            for x, boxes, classes in zip(features, self.boxes, self.classes, strict=True)
-        ]
+        branches = [branch for branch in (self.boxes, self.classes, self.extra) if len(branch)]
+        return [torch.cat([branch[level](x) for branch in branches], 1) for level, x in enumerate(features)]
+
+
+class Prototypes(nn.Module):
+    """Features at strides 4 and 8 to PROTOTYPES masks at stride 4."""
+
+    def __init__(self, fine: int, coarse: int, hidden: int) -> None:
+        super().__init__()
+        self.enter, self.join = Conv(coarse, hidden, 1), Conv(hidden + fine, hidden)
+        self.refine, self.last = Conv(hidden, hidden), nn.Conv2d(hidden, PROTOTYPES, 1)
+
+    def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        return self.last(self.refine(self.join(torch.cat([twice(self.enter(coarse)), fine], 1))))
 
 
 class Detector(nn.Module):
-    """An image to the YOLOv8 layout: (b, 4 + classes, N), cx cy w h in model pixels and scores in 0..1."""
+    """An image to the YOLOv8 layout: (b, 4 + classes + extra, N), cx cy w h in model pixels and scores in 0..1; extra:
+    the mask coefficients of `segment`, or x, y in model pixels and visibility in 0..1 of the keypoints of `pose`."""
 
-    def __init__(self, width: Width, classes: int) -> None:
+    def __init__(self, width: Width, classes: int, task: str = "detect") -> None:
         super().__init__()
-        self.class_count = classes
+        self.class_count, self.task = classes, task
         self.backbone, self.neck = Backbone(width), Neck(width)
-        self.head = Head(width.channels[2:], classes, width.head)
+        self.head = Head(width.channels[2:], classes, width.head, EXTRA.get(task, 0))
+        self.prototypes = Prototypes(*width.channels[1:3], width.head) if task == "segment" else None
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """The input of the loss: the head's raw maps at strides 8, 16 and 32."""
-        return self.head(self.neck(self.backbone(x)))
+        """The input of the loss: the head's raw maps at strides 8, 16 and 32, and the prototypes of `segment`."""
+        fine = self.backbone(x)
+        levels = self.neck(fine)
+        return self.head(levels) + ([] if self.prototypes is None else [self.prototypes(fine[1], levels[0])])
 
     def forward(self, x: Tensor) -> Tensor:
-        raw = self.features(x)
+        raw = self.features(x)[: len(STRIDES)]
         centres, strides = grid([(r.shape[2], r.shape[3]) for r in raw], x.device)
         flat = torch.cat([r.flatten(2) for r in raw], 2)
-        sides, logits = flat.split([4 * BINS, self.class_count], 1)
+        sides, logits, extra = flat.split([4 * BINS, self.class_count, EXTRA.get(self.task, 0)], 1)
         boxes = to_boxes(expected(sides), centres, strides)
-        return torch.cat([boxes, logits.sigmoid()], 1)
+        if self.task == "pose":
+            extra = to_keypoints(extra, centres, strides).flatten(1, 2)
+        return torch.cat([boxes, logits.sigmoid(), extra], 1)
+
+
+def to_keypoints(raw: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+    """(b, 3 KEYPOINTS, N) to (b, KEYPOINTS, 3, N): x and y in pixels, visibility in 0..1.
+
+    A place is twice its raw value, in strides from the corner of its cell, as in YOLOv8's exports.
+    """
+    points = raw.unflatten(1, (KEYPOINTS, 3))
+    places = (points[:, :, :2] * 2 + (centres - 0.5)) * strides
+    return torch.cat([places, points[:, :, 2:].sigmoid()], 2)
 
 
 def expected(sides: Tensor) -> Tensor:
@@ -261,8 +302,8 @@ class Segmenter(nn.Module):
 
 def build(name: str, classes: int) -> Detector | Segmenter:
     """An untrained network of the given name, seeded by torch's global generator."""
-    kind: Any = Detector if TASKS[name] == "detect" else Segmenter
-    return kind(WIDTHS[name], classes)
+    task = TASKS[name]
+    return Segmenter(WIDTHS[name], classes) if task == "semantic" else Detector(WIDTHS[name], classes, task)
 
 
 def fuse(net: nn.Module) -> nn.Module:

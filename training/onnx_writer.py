@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import fx, nn
 from torch.nn import functional
 
-from training.nets import BINS, STRIDES, Detector, Segmenter, fuse
+from training.nets import BINS, EXTRA, KEYPOINTS, PROTOTYPES, STRIDES, Detector, Segmenter, fuse
 
 OPSET, IR_VERSION = 17, 9
 
@@ -96,9 +96,10 @@ class Writer:
             return str(self.add("Resize", name, names(node.args[0]), "", scales, **how))
         raise TypeError(f"{node.target} is not an operator of these networks")
 
-    def decode(self, raw: list[str], classes: int) -> str:
+    def decode(self, raw: list[str], classes: int, task: str) -> str:
         """Decode the head's maps to the YOLOv8 layout, as in `Detector.forward`."""
-        flat = self.constant("flat", [0, 4 * BINS + classes, -1], np.int64)
+        extra = EXTRA.get(task, 0)
+        flat = self.constant("flat", [0, 4 * BINS + classes + extra, -1], np.int64)
         rows, centres, strides = [], [], []
         for number, (value, stride) in enumerate(zip(raw, STRIDES, strict=True)):
             rows.append(self.add("Reshape", f"/decode/rows.{number}", value, flat))
@@ -113,8 +114,9 @@ class Writer:
         everything = self.add("Concat", "/decode/rows", *rows, axis=2)
         centre = self.add("Concat", "/decode/centres", *centres, axis=2)
         scale = self.add("Concat", "/decode/strides", *strides, axis=2)
-        parts = self.constant("parts", [4 * BINS, classes], np.int64)
-        sides, logits = self.add("Split", "/decode/parts", everything, parts, outputs=2, axis=1)
+        lengths = [4 * BINS, classes, extra][: 3 if extra else 2]
+        parts = self.constant("parts", lengths, np.int64)
+        sides, logits, *others = self.add("Split", "/decode/parts", everything, parts, outputs=len(lengths), axis=1)
 
         by_side = self.add("Reshape", "/decode/sides", sides, self.constant("sides", [0, 4, BINS, -1], np.int64))
         by_bin = self.add("Transpose", "/decode/bins", by_side, perm=[0, 2, 1, 3])
@@ -132,7 +134,22 @@ class Writer:
         boxes = self.add("Concat", "/decode/xywh", middle, extent, axis=1)
         pixels = self.add("Mul", "/decode/boxes", boxes, scale)
         scores = self.add("Sigmoid", "/decode/scores", logits)
-        return str(self.add("Concat", "output0", pixels, scores, axis=1))
+        if task == "pose":
+            others = [self._keypoints(others[0], centre, scale)]
+        return str(self.add("Concat", "output0", pixels, scores, *others, axis=1))
+
+    def _keypoints(self, raw: str, centres: str, strides: str) -> str:
+        """`nets.to_keypoints`, flat."""
+        by_point = self.constant("points", [0, KEYPOINTS, 3, -1], np.int64)
+        points = self.add("Reshape", "/decode/points", raw, by_point)
+        pair = self.constant("pair", [2, 1], np.int64)
+        places, seen = self.add("Split", "/decode/places", points, pair, outputs=2, axis=2)
+        corner = self.add("Sub", "/decode/corner", centres, self.constant("half", 0.5))
+        twice = self.add("Mul", "/decode/twice", places, self.constant("2", 2.0))
+        moved = self.add("Mul", "/decode/moved", self.add("Add", "/decode/offset", twice, corner), strides)
+        both = self.add("Concat", "/decode/keypoints", moved, self.add("Sigmoid", "/decode/seen", seen), axis=2)
+        flat = self.constant("flat.keypoints", [0, 3 * KEYPOINTS, -1], np.int64)
+        return str(self.add("Reshape", "/decode/keypoints.flat", both, flat))
 
     def _cells(self, name: str, feature: str) -> str:
         """Column and row of every cell, float32 (1, 2, h * w), x first."""
@@ -170,8 +187,8 @@ class _Tracer(fx.Tracer):
 def write_onnx(net: Detector | Segmenter, path: Path, metadata: Mapping[str, str], *, binary: bool = False) -> Path:
     """Write a trained network on the CPU; its normalisations are folded in place.
 
-    Input `images` (batch, 3, height, width) float32, RGB, 0..1; output `output0`. Batch, height and width are dynamic;
-    height and width are multiples of 32.
+    Input `images` (batch, 3, height, width) float32, RGB, 0..1; output `output0`, and `output1` with the prototypes of
+    `segment`. Batch, height and width are dynamic; height and width are multiples of 32.
 
     Args:
         binary: for a segmenter, use the head for background and body.
@@ -179,18 +196,21 @@ def write_onnx(net: Detector | Segmenter, path: Path, metadata: Mapping[str, str
     fuse(net)
     writer = Writer()
     raw = writer.network(net, "images")
+    outputs: dict[str, list[Any]]
     if isinstance(net, Detector):
-        output, shape = writer.decode(raw, net.class_count), ["batch", 4 + net.class_count, "anchors"]
+        values = 4 + net.class_count + EXTRA.get(net.task, 0)
+        outputs = {writer.decode(raw[: len(STRIDES)], net.class_count, net.task): ["batch", values, "anchors"]}
+        if net.prototypes is not None:
+            outputs[writer.add("Identity", "output1", raw[-1])] = ["batch", PROTOTYPES, "rows", "columns"]
     else:
-        chosen = raw[binary]
         classes = (net.body if binary else net.classes).out_channels
-        output, shape = str(writer.add("Identity", "output0", chosen)), ["batch", classes, "rows", "columns"]
-    _drop_unused(writer, output)
+        outputs = {writer.add("Identity", "output0", raw[binary]): ["batch", classes, "rows", "columns"]}
+    _drop_unused(writer, set(outputs))
     graph = helper.make_graph(
         writer.nodes,
         path.stem,
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, "height", "width"])],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
         list(writer.constants.values()),
     )
     opset = helper.make_opsetid("", OPSET)
@@ -207,9 +227,9 @@ def write_onnx(net: Detector | Segmenter, path: Path, metadata: Mapping[str, str
     return path
 
 
-def _drop_unused(writer: Writer, output: str) -> None:
-    """Drop nodes that do not lead to the output: the other head of a segmenter."""
-    needed, kept = {output}, []
+def _drop_unused(writer: Writer, needed: set[str]) -> None:
+    """Drop nodes that do not lead to the outputs: the other head of a segmenter."""
+    kept = []
     for node in reversed(writer.nodes):
         if needed & set(node.output):
             needed |= set(node.input)

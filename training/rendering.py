@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import open_memmap
 
+from framefuse.common.keypoints import COCO_KEYPOINTS
 from framefuse.errors import SinkError
 from framefuse.world import World
 from training.command import count, run
@@ -49,6 +50,8 @@ class Render:
     frames teach more."""
     complexity: float | None = None
     """Fixed complexity of all worlds, 0 is calm; None: the schedule."""
+    shapes: bool = False
+    """Whether masks and keypoints of the objects are kept, too."""
 
     @property
     def count(self) -> int:
@@ -58,7 +61,8 @@ class Render:
     def name(self) -> str:
         eyes = "" if self.stereo == "none" else f"-{self.stereo}"
         size = f"{self.size[0]}x{self.size[1]}"
-        return f"{self.scene}-{self.split}{eyes}-{size}-{self.seed}-{self.worlds}x{self.frames}"
+        shapes = "-shapes" * self.shapes
+        return f"{self.scene}-{self.split}{eyes}-{size}-{self.seed}-{self.worlds}x{self.frames}{shapes}"
 
     def world(self, number: int) -> World:
         """World `number`, counted from 0."""
@@ -90,6 +94,8 @@ def render(what: Render, cache: Path, *, processes: int | None = None) -> Path:
 
     The folder has images.npy (f, h, w, 3) uint8 RGB, boxes.npy (f, m, 4) float32 x1 y1 x2 y2, classes.npy (f, m)
     int8, complexity.npy (f,) float32, masks.npy (f, h, w) uint8 for the scene bodies, and, once complete, facts.json.
+    With `shapes`, masks.npy has the number of the object of each pixel, its row + 1, and keypoints.npy (f, m, 17, 3)
+    float32 its x, y, v.
 
     Raises:
         SinkError: the disk is full, or the folder cannot be written.
@@ -118,8 +124,10 @@ def _render(what: Render, cache: Path, processes: int | None) -> Path:
         "classes": ((what.objects,), np.int8),
         "complexity": ((), np.float32),
     }
-    if what.scene == "bodies":
+    if what.scene == "bodies" or what.shapes:
         shapes["masks"] = ((height, width), np.uint8)
+    if what.shapes:
+        shapes["keypoints"] = ((what.objects, len(COCO_KEYPOINTS), 3), np.float32)
     for name, (shape, dtype) in shapes.items():
         path = target / f"{name}.npy"
         open_memmap(path, "w+", dtype, (what.count, *shape)).flush()
@@ -155,7 +163,12 @@ def _render_world(what: Render, target: Path, number: int) -> None:
         rows["classes"][row] = NONE
         rows["classes"][row, : len(order)] = np.where(truth.ignored, IGNORED, truth.class_id)[order]
         rows["complexity"][row] = truth.complexity
-        if "masks" in rows:
+        if what.shapes:
+            numbers = np.zeros(len(truth.boxes) + 1, np.uint8)
+            numbers[order + 1] = np.arange(1, len(order) + 1)
+            rows["masks"][row] = numbers[truth.instances]
+            rows["keypoints"][row, : len(order)] = truth.keypoints[order]
+        elif "masks" in rows:
             rows["masks"][row] = truth.class_mask
 
 

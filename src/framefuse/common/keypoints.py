@@ -10,3 +10,5 @@ COCO_SKELETON = (
     *((1, 2), (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6)),
 )
 """Pairs of positions in COCO_KEYPOINTS."""
+MIRRORED = [0, *(number for left in range(1, len(COCO_KEYPOINTS), 2) for number in (left + 1, left))]
+"""Positions in COCO_KEYPOINTS after swapping left and right."""

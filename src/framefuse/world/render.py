@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from framefuse.common.keypoints import COCO_KEYPOINTS
+from framefuse.common.keypoints import COCO_KEYPOINTS, MIRRORED
 from framefuse.world.address import WorldSpec
 from framefuse.world.chance import BANK, Chance, Split, colour, texture
 from framefuse.world.sketch import Sketch, Stamp
@@ -28,8 +28,6 @@ MARGIN = 0.08
 NOISE_ROOM = 64
 """Pixels by which the noise image is larger than the frame; each frame uses another window of it."""
 SHADOW = 64
-MIRRORED = [0, *(number for left in range(1, len(COCO_KEYPOINTS), 2) for number in (left + 1, left))]
-"""Positions of keypoints after swapping left and right."""
 
 
 class Stage:

@@ -78,7 +78,7 @@ class BoxCounter:
             width, height = labels.size
             tools = self._coco.mask
             masks = [tools.merge(tools.frPyObjects(polygons, height, width)) for polygons in masks]
-        points = [[]] * len(found) if found.keypoints is None else found.keypoints.reshape(len(found), -1).tolist()
+        points = [[]] * len(found) if found.keypoints is None else [own.ravel().tolist() for own in found.keypoints]
         for box, score, number, mask, own in zip(*rows, masks, points, strict=True):
             # With an empty segmentation the library does not make a polygon of each box.
             record = {"image_id": image, "category_id": number, "bbox": box, "score": score, "segmentation": mask}

@@ -90,8 +90,8 @@ def build_model(
     path = find_model(model)
     target = _target(model, path, precision, out, exist_ok)
     card = read_card(path)
-    if not (card.boxes_only or card.task == "semantic"):
-        what = f"{path.name} has the task {card.task} and the layout {card.layout}"
+    if card.task == "classify":
+        what = f"{path.name} has the task classify"
         raise UsageError(f"{what}, whose accuracy cannot be judged yet", remedy="pass a detector or a segmenter")
     prepared = prepare(path)
     labelled = None if data is None else open_data(data, images)

@@ -23,8 +23,10 @@ from framefuse.errors import UsageError
 from framefuse.lab.evaluation import Dataset, Labels, validate
 from framefuse.lab.evaluation.dataset import Key
 from framefuse.lab.parity.chain import Chain, Selection, reference_stage
+from framefuse.lab.parity.compare import SURE
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
+from framefuse.prediction import Detections
 from framefuse.runtime.calibration import ATTEMPTS, collect
 from framefuse.sources import Source, SourceOptions, open_spread
 from framefuse.sources.source import PullSource
@@ -267,14 +269,15 @@ def _short_of(reached: float, target: float, precision: str) -> str:
 class Judge:
     """Scores lowered models against the FP32 model.
 
-    With labels the score is mAP50-95 of a detector or mean IoU of a segmenter. Without labels, the results of the FP32
-    model (of a detector, at confidence 0.25) are the ground truth, and a detector is scored by mAP50: the FP32 model
-    then has 100, and higher IoU thresholds would count fractions of a pixel. This is stricter than labels, because an
-    object that both models get wrong in different ways counts as a loss.
+    With labels the score is mAP50-95 of a detector (of its masks, keypoints or oriented boxes where it has some), or
+    mean IoU of a segmenter. Without labels, the results of the FP32 model (of a detector, at confidence 0.25) are the
+    ground truth, and a detector is scored by mAP50: the FP32 model then has 100, and higher IoU thresholds would count
+    fractions of a pixel. This is stricter than labels, because an object that both models get wrong in different ways
+    counts as a loss.
     """
 
     def __init__(self, model: Path, data: Dataset, labelled: bool) -> None:
-        self._measure = "mAP50-95" if labelled else "mAP50"
+        self._measure = ""
         self._truth = "labels" if labelled else "what the FP32 model finds"
         self._data = data if labelled else pseudo_truth(model, data)
         self._limit = MOST_FRAMES if labelled else None
@@ -287,9 +290,15 @@ class Judge:
 
     def _score(self, model: Path, precision: str) -> float:
         scores = validate(model, self._data, limit=self._limit, precision=precision)
-        if scores.task == "semantic":
+        boxes, strict = scores.boxes, self._limit is not None
+        if boxes is None:
             self._measure = "mean IoU"
-        return 100 * (scores.value if self._measure != "mAP50" else scores.map50 or 0.0)
+            return 100 * scores.value
+        self._measure, value = ("mAP50-95", boxes.map50_95) if strict else ("mAP50", boxes.map50)
+        shaped = boxes.shape_map50_95 if strict else boxes.shape_map50
+        if shaped is not None:
+            self._measure, value = f"{self._measure} of {scores.shape}", shaped
+        return 100 * value
 
 
 def pseudo_truth(model: Path, data: Dataset) -> Dataset:
@@ -302,13 +311,26 @@ def pseudo_truth(model: Path, data: Dataset) -> Dataset:
             crowd, area = np.zeros(len(boxes), np.bool_), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
             size = result.frame.width, result.frame.height
             mask = None if masks is None else partial(np.asarray, masks.class_id.copy())
-            found[data.key_of(result.frame)] = Labels(boxes, result.detections.class_id, crowd, area, size, mask)
+            labels = Labels(boxes, result.detections.class_id, crowd, area, size, mask)
+            shapes = partial(_shapes, result.detections) if pipeline.card.extra else None
+            found[data.key_of(result.frame)] = replace(labels, shapes=shapes)
         names, task = pipeline.card.names, pipeline.card.task
-    if task == "detect" and not any(len(labels.class_id) for labels in found.values()):
+    if task != "semantic" and not any(len(labels.class_id) for labels in found.values()):
         why = f"the FP32 model finds nothing on {len(found)} frames of {data.uri}, so its accuracy cannot be measured"
         raise UsageError(why, remedy="pass frames that show what it detects, or labelled images (--data)")
     mask_names = names if task == "semantic" else {}
     return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)
+
+
+def _shapes(found: Detections) -> list[dict[str, Any]]:
+    """What COCO says of these objects besides boxes, keypoints as seen where the model is sure of them."""
+    shapes: list[dict[str, Any]] = [{"segmentation": outline} for outline in found.segmentations()]
+    if found.keypoints is not None:
+        seen = found.keypoints[..., 2] >= SURE
+        points = np.dstack((found.keypoints[..., :2], 2 * seen)).astype(float)
+        rows = zip(points, seen.sum(axis=1).tolist(), strict=True)
+        shapes = [{"keypoints": own.ravel().tolist(), "num_keypoints": count} for own, count in rows]
+    return shapes
 
 
 def look_at(footage: Footage, card: Card) -> Seen:

@@ -32,6 +32,7 @@ from framefuse.lab.parity.peer import Peer, compare, run_ours, run_peer
 from framefuse.lab.parity.report import Certificate, EngineResult
 from framefuse.models import find_model
 from framefuse.models.card import read_card
+from framefuse.models.layouts import WHOLE
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo
 from framefuse.runtime.choices import check_cuda, choose_preprocess
@@ -43,12 +44,12 @@ __all__ = ["BoxDifference", "Certificate", "Check", "EngineResult", "PixelDiffer
 
 KERNEL = 0.5
 """Grey levels that our float32 kernels may differ from the float64 reference: half a step of 8 bits."""
-EXACT = Limits(0.999, 0.0001)
+EXACT = Limits(0.999, 0.0001, mask=0.999, points=0.05)
 """Limits for post-processing of the same raw outputs."""
 Say = Callable[[str], None]
 CLIP_FRAMES = 6
 PEER_LAYOUTS = ("yolov8", "end2end")
-"""Layouts that ultralytics' own post-processing supports."""
+"""Layouts of boxes that ultralytics' own post-processing supports."""
 
 
 def certify(
@@ -74,7 +75,7 @@ def certify(
         settings, options: as for `Pipeline`.
 
     Raises:
-        UsageError: the model gives no boxes, or an engine is unknown.
+        UsageError: the model finds no objects, or an engine is unknown.
         CapabilityError: ONNX Runtime, which is the reference, is not installed.
         SourceError: the source has no frames.
     """
@@ -87,9 +88,9 @@ def certify(
     if settings.gpu is not None:
         check_cuda(settings.gpu)
     card = read_card(find_model(model))
-    if not card.boxes_only:
-        what = f"{card.path.name} has the task {card.task} and the layout {card.layout}"
-        raise UsageError(f"{what}; certificates are of decoded boxes", remedy="pass a detector")
+    if card.task in WHOLE:
+        what = f"{card.path.name} has the task {card.task}"
+        raise UsageError(f"{what}; certificates are of objects", remedy="pass a model that finds objects")
     spec, _ = choose_preprocess(card, settings)
     chain = Chain(card, spec, Selection(settings.conf, settings.iou, settings.max_det))
     reference = reference_stage(card)
@@ -258,8 +259,9 @@ def _peer(work: _Work, python: Path | None, say: Say) -> tuple[Peer | None, str]
     chain = work.chain
     if work.file is None:
         return None, "ultralytics was not compared: the source is not a video file"
-    if chain.card.layout not in PEER_LAYOUTS:
-        return None, f"ultralytics was not compared: it does not support the layout {chain.card.layout}"
+    if chain.card.layout not in PEER_LAYOUTS or chain.card.extra:
+        what = f"task {chain.card.task}" if chain.card.extra else f"layout {chain.card.layout}"
+        return None, f"ultralytics was not compared: only its boxes are, and this is {what}"
     say("ultralytics")
     spec = chain.spec
     options = {"imgsz": [spec.height, spec.width], "rect": spec.rectangular, **vars(chain.selection)}

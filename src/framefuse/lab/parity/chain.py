@@ -18,11 +18,16 @@ from framefuse.engines import Engine, EngineOptions, RequestPool, Slot, open_eng
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
 from framefuse.kernels import reference
+from framefuse.kernels.masks.instances import Runs, mask_runs
 from framefuse.lab.parity.compare import BoxDifference, Limits
 from framefuse.models.card import Card
-from framefuse.postprocess import maps, postprocess
+from framefuse.postprocess import BoxCheck, maps, postprocess
+from framefuse.postprocess.decoders import DECODERS
+from framefuse.postprocess.decoders import decoded as unpacked
+from framefuse.postprocess.heads import Heads, content_of
 from framefuse.prediction import Detections
 from framefuse.preprocess import Placement, Preprocess
+from framefuse.runtime.program import heads_of
 
 Image = NDArray[np.float32]
 
@@ -49,6 +54,8 @@ class Chain:
 
     def __init__(self, card: Card, spec: Preprocess, selection: Selection) -> None:
         self.card, self.spec, self.selection = card, spec, selection
+        self._checked = BoxCheck(card.names, card.path.name)
+        self._heads = heads_of(card, self._checked)
 
     def difference(self, limits: Limits) -> BoxDifference:
         """A count of differences between boxes, which starts at none."""
@@ -60,15 +67,42 @@ class Chain:
 
     def boxes(self, raw: Raw, placement: Placement, *, ours: bool) -> Detections:
         """Post-processing by the NumPy reference, or by our kernels; boxes without area are left out."""
-        card, layout = self.card, raw.layout or self.card.layout
+        card, layout, outputs = self.card, raw.layout or self.card.layout, raw.outputs
         units = "relative" if raw.layout is not None else card.box_units
+        if card.layout in DECODERS:
+            layout, size = "yolov5", placement.size[::-1]
+            outputs = (unpacked(card.layout, outputs[: len(card.outputs)], size, self.selection.conf),)
         options = {**vars(self.selection), "activation": card.activation}
+        if self._heads is not None:
+            if ours:
+                return self._heads(outputs, [placement], **vars(self.selection))[0]
+            return self._objects(self._heads, outputs, layout, placement)
         if ours:
-            found: tuple[Any, ...] = postprocess(raw.outputs, layout, [placement], box_units=units, **options)
+            found: tuple[Any, ...] = postprocess(outputs, layout, [placement], box_units=units, **options)
         else:
-            found = reference.detections(raw.outputs, layout, maps((placement,), units == "relative"), **options)
+            found = reference.detections(outputs, layout, maps((placement,), units == "relative"), **options)
         boxes, scores, classes, (count, *_) = found[:4]
         return with_area(boxes[0, :count], scores[0, :count], classes[0, :count])
+
+    def _objects(self, heads: Heads, outputs: Sequence[NDArray[Any]], layout: str, placement: Placement) -> Detections:
+        """Masks, keypoints or oriented boxes by the NumPy reference."""
+        card, table = self.card, maps((placement,), False)
+        output, *planes = (np.asarray(output, np.float32) for output in outputs)
+        anchors = output.transpose(0, 2, 1) if layout == "yolov8" else output
+        if card.task == "obb":
+            found = reference.oriented([output], layout, table, **vars(self.selection))
+        else:
+            plain = anchors[..., : -card.extra]
+            plain = plain.transpose(0, 2, 1) if layout == "yolov8" else plain
+            found = reference.detections([plain], layout, table, **vars(self.selection))
+        values = anchors[0][found.anchors[0, : found.counts[0]], -card.extra :]
+        runs = None
+        if card.task == "segment":
+            size, content = placement.source[::-1], content_of(planes[0].shape[1:], placement)
+            boxes = found.boxes[0, : len(values)]
+            runs = mask_runs(reference.instance_masks(planes[0][0], values, boxes, size, content=content))
+            assert isinstance(runs, Runs)
+        return heads.objects(found, 0, values, (), placement, table[0], runs)
 
 
 def with_area(xyxy: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any]) -> Detections:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.text import counted
 from framefuse.lab.evaluation.counters import overlaps
-from framefuse.prediction import Detections
+from framefuse.prediction import Detections, corners
 
 Verdict = Literal["exact", "within", "outside", "not compared"]
 
@@ -36,6 +36,10 @@ class Limits:
     """Minimum IoU of 99 % of the boxes with both sides `SMALL` or more."""
     median: float = 0.0
     """Minimum median IoU of these boxes."""
+    mask: float = 0.9
+    """Minimum IoU of the masks of 99 % of these boxes."""
+    points: float = 8.0
+    """Pixels of the model input that 99 % of the keypoints, or corners of oriented boxes, may be apart at most."""
 
     def __str__(self) -> str:
         parts = [f"IoU >= {self.iou:g}" + (f" or edges +-{self.edge:g} px of the input" if self.edge else "")]
@@ -51,11 +55,11 @@ HALF = 0.5
 """The step of float16 between 512 and 1024, where edges in an input of 640 pixels may lie: the best resolution of
 reduced precision."""
 LIMITS = {
-    "fp32": Limits(0.98, 0.01),
-    "fp16": Limits(0.90, 0.02, HALF, most=0.95, median=0.99),
+    "fp32": Limits(0.98, 0.01, mask=0.98, points=0.5),
+    "fp16": Limits(0.90, 0.02, HALF, most=0.95, median=0.99, mask=0.95, points=2.0),
     "bf16": Limits(0.80, 0.10, HALF),
-    "int8": Limits(0.75, 0.20, HALF),
-    "fp8": Limits(0.70, 0.25, HALF),
+    "int8": Limits(0.75, 0.20, HALF, mask=0.8, points=16.0),
+    "fp8": Limits(0.70, 0.25, HALF, mask=0.8, points=16.0),
 }
 """By the precision that the engine reports. A file with quantisers counts as INT8 on every engine, because a last-bit
 difference in FP32 can move a quantiser to its next step."""
@@ -63,6 +67,8 @@ GRID = {"float32": 0.0, "float16": 255 / 2**12, "uint16": 255 / 2**9, "uint8": 0
 """Half a step of the model input's number format near white, in grey levels; uint16 holds bfloat16."""
 EDGE = np.array((-0.5, -0.5, 0.5, 0.5), np.float32)
 """Boxes grow by these pixels before they are paired, so that a box cut to nothing at the frame's edge can overlap."""
+SURE = 0.5
+"""Confidence from which a keypoint is compared."""
 PAIR = 0.5
 """Minimum IoU of two boxes of the same object."""
 FEW = 0.01
@@ -141,11 +147,16 @@ class BoxDifference:
     """Largest difference of a score."""
     iou: float = 1.0
     """Smallest IoU of a pair that is not `fine`."""
+    masks: list[float] = field(default_factory=list)
+    """IoU of the masks of each pair in `large`."""
+    points: list[float] = field(default_factory=list)
+    """Distances of the keypoints that the reference is sure of, or of corners, of all pairs, in pixels of the input."""
 
     @property
     def exact(self) -> bool:
         apart = self.missing + self.surplus + self.unsure + self.tied + self.renamed
-        return not apart and self.shift <= EXACT_BOXES and self.score <= EXACT_SCORES
+        same = min(self.masks, default=1.0) == 1 and max(self.points, default=0.0) <= EXACT_BOXES
+        return not apart and same and self.shift <= EXACT_BOXES and self.score <= EXACT_SCORES
 
     @property
     def verdict(self) -> Verdict:
@@ -155,10 +166,14 @@ class BoxDifference:
         low = sum(iou < limits.most for iou in self.large)
         agree = not self.missing and not self.surplus and self.iou >= limits.iou and self.score <= limits.score
         agree = agree and self.renamed <= self.matched * FEW and low <= len(self.large) * FEW
+        agree = agree and sum(iou < limits.mask for iou in self.masks) <= len(self.masks) * FEW
+        agree = agree and sum(apart > limits.points for apart in self.points) <= len(self.points) * FEW
         return "within" if agree and np.median(self.large or [1]) >= limits.median else "outside"
 
     def check(self, stage: str, note: str = "") -> Check:
-        return Check(stage, str(self), str(self.limits), self.verdict, note)
+        limit = str(self.limits) + (f", masks IoU >= {self.limits.mask:g}" if self.masks else "")
+        limit += f", points +-{self.limits.points:g} px of the input" if self.points else ""
+        return Check(stage, str(self), limit, self.verdict, note)
 
     def add(self, reference: Detections, other: Detections, pixel: float = 1.0) -> None:
         """Count one frame; `pixel` is the size of a pixel of the model input in frame pixels."""
@@ -187,6 +202,8 @@ class BoxDifference:
                 self.score = max(self.score, float(scored[row, best]))
                 if not small[row]:
                     self.large.append(float(shared[row, best]))
+                    self.masks += mask_overlaps(reference, other, row, best)
+                self.points += (distances(reference, other, row, best) / pixel).tolist()
                 if near_edges[row, best] and shared[row, best] < limits.iou:
                     self.fine += 1
                 else:
@@ -216,6 +233,10 @@ class BoxDifference:
         parts = [counted(self.matched, "box", "boxes")]
         if self.matched:
             parts.append(f"{_short(self.shift)} px and {_short(self.score)} of score at most, IoU {self.iou:.3f}")
+        if self.masks:
+            parts.append(f"masks IoU {np.median(self.masks):.3f}, {min(self.masks):.3f} at least")
+        if self.points:
+            parts.append(f"points {_short(float(np.median(self.points)))} px, {_short(max(self.points))} px at most")
         counts = (
             (self.fine, "small ones judged by their edges"),
             (self.renamed, "of another class with a similar score"),
@@ -225,6 +246,28 @@ class BoxDifference:
             (self.tied, "excused: overlap near the suppression threshold"),
         )
         return ", ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])
+
+
+def mask_overlaps(one: Detections, other: Detections, row: int, column: int) -> list[float]:
+    """IoU of the masks of two objects; nothing where there are none."""
+    if one.runs is None or other.runs is None:
+        return []
+    first, second = one[row : row + 1].mask, other[column : column + 1].mask
+    assert first is not None and second is not None
+    return [float(np.count_nonzero(first & second) / max(np.count_nonzero(first | second), 1))]
+
+
+def distances(one: Detections, other: Detections, row: int, column: int) -> NDArray[Any]:
+    """Distances in pixels of the keypoints of two objects that `one` is sure of, or of the corners of oriented boxes,
+    beginning where they are nearest."""
+    if one.keypoints is not None and other.keypoints is not None:
+        sure = one.keypoints[row, :, 2] >= SURE
+        return np.hypot(*(one.keypoints[row, sure, :2] - other.keypoints[column, sure, :2]).T)
+    if one.xywhr is None or other.xywhr is None:
+        return np.empty(0)
+    first, second = corners(one.xywhr[row : row + 1])[0], corners(other.xywhr[column : column + 1])[0]
+    turned = [np.hypot(*(first - np.roll(second, turn, axis=0)).T) for turn in range(4)]
+    return min(turned, key=max)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -1,0 +1,266 @@
+"""Trains scout-n-seg and scout-n-pose: branches for masks or keypoints on scout-n, whose weights stay as shipped.
+
+    python -m training.branches scout-n-seg
+
+So they find the boxes of scout-n (scout-n-pose: of people only). What the branches read is computed once for a pool of
+augmented views, from which they learn several times: minutes on a CPU.
+
+    masks       binary cross-entropy of random pixels in the box (Bolya et al. 2019; Kirillov et al. 2020)
+    keypoints   1 - OKS, COCO's similarity, of each keypoint, plus the distance over the size of the object for those
+                that are far away, plus cross-entropy of whether it can be seen
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+from torch.nn import functional
+
+from framefuse.models import DATA
+from training import checkpoint, nets
+from training.augment import Augmentation, draw
+from training.command import count, run
+from training.data import Supply
+from training.losses import assign
+from training.nets import BINS, Detector, Prototypes, expected, grid, to_boxes, to_keypoints
+from training.recipe import LARGE, WIDE, plain
+from training.rendering import Render, render
+from training.train import device_of
+
+TRUNK = "scout-n"
+SIGMAS = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
+"""How exactly people place COCO's keypoints, in thousandths of the size of the person (cocodataset.org, evaluation)."""
+FAR, SEEN = 0.2, 0.3
+"""Weights of distance and visibility in the loss of keypoints."""
+FOUND = 0.05
+"""Least target score (its IoU with the object) of a cell that learns."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All numbers that decide the outcome."""
+
+    name: str
+    renders: tuple[Render, ...] = (
+        Render("street", 240, 8, size=WIDE, seed=50_000, busy=True, shapes=True),
+        Render("street", 60, 8, size=LARGE, seed=52_000, busy=True, shapes=True),
+    )
+    pools: int = 4
+    """Sets of augmented views, one after the other."""
+    batches: int = 150
+    """Of a pool; one in three has twice as many views at half the size."""
+    rounds: int = 4
+    """How often the branches see a pool."""
+    batch: int = 8
+    size: tuple[int, int] = (384, 640)
+    cells: int = 256
+    """Cells of a batch that learn, chosen at random."""
+    points: int = 256
+    """Pixels of each from which masks are learnt."""
+    rate: float = 2e-3
+    """Peak learning rate (AdamW); linear warm-up, then half a cosine."""
+    warmup: int = 100
+    decay: float = 0.01
+    seed: int = 4
+    augmentation: Augmentation = field(default_factory=lambda: Augmentation(mosaic=0.0))
+
+    @property
+    def steps(self) -> int:
+        return self.pools * self.rounds * self.batches
+
+
+RECIPES = {name: Recipe(name) for name, task in nets.TASKS.items() if task in nets.EXTRA}
+
+
+@dataclass(frozen=True)
+class View:
+    """What the branches read of a batch, and their goals; n cells learn."""
+
+    levels: list[Tensor]
+    """Features at strides 8, 16 and 32, float16."""
+    fine: Tensor
+    """Features at stride 4, float16."""
+    size: tuple[int, int]
+    image: Tensor
+    """(n,)"""
+    cell: Tensor
+    """(n,) place in the flattened levels."""
+    boxes: Tensor
+    """(n, 4) x1 y1 x2 y2 in pixels, of the object."""
+    number: Tensor
+    """(n,) row of the object."""
+    masks: Tensor
+    """(b, 4, h / 4, w / 4) uint8 object rows + 1, four samples of each pixel of the prototypes."""
+    keypoints: Tensor
+    """(n, 17, 3)"""
+
+
+def on_trunk(name: str) -> Detector:
+    """The untrained network `name` on the weights of TRUNK, folded and frozen but for its new branches."""
+    task = nets.TASKS[name]
+    names = {0: "person"} if task == "pose" else _names()
+    whole = Detector(nets.WIDTHS[name], len(names), task)
+    net = nets.fuse(Detector(nets.WIDTHS[name], len(names)))
+    net.load_state_dict({key: _chosen(key, value, len(names)) for key, value in _trunk().items()})
+    whole.backbone, whole.neck = net.backbone, net.neck
+    whole.head.boxes, whole.head.classes = net.head.boxes, net.head.classes
+    for value in net.parameters():
+        value.requires_grad_(False)
+    return whole
+
+
+def _names() -> dict[int, str]:
+    """Class names of TRUNK."""
+    model = onnx.load(DATA / f"{TRUNK}.onnx")
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    names: dict[int, str] = ast.literal_eval(metadata["names"])
+    return names
+
+
+def _trunk() -> dict[str, Tensor]:
+    """The weights of TRUNK by their names in the network."""
+    model = onnx.load(DATA / f"{TRUNK}.onnx")
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    weights = {name: value for name, value in arrays.items() if name.endswith((".weight", ".bias"))}
+    return {name[1:].replace("/", "."): torch.from_numpy(np.array(value)) for name, value in weights.items()}
+
+
+def _chosen(key: str, value: Tensor, classes: int) -> Tensor:
+    """The first `classes` rows of the layers that score classes."""
+    last = key.startswith("head.classes.") and key.count(".") == 4
+    return value[:classes] if last else value
+
+
+@torch.no_grad()
+def look_at(net: Detector, supply: Supply, recipe: Recipe, number: int, generator: torch.Generator) -> View:
+    """Features and goals of one batch of augmented views."""
+    half = number % 3 == 2
+    size = (recipe.size[0] // 2, recipe.size[1] // 2) if half else recipe.size
+    chance = float(torch.rand((), generator=generator, device=generator.device))
+    frames = supply.pick(chance, largest=half)
+    seen = draw(frames, recipe.augmentation, recipe.batch * (1 + half), size, generator, mosaic=False)
+    assert seen.masks is not None and seen.keypoints is not None
+    fine = net.backbone(seen.images)
+    levels = net.neck(fine)
+    raw = [torch.cat([boxes(x), classes(x)], 1)
+           for x, boxes, classes in zip(levels, net.head.boxes, net.head.classes, strict=True)]  # fmt: skip
+    centres, strides = grid([(x.shape[2], x.shape[3]) for x in levels], seen.images.device)
+    sides, logits = torch.cat([r.flatten(2) for r in raw], 2).split([4 * BINS, net.class_count], 1)
+    middle, extent = to_boxes(expected(sides), centres, strides).transpose(1, 2).split(2, -1)
+    found = torch.cat([middle - extent / 2, middle + extent / 2], -1)
+    objects = seen.objects
+    if net.task == "pose":
+        visible = (seen.keypoints[..., 2] > 0).any(-1)
+        objects = type(objects)(objects.boxes, torch.where((objects.classes == 0) & visible, 0, -1))
+    row, target, _ = assign(logits.sigmoid().transpose(1, 2), found, (centres * strides).T, objects)
+    image, cell = torch.nonzero(target > FOUND, as_tuple=True)
+    own = row[image, cell]
+    # The corners of each square of 4 x 4 pixels, so that its middle is the middle of the prototypes' pixel.
+    samples = [seen.masks[:, y::4, x::4] for y in (0, 3) for x in (0, 3)]
+    levels, first = [x.half() for x in levels], fine[1].half()
+    masks = torch.stack(samples, 1).to(torch.uint8)
+    return View(levels, first, size, image, cell, objects.boxes[image, own], own, masks, seen.keypoints[image, own])
+
+
+def loss_of(net: Detector, view: View, recipe: Recipe, generator: torch.Generator) -> dict[str, Tensor]:
+    """Terms of the loss of some cells of a view; `loss` is their sum."""
+    levels = [x.float() for x in view.levels]
+    chosen = torch.randperm(len(view.cell), generator=generator, device=view.cell.device)[: recipe.cells]
+    raw = torch.cat([branch(x).flatten(2) for branch, x in zip(net.head.extra, levels, strict=True)], 2)
+    image, boxes = view.image[chosen], view.boxes[chosen]
+    own = raw.transpose(1, 2)[image, view.cell[chosen]]
+    if isinstance(net.prototypes, Prototypes):
+        masks = net.prototypes(view.fine.float(), levels[0]).permute(0, 2, 3, 1)
+        shares = torch.rand(2, len(chosen), recipe.points, generator=generator, device=own.device)
+        low, high = boxes[:, :2].T[..., None] / 4, boxes[:, 2:].T[..., None] / 4
+        x, y = (low + shares * (high - low)).long()
+        x, y, at = x.clamp(max=masks.shape[2] - 1), y.clamp(max=masks.shape[1] - 1), image[:, None]
+        logits = torch.einsum("nk,npk->np", own, masks[at, y, x])
+        goal = (view.masks[at, :, y, x] == (view.number[chosen] + 1)[:, None, None]).float().mean(-1)
+        return {"loss": functional.binary_cross_entropy_with_logits(logits, goal)}
+    centres, strides = grid([(x.shape[2], x.shape[3]) for x in levels], own.device)
+    places = centres[:, view.cell[chosen]], strides[:, view.cell[chosen]]
+    points = to_keypoints(own.T[None], *places)[0].permute(2, 0, 1)
+    goal = view.keypoints[chosen]
+    seen = (goal[..., 2] > 0).float()
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1).clamp(min=16)[:, None]
+    away = (points[..., :2] - goal[..., :2]).square().sum(-1) / area
+    sigmas = 2 * torch.tensor(SIGMAS, device=own.device) / 1000
+    similar = torch.exp(-away / (2 * sigmas.square()))
+    near = ((1 - similar) * seen).sum() / seen.sum().clamp(min=1)
+    far = ((away + 1e-6).sqrt() * seen).sum() / seen.sum().clamp(min=1)
+    shown = functional.binary_cross_entropy(points[..., 2].clamp(1e-6, 1 - 1e-6), seen)
+    return {"loss": near + FAR * far + SEEN * shown, "oks": 1 - near.detach()}
+
+
+def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str, Any]]:
+    """Train the branches; returns the folded network and its record, still without scores."""
+    torch.manual_seed(recipe.seed)
+    begin, supply = time.monotonic(), Supply(recipe.renders, cache, device)
+    net = on_trunk(recipe.name).to(device)
+    branches = nn.ModuleList([net.head.extra, *([net.prototypes] if net.prototypes is not None else [])])
+    optimizer = torch.optim.AdamW(branches.parameters(), recipe.rate, weight_decay=recipe.decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / recipe.warmup, 0.5 + 0.5 * math.cos(math.pi * step / recipe.steps)),
+    )
+    generator = torch.Generator(device).manual_seed(recipe.seed)
+    curve: list[dict[str, Any]] = []
+    for pool in range(recipe.pools):
+        net.eval()
+        views = [look_at(net, supply, recipe, number, generator) for number in range(recipe.batches)]
+        branches.train()
+        for turn in range(recipe.rounds):
+            sums: list[dict[str, float]] = []
+            for number in torch.randperm(recipe.batches, generator=generator, device=device).tolist():
+                if not len(views[number].cell):
+                    continue
+                parts = loss_of(net, views[number], recipe, generator)
+                optimizer.zero_grad()
+                parts["loss"].backward()
+                optimizer.step()
+                schedule.step()
+                sums.append({name: float(value.detach()) for name, value in parts.items()})
+            means = {name: float(np.mean([row[name] for row in sums])) for name in sums[0]}
+            step = (pool * recipe.rounds + turn + 1) * recipe.batches
+            curve.append({"step": step, "seconds": round(time.monotonic() - begin, 1), **means})
+            print(f"{recipe.name} " + " ".join(f"{key} {value:.4g}" for key, value in curve[-1].items()), flush=True)
+    about = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
+    names = {0: "person"} if net.task == "pose" else _names()
+    record = {"torch": torch.__version__, "device": about, "world": supply.frames[0].world, "step": recipe.steps}
+    record |= {"seconds": round(time.monotonic() - begin, 1), "recipe": plain(asdict(recipe)), "curve": curve}
+    return nets.fuse(net.cpu()), {**record, "trunk": TRUNK, "names": names, "name": recipe.name}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=RECIPES)
+    parser.add_argument("--out", type=Path, default=Path("runs/train"))
+    parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"), help="rendered frames")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=count, help="rendering processes; default: one per core")
+    options = parser.parse_args()
+    device_of(options.device)
+    recipe = RECIPES[options.name]
+    folder = options.out / recipe.name
+    checkpoint.check_folder(folder)
+    for what in recipe.renders:
+        render(what, options.cache, processes=options.processes)
+    net, record = train(recipe, options.cache, options.device)
+    checkpoint.save(folder / "weights.pt", {"average": net.state_dict(), "scores": {}, **record})
+
+
+if __name__ == "__main__":
+    run(main)

@@ -14,32 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.kernels.cpu import _function, _scratch
-from framefuse.kernels.tracking._tir_rows import (
-    ALL_ROWS,
-    BOX_ROWS,
-    CLASS,
-    CONFIDENCE,
-    FLOATS,
-    ID,
-    INTS,
-    ROWS,
-    SEEN,
-)
-
-__all__ = [
-    "ALL_ROWS",
-    "CLASS",
-    "CONFIDENCE",
-    "ID",
-    "ROWS",
-    "SEEN",
-    "STEPS",
-    "Limits",
-    "assign",
-    "follow",
-    "move",
-    "pair",
-]
+from framefuse.kernels.tracking._tir_rows import BOX_ROWS, FLOATS, ID, INTS, ROWS
 
 Array = NDArray[Any]
 Boxes = tuple[Array, Array, Array]
@@ -91,8 +66,7 @@ def follow(
 
     Args:
         tracks: (m, rows), moved to the time of this frame.
-        boxes: those that are not boxes (NaN, no area, a side of 1e6
-            pixels or more) and those below `low` are left out.
+        boxes: those that are not boxes (NaN, no area, a side of 1e6 pixels or more) and those below `low` are left out.
         now: seconds.
         before: time of the last frame: only tracks that it has shown are matched with weak boxes.
         step: seconds between two frames, for what OC-SORT draws where a track was lost.

@@ -56,6 +56,12 @@ static unsigned short half_bits(float value) {
 static float half_value(unsigned short bits) { _Float16 half; memcpy(&half, &bits, 2); return (float)half; }
 static unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bits, &value, 4); return bits; }
 static float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long bytes = (unsigned long long)y << 32 | x;
+  unsigned word = 0;
+  for (int k = 0; k < 4; ++k) word |= (unsigned)(bytes >> 8 * (selector >> 4 * k & 7) & 255) << 8 * k;
+  return word;
+}
 #define FRAMEFUSE_HALF_FROM_FLOAT half_bits
 #define FRAMEFUSE_HALF_TO_FLOAT half_value
 """

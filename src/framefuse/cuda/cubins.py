@@ -179,16 +179,15 @@ def describe(symbol: str) -> Description:
         UsageError: there is none.
         CapabilityError: this installation has no CUDA kernels at all.
     """
-    known = descriptions()
-    if symbol not in known and not any(SOURCES.glob("*.json")):
-        raise CapabilityError(
-            f"the CUDA kernels are missing: {SOURCES}",
-            remedy="in a checkout, run `pip install apache-tvm ziglang && python -m framefuse.kernels.build`; "
-            "otherwise install framefuse again",
-        )
-    if symbol not in known:
+    if symbol in descriptions():
+        return descriptions()[symbol]
+    if any(SOURCES.glob("*.json")):
         raise UsageError(f"no CUDA kernel is named {symbol!r}", remedy="`framefuse kernels list` names them")
-    return known[symbol]
+    raise CapabilityError(
+        f"the CUDA kernels are missing: {SOURCES}",
+        remedy="in a checkout, run `pip install apache-tvm ziglang && python -m framefuse.kernels.build`; "
+        "otherwise install framefuse again",
+    )
 
 
 def cache_directory() -> Path:

@@ -202,13 +202,11 @@ _kernels: dict[tuple[int, str], _Loaded] = {}
 
 
 def _loaded(symbol: str) -> _Loaded:
-    number = device.cupy().cuda.runtime.getDevice()
-    kernel = _kernels.get((number, symbol))
-    if kernel is None:
+    number = device.current_gpu()
+    if (number, symbol) not in _kernels:
         with _lock:  # each kernel is compiled once
-            kernel = _kernels.get((number, symbol))
-            if kernel is None:
+            if (number, symbol) not in _kernels:
                 _ = _thread_state().start  # makes CUDA's context current in this thread
                 capability = int(device.cupy().cuda.Device(number).compute_capability)
-                kernel = _kernels[number, symbol] = _Loaded(describe(symbol), capability)
-    return kernel
+                _kernels[number, symbol] = _Loaded(describe(symbol), capability)
+    return _kernels[number, symbol]

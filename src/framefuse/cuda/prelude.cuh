@@ -97,15 +97,7 @@ static inline __device__ float chosen_f32(float a, float b, int32_t sign) {
 
 // The float whose bits are byte k of a word times 2^16. One instruction.
 static inline __device__ float byte_times_2_16(uint32_t word, int32_t k) {
-#ifdef __CUDACC__
   return __uint_as_float(__byte_perm(word, 0, 0x4044 | k << 8));
-#else
-  union {
-    uint32_t bits;
-    float value;
-  } both = {(word >> 8 * k & 255) << 16};
-  return both.value;
-#endif
 }
 
 // The 32 bits of two words, low and high, from bit `shift` modulo 32.
@@ -115,9 +107,5 @@ static inline __device__ uint32_t shifted_pair(uint32_t low, uint32_t high, uint
 
 // The third bytes of three words, side by side.
 static inline __device__ uint32_t third_bytes(uint32_t a, uint32_t b, uint32_t c) {
-#ifdef __CUDACC__
   return __byte_perm(__byte_perm(a, b, 0x0062), c, 0x7610);
-#else
-  return (a >> 16 & 255) | (b >> 8 & 0xff00) | (c & 0xff0000);
-#endif
 }

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.kernels.tracking.call import ALL_ROWS, CLASS, CONFIDENCE, ID, ROWS, SEEN, STEPS, Limits, follow, move
+from framefuse.kernels.tracking._tir_rows import ALL_ROWS, CLASS, CONFIDENCE, ID, ROWS, SEEN
+from framefuse.kernels.tracking.call import STEPS, Limits, follow, move
 from framefuse.prediction import Detections
 
 Array = NDArray[Any]

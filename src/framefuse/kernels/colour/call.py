@@ -78,8 +78,7 @@ def yuv_to_rgb(
     lists = [_planes(one) for one in frames]
     # In the order of the kernels for the CPU.
     options = {"layout": code, "linear": int(chroma == "linear"), "height": height, "width": width}
-    options |= {"row_pitch": target.row_pitch, "channel_pitch": target.plane_pitch}
-    options["interleaved"] = int(layout == "HWC")
+    options |= {"row_pitch": target.row_pitch, "channel_pitch": target.plane_pitch, "interleaved": int(layout == "HWC")}
     if on_gpu(out):
         _launch(name, kind, lists, out, target, options, coefficients.tobytes())
         return out

@@ -164,12 +164,8 @@ def instance_masks(
     """
     with on(on_gpu(prototypes), stream):
         request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
-        n = len(request.boxes)
-        masks = _target(out, request.gpu, (n, *size), "bool", "uint8")
-        if request.gpu:
-            _paint_on_gpu("instance_masks", request, 0, n, masks, workspace or Workspace())
-        else:
-            _paint(request, np.ones(n, np.uint8), masks, masks.strides[0], masks.strides[1])
+        masks = _target(out, request.gpu, (len(request.boxes), *size), "bool", "uint8")
+        _paint(request, None, masks, workspace)
     return masks if out is None else out
 
 
@@ -204,10 +200,7 @@ def instance_labels(
         else:
             labels = checked("labels", labels, gpu, (n,), "uint8")
         painted = _target(out, gpu, size, "uint8")
-        if gpu:
-            _paint_on_gpu("instance_labels", request, labels, 1, painted[None], workspace or Workspace())
-        else:
-            _paint(request, labels, painted, 0, painted.strides[0])
+        _paint(request, labels, painted[None], workspace)
     return painted if out is None else out
 
 
@@ -240,8 +233,7 @@ def instance_runs(
         request = _Request.of(prototypes, coefficients, boxes, size, content, crop, count)
         if request.gpu:
             workspace = workspace or Workspace()
-            positions = _instance_positions(request, capacity, workspace)
-            return _encoded(positions, len(request.boxes), size, capacity, workspace)
+            return _encoded(_instance_positions(request, capacity, workspace), size, workspace)
     first, scratch = _host(request)
     (starts,) = _row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
     ends, capacity = np.zeros(len(request.boxes), np.int32), 4096
@@ -276,7 +268,7 @@ def mask_runs(
             places |= {"n": len(masks), "width": width, "height": height}
             workspace = workspace or Workspace()
             positions = _positions("mask_positions", places, len(masks), capacity, workspace)
-            return _encoded(positions, len(masks), (height, width), capacity, workspace)
+            return _encoded(positions, (height, width), workspace)
     offsets = _scratch.get("offsets", (width + 1,), np.int32)[: width + 1]
     parts: list[NDArray[np.int32]] = []
     capacity = 4096
@@ -372,10 +364,19 @@ def _host(request: _Request) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return (*places, request.coefficients, _plan(request, across[0], down[0]), *across, *down), scratch
 
 
-def _paint(request: _Request, values: NDArray[np.uint8], out: NDArray[Any], item_pitch: int, row_pitch: int) -> None:
-    if len(values):
+def _paint(request: _Request, labels: Any, out: Any, workspace: Workspace | None) -> None:
+    """Masks into (n, h, w), or with labels (n,) one map of them into (1, h, w)."""
+    n, masks = len(request.boxes), labels is None
+    if request.gpu:
+        places = {"target_address": out, "item_pitch": out.strides[0], "row_pitch": out.strides[1], "targets": len(out)}
+        vectors = all(value % 4 == 0 for value in (*out.strides[:2], out.shape[2], out.data.ptr))
+        given = _logits(request, workspace or Workspace())[0]
+        symbol, ink = ("instance_masks", 0) if masks else ("instance_labels", labels)
+        kernel.launch(symbol, **given, **places, labels_address=ink, vectors=int(vectors))
+    elif n:
         first, scratch = _host(request)
-        _function("instance_paint")(*first, values, address(out), item_pitch, row_pitch, *scratch)
+        values, item_pitch = (np.ones(n, np.uint8), out.strides[0]) if masks else (labels, 0)
+        _function("instance_paint")(*first, values, address(out), item_pitch, out.strides[1], *scratch)
 
 
 def _plan(request: _Request, across: NDArray[np.int32], down: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -419,14 +420,6 @@ def _logits(request: _Request, workspace: Workspace) -> tuple[dict[str, Any], tu
     return {**shared, **tables, **extent, "logits_address": logits}, (height, top, high, mh)
 
 
-def _paint_on_gpu(symbol: str, request: _Request, labels: Any, targets: int, out: Any, workspace: Workspace) -> None:
-    """Masks into (n, h, w), or labels into (1, h, w) with labels (n,)."""
-    places = {"target_address": out, "item_pitch": out.strides[0], "row_pitch": out.strides[1]}
-    vectors = all(value % 4 == 0 for value in (*out.strides[:2], out.shape[2], out.data.ptr))
-    given = _logits(request, workspace)[0]
-    kernel.launch(symbol, **given, **places, labels_address=labels, targets=targets, vectors=int(vectors))
-
-
 def _positions(symbol: str, given: dict[str, Any], n: int, capacity: int, workspace: Workspace) -> dict[str, Any]:
     """Launch the kernel that finds where the runs of n masks end. Returns the arguments of those that read them."""
     if capacity < 1 or n * capacity > 2**40:
@@ -443,8 +436,9 @@ def _instance_positions(request: _Request, capacity: int, workspace: Workspace) 
     return _positions("instance_runs", given, len(request.boxes), capacity, workspace)
 
 
-def _encoded(positions: dict[str, Any], n: int, size: Size, capacity: int, workspace: Workspace) -> DeviceRuns:
-    room, get = TEXT_PER_RUN * capacity, workspace.get
+def _encoded(positions: dict[str, Any], size: Size, workspace: Workspace) -> DeviceRuns:
+    n, capacity, get = positions["n"], positions["capacity"], workspace.get
+    room = TEXT_PER_RUN * capacity
     lengths = get("lengths", (n, capacity), np.int32)
     kernel.launch("run_lengths", **positions, lengths_address=lengths)
     texts, text_lengths = get("text", (n, room), np.uint8), get("text_lengths", (n,), np.int32)

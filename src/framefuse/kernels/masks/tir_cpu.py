@@ -175,10 +175,6 @@ def composite_variant(channels):
 
 def variants():
     """Every variant: {global symbol: PrimFunc}."""
-    functions = {"mask_argmax": mask_argmax}
-    pairs = ("u8", "u8"), ("u8", "f32"), ("f32", "f32")
-    functions |= {f"mask_smooth_{source}_{to}": smooth_variant(source, to) for source, to in pairs}
-    functions |= {f"mask_ema_{kind}": ema_variant(kind) for kind in TYPES}
-    functions |= {f"mask_upsample_{kind}": upsample_variant(kind) for kind in TYPES}
-    functions |= {f"mask_composite_{channels}": composite_variant(channels) for channels in (1, 3, 4)}
-    return functions
+    kernels = [mask_argmax, *(smooth_variant(*pair) for pair in (("u8", "u8"), ("u8", "f32"), ("f32", "f32")))]
+    kernels += [*map(ema_variant, TYPES), *map(upsample_variant, TYPES), *map(composite_variant, (1, 3, 4))]
+    return {str(kernel.attrs["global_symbol"]): kernel for kernel in kernels}

@@ -14,32 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.kernels.cpu import _function, _scratch
-from framefuse.kernels.tracking._tir_rows import (
-    ALL_ROWS,
-    BOX_ROWS,
-    CLASS,
-    CONFIDENCE,
-    FLOATS,
-    ID,
-    INTS,
-    ROWS,
-    SEEN,
-)
-
-__all__ = [
-    "ALL_ROWS",
-    "CLASS",
-    "CONFIDENCE",
-    "ID",
-    "ROWS",
-    "SEEN",
-    "STEPS",
-    "Limits",
-    "assign",
-    "follow",
-    "move",
-    "pair",
-]
+from framefuse.kernels.tracking._tir_rows import BOX_ROWS, FLOATS, ID, INTS, ROWS
 
 Array = NDArray[Any]
 Boxes = tuple[Array, Array, Array]
@@ -91,8 +66,7 @@ def follow(
 
     Args:
         tracks: (m, rows), moved to the time of this frame.
-        boxes: those that are not boxes (NaN, no area, a side of 1e6
-            pixels or more) and those below `low` are left out.
+        boxes: those that are not boxes (NaN, no area, a side of 1e6 pixels or more) and those below `low` are left out.
         now: seconds.
         before: time of the last frame: only tracks that it has shown are matched with weak boxes.
         step: seconds between two frames, for what OC-SORT draws where a track was lost.
@@ -105,17 +79,11 @@ def follow(
     if not len(tracks):
         tracks = np.zeros((1, tracks.shape[1]))  # without an id and an area: nothing continues it
         tracks[0, ID] = -1
-    corners, classes, confidence = boxes if real else NO_BOX
-    count, found = len(tracks), len(confidence)
+    count, found = len(tracks), max(real, 1)
     after, ids = np.empty((count + found, tracks.shape[1])), np.empty(found, np.int64)
     tally, mates, starts = np.array((first, 0, 0)), np.empty(count, np.int64), np.empty(count + 1, np.int64)
     times, momentum, room = (now, before, step), int(tracks.shape[1] > ROWS), ROOM
-    given = (
-        np.array(corners, np.float32, order="C"),
-        np.array(classes, np.int64),
-        np.array(confidence, np.float32),
-        *(tracks, after, ids, tally, mates, starts),
-    )
+    given = (*_typed(boxes if real else NO_BOX), tracks, after, ids, tally, mates, starts)
     work = *_work(count, found), np.empty((BOX_ROWS, found))
     while True:
         columns, worth = _lists(room)
@@ -144,11 +112,7 @@ def pair(one: Boxes, other: Boxes, least: float, *, scale: tuple[float, float] =
         return Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
     starts, mates, worths = np.empty(count + 1, np.int64), np.empty(count, np.int64), np.empty(count)
     work = *_work(count, others), np.empty((4, others))
-    given = (
-        *(np.array(boxes[0], np.float32, order="C") for boxes in (one, other)),
-        *(np.array(boxes[1], np.int64) for boxes in (one, other)),
-        *(np.array(boxes[2], np.float32) for boxes in (one, other)),
-    )
+    given = [array for both in zip(_typed(one), _typed(other), strict=True) for array in both]
     while True:
         lists = _lists(room)
         _function("track_pairs")(least, *scale, drift, *given, mates, worths, starts, *lists, *work)
@@ -167,6 +131,12 @@ def assign(pairs: Pairs) -> Pairs:
     lists = np.ascontiguousarray(pairs.columns), np.ascontiguousarray(pairs.worth)
     _function("track_assign")(starts, *lists, mates, *_work(count, others))
     return pairs.where(mates.take(pairs.rows) == pairs.columns)
+
+
+def _typed(boxes: Boxes) -> Boxes:
+    """Copies in the types that kernels take."""
+    corners, classes, weights = boxes
+    return np.array(corners, np.float32, order="C"), np.array(classes, np.int64), np.array(weights, np.float32)
 
 
 def _work(count: int, others: int) -> tuple[Array, Array, Array]:

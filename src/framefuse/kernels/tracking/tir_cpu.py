@@ -17,6 +17,7 @@ import math
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ..tir.base import lets, variables
 from ._tir_rows import (
     BOX_CLASS,
     BOX_CONFIDENCE,
@@ -70,16 +71,7 @@ PRICE, DISTANCE, SHARED = range(FLOATS)
 COUNT, ROW, COLUMN, BEFORE, END = range(5)
 NEXT, TRACKS, ROOM = range(3)
 
-ARCSINE = (
-    1.5707963050,
-    -0.2145988016,
-    0.0889789874,
-    -0.0501743046,
-    0.0308918810,
-    -0.0170881256,
-    0.0066700901,
-    -0.0012624911,
-)
+ASIN = 1.570796305, -0.2145988016, 0.0889789874, -0.0501743046, 0.030891881, -0.0170881256, 0.0066700901, -0.0012624911
 HUGE = 1e300
 ONE, ZERO = tirx.const(1.0, "float64"), tirx.const(0.0, "float64")
 
@@ -262,7 +254,7 @@ def reference(tracks, i, earliest, axis):
 def arcsine(x):
     """Within 2e-8 (Abramowitz and Stegun, 4.4.46); a call of libm's would have to be linked."""
     size, total = tirx.max(x, -x), ZERO
-    for term in reversed(ARCSINE):
+    for term in reversed(ASIN):
         total = total * size + f64(term)
     angle = f64(math.pi / 2) - tirx.sqrt(ONE - size) * total
     return tirx.Select(x < ZERO, -angle, angle)
@@ -339,14 +331,9 @@ def track_pairs(
 ):  # fmt: skip
     """The best pairs of one class; one is worth its weights, by how far its IoU is from zero to full."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "track_pairs"})
-    count = T.int32()
-    boxes_count = T.int32()
-    room = T.int32()
-    place = T.alloc_buffer((4,), "float64")
-    at = T.alloc_buffer((5,), "int32")
-    length = T.alloc_buffer((2,), "float64")
-    grow = T.alloc_buffer((1,), "float64")
-    total = T.alloc_buffer((1,), "int32")
+    count, boxes_count, room = T.int32(), T.int32(), T.int32()
+    place, length, grow = variables("float64", 4, 2, 1)
+    at, total = variables("int32", 5, 1)
     clear(count, boxes_count, mates, ints)
     total[0] = 0
     for j in T.serial(boxes_count):
@@ -382,8 +369,7 @@ def track_assign(
 ):  # fmt: skip
     """mates: the box of each track, -1 without one."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "track_assign"})
-    count = T.int32()
-    boxes_count = T.int32()
+    count, boxes_count = T.int32(), T.int32()
     at = T.alloc_buffer((5,), "int32")
     length = T.alloc_buffer((2,), "float64")
     clear(count, boxes_count, mates, ints)
@@ -413,24 +399,15 @@ def track_follow(
 ):  # fmt: skip
     """The tracks `after` a frame, and the ids of its boxes. tally: the next id; tracks after; room that pairs need."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "track_follow"})
-    found = T.int32()
-    count = T.int32()
-    room = T.int32()
-    rows = T.int32()
-    place = T.alloc_buffer((4,), "float64")
-    centre = T.alloc_buffer((2,), "float64")
-    at = T.alloc_buffer((5,), "int32")
-    length = T.alloc_buffer((2,), "float64")
-    total = T.alloc_buffer((1,), "int32")
-    grow = T.alloc_buffer((1,), "float64")
-    usable = T.alloc_buffer((1,), "int32")
+    found, count, room, rows = T.int32(), T.int32(), T.int32(), T.int32()
+    place, centre, length, grow = variables("float64", 4, 2, 2, 1)
+    at, total, usable = variables("int32", 5, 1, 1)
     usable[0] = 0
     for r in T.serial(found):
         ids[r] = T.int64(-1)
         for axis in T.unroll(4):
             place[axis] = T.Cast("float64", xyxy[r, axis])
-        width: T.let = place[2] - place[0]
-        height: T.let = place[3] - place[1]
+        width, height = lets(place[2] - place[0], place[3] - place[1])
         if T.And(
             T.And(T.And(width > ZERO, width < f64(LARGEST)), T.And(height > ZERO, height < f64(LARGEST))),
             T.Cast("float64", confidence[r]) >= low,
@@ -476,8 +453,7 @@ def track_follow(
                                 elif momentum == 0:
                                     append(columns, worth, total, room, j, value * boxes[BOX_CONFIDENCE, j])
                                 else:
-                                    x: T.let = boxes[0, j] - centre[0]
-                                    y: T.let = boxes[1, j] - centre[1]
+                                    x, y = lets(boxes[0, j] - centre[0], boxes[1, j] - centre[1])
                                     along: T.let = tracks[i, DIRECTION] * x + tracks[i, DIRECTION + 1] * y
                                     angle: T.let = arcsine(T.max(T.min(along / length_of(x, y), ONE), -ONE))
                                     both: T.let = value + angle * f64(INERTIA / math.pi) * boxes[BOX_CONFIDENCE, j]

@@ -75,7 +75,7 @@ class Offers:
     """A builder whose plans take as long as their engine's number says."""
 
     def __init__(self, candidate_engines: dict[str, list[int]]) -> None:
-        self.known, self.failures = candidate_engines, list[str]()
+        self.known = candidate_engines
 
     def candidate_engines(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
         return [(engine, {}) for engine in self.known[layer.x_type]]

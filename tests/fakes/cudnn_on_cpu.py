@@ -126,8 +126,7 @@ class NumpyPlans:
     cost: Callable[[Layer], float]
     asked: list[Layer] = field(default_factory=list)
     builder: Any = field(default_factory=lambda: SimpleNamespace(
-        handle=None, release_handle=lambda: None,
-        cudnn=SimpleNamespace(set_stream=lambda **options: None)))  # fmt: skip
+        launch=lambda plan, pointers, memory, stream: plan.run(None, pointers, int(memory.data.ptr))))  # fmt: skip
     known: set[Layer] = field(default_factory=set)
 
     def __call__(self, layer: Layer) -> Any:

@@ -37,7 +37,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def lines_of(error: BaseException) -> list[str]:
+def lines_of(error: BaseException | str) -> list[str]:
     """The lines of an error's message that are not empty; the name of its class if there are none."""
     return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 

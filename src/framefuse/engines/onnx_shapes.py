@@ -45,20 +45,14 @@ class Profile:
         if unknown or "opt" not in shapes:
             has = ", ".join(map(str, shapes)) or "nothing"
             raise UsageError(f"shapes has {has}", remedy="give opt, and perhaps min and max")
-        named = {
-            name: tuple(
-                int(size) if isinstance(size, Integral) and not isinstance(size, bool) else size  # of NumPy too
-                for size in shapes.get(name, shapes["opt"])
-            )
-            for name in ("min", "opt", "max")
-        }
+        named = {name: tuple(map(_plain, shapes.get(name, shapes["opt"]))) for name in ("min", "opt", "max")}
         for name, shape in named.items():
             if len(shape) != 4 or not all(type(size) is int and size >= 1 for size in shape):
                 raise UsageError(f"shapes {name} is {shape}", remedy="give (batch, 3, height, width)")
         low, middle, high = named.values()
         if not all(a <= b <= c for a, b, c in zip(low, middle, high, strict=True)):
             raise UsageError(f"shapes are min {low}, opt {middle}, max {high}", remedy="use min <= opt <= max")
-        return cls(*named.values())  # type: ignore[arg-type]  # four sizes each
+        return cls(*named.values())
 
     def check(self, shape: Sequence[int]) -> None:
         """
@@ -77,6 +71,11 @@ class Profile:
 
     def __str__(self) -> str:
         return "min {} opt {} max {}".format(*("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max)))
+
+
+def _plain(size: Any) -> Any:
+    """An integer of NumPy as one of Python; anything else as it is."""
+    return int(size) if isinstance(size, Integral) and not isinstance(size, bool) else size
 
 
 def profile_of(model: Any) -> Profile | None:

@@ -1,17 +1,8 @@
 """Engine cudnn: ONNX -> fused network -> one CUDA graph, from packages that pip installs.
 
-Compiler, without a GPU:
-network.py       operations of a fused network and the decoding of its head
-importer.py      ONNX -> fused network: constant folding, operator fusion, Q/DQ nodes removed
-import_state.py  what the importer knows about a graph so far, detection heads and attention blocks in it
-compiled.py      merged convolutions, padded channels; values as views of buffers, streams, memory planning
-
-Runtime:
-convolutions.py  builds and times cuDNN's fused convolutions
-plans.py         the plan of each layer: in memory, cached, or built by other processes and timed
-execution.py     the network with its weights and memory on a GPU, and kernels other than cuDNN's
-autotune.py      which buffers can be 8-bit, the fastest assignment by measurement, and its agreement with FP16
-engine.py        the engine, the requested precision, and the cache of tuned ones
+The compiler needs no GPU: `importer` reads a file as a `network`, with what `import_state` recognises in it, and
+`compiled` plans its memory and streams. Then `execution` runs it with the `plans` of its `convolutions`, and `autotune`
+chooses what is 8-bit. `engine` offers all of that.
 """
 
 from framefuse.engines.backend import CUPY, Backend, Needs, Package

@@ -86,21 +86,16 @@ def pad_channels(network: Network) -> Network:
         elif isinstance(op, (ir.Pool, Upsample, Flatten)):
             maps |= dict.fromkeys(op.writes, maps[op.reads[0]])
         elif isinstance(op, Concat) and op.along == "channels":
-            parts, start = [], 0
-            for x in op.xs:
-                parts += [channel + start if channel >= 0 else -1 for channel in maps[x]]
-                start += network.shapes[x][0]
-            maps[op.y] = parts
+            maps[op.y] = [
+                channel + start if channel >= 0 else -1 for x, start, _ in network.spans(op.xs) for channel in maps[x]
+            ]
         elif isinstance(op, Concat):
             maps[op.y] = maps[op.xs[0]]
             if any(maps[x] != maps[op.y] for x in op.xs):
                 raise ModelError(f"engine cudnn cannot concatenate {op.xs}: their padding differs")
         else:
-            start = 0
-            for y in op.ys:
-                width = network.shapes[y][0]
+            for y, start, width in network.spans(op.ys):
                 maps[y] = _part_map(maps[op.x], start, width, op.name)
-                start += width
         operations.append(op)
     shapes = {name: (len(maps[name]), *network.shapes[name][1:]) for name in network.shapes if name in maps}
     padding = {name: found for name, found in maps.items() if -1 in found}
@@ -187,7 +182,7 @@ def place(network: Network) -> Placement:
     """Place every value. A value that is input to two concatenations is copied for the second of them."""
     views: dict[str, View] = {}
     sizes: list[int] = []
-    copies: dict[int, list[Upsample]] = {}
+    copies: dict[int, list[Upsample]] = defaultdict(list)
     """By the index of the concatenation that they precede."""
 
     def new_buffer(name: str) -> None:
@@ -206,35 +201,30 @@ def place(network: Network) -> Placement:
             if name not in views:
                 new_buffer(name)
         if isinstance(op, Concat):
-            start = 0
-            for x in op.xs:
-                count = network.shapes[x][0]
+            for x, start, count in network.spans(op.xs):
                 target = views[op.y].channels(start, count)
                 if x in views or x in parts or x == network.input:
                     copy = Upsample(f"copy {x}", x, f"{x} in {op.y} at {start}", 1)
                     views[copy.y] = target
-                    copies.setdefault(index, []).append(copy)
+                    copies[index].append(copy)
                 else:
                     views[x] = target
-                start += count
     if network.input not in views:
         new_buffer(network.input)
 
     placement = Placement([], views, sizes, {network.input: frozenset()})
     producers = placement.producers
     for index, op in enumerate(network.operations):
-        for copy in copies.get(index, ()):
+        for copy in copies[index]:
             producers[copy.y] = frozenset({len(placement.steps)})
             placement.steps.append(copy)
         if isinstance(op, Concat):
-            parts_of = [*op.xs, *(copy.y for copy in copies.get(index, ()))]
-            producers[op.y] = frozenset[int]().union(*(producers[name] for name in parts_of))
+            written = [*op.xs, *(copy.y for copy in copies[index])]
+            producers[op.y] = frozenset[int]().union(*(producers[name] for name in written))
         elif isinstance(op, Split):
-            start = 0
-            for y in op.ys:
-                views[y] = views[op.x].channels(start, network.shapes[y][0])
+            for y, start, count in network.spans(op.ys):
+                views[y] = views[op.x].channels(start, count)
                 producers[y] = producers[op.x]
-                start += network.shapes[y][0]
         elif not isinstance(op, Flatten):
             producers |= dict.fromkeys(op.writes, frozenset({len(placement.steps)}))
             placement.steps.append(op)
@@ -284,14 +274,14 @@ def schedule(placement: Placement, streams: int) -> Schedule:
         here = [stream for stream, end in enumerate(last) if end in needed]
         free = [stream for stream, end in enumerate(last) if ended >> end & 1]
         if here:
-            stream = max(here, key=lambda candidate: last[candidate])
+            stream = max(here, key=last.__getitem__)
         elif free:
             stream = free[0]
         elif len(last) < streams:
             stream = len(last)
             last.append(-1)
         else:
-            stream = min(range(len(last)), key=lambda candidate: last[candidate])
+            stream = min(range(len(last)), key=last.__getitem__)
         covered = before[last[stream]] | 1 << last[stream] if last[stream] >= 0 else 0
         ended |= covered
         waited: list[int] = []

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ class Plan:
         self.graph.execute(pointers, workspace, handle)
 
 
-@lru_cache(maxsize=1)
+@cache
 def frontend() -> Any:
     """The cudnn module.
 
@@ -108,10 +109,8 @@ def frontend() -> Any:
         module = importlib.import_module("cudnn")
         version = module.backend_version()
     except Exception as error:  # ImportError, or another if libcudnn.so.9 cannot be loaded
-        raise CapabilityError(
-            f"engine cudnn needs cuDNN and its frontend, which cannot be loaded: {error}",
-            remedy="pip install 'framefuse[cuda13]'",
-        ) from error
+        message = f"engine cudnn needs cuDNN and its frontend, which cannot be loaded: {error}"
+        raise CapabilityError(message, remedy="pip install 'framefuse[cuda13]'") from error
     if version < 90000:
         raise CapabilityError(f"cuDNN {version} is too old", remedy="pip install 'nvidia-cudnn-cu13>=9.19'")
     return module
@@ -134,13 +133,19 @@ class Builder:
         self.cudnn = frontend()
         (self.handle, self.stream), self._return_handle = _handles.acquire()
         self.candidates, self.max_workspace = candidates or CANDIDATES, max_workspace
-        self.failures: list[str] = []
-        """Reasons of plans that could not be built or run."""
         self.release_handle()
 
     def release_handle(self) -> None:
         """Move the handle back to its own stream: cuDNN crashes if the stream of a handle is destroyed."""
         self.cudnn.set_stream(handle=self.handle, stream=self.stream.ptr)
+
+    def launch(self, plan: Plan, pointers: dict[int, int], workspace: Any, stream: Any) -> None:
+        """Launch a plan on a stream of CuPy, with an array on the GPU as its scratch memory."""
+        self.cudnn.set_stream(handle=self.handle, stream=stream.ptr)
+        try:
+            plan.run(self.handle, pointers, int(workspace.data.ptr))
+        finally:
+            self.release_handle()
 
     def __del__(self) -> None:
         if hasattr(self, "_return_handle"):
@@ -233,19 +238,16 @@ class Builder:
                 if plan.workspace > self.max_workspace:
                     continue
                 plan.microseconds = measure(plan)
-            except Exception as error:  # the next candidate may run on this GPU
-                self.failures.append(str(error)[:300])
+            except Exception:  # the next candidate may run on this GPU
                 continue
             if best is None or plan.microseconds < best.microseconds:
                 best = plan
         if best is None:
             raise EngineError(f"cuDNN has no kernel for {layer.text}", remedy="use engine onnxruntime")
-        try:
+        with suppress(Exception):  # the plan itself works
             binary = bytes(best.graph.serialize(as_bytes=True))
             measure(self.load(binary, best.engine, best.knobs))  # keep it only if it still runs once loaded
             best.binary = binary
-        except Exception as error:  # the plan itself works
-            self.failures.append(str(error)[:300])
         return best
 
     def candidate_engines(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
@@ -271,9 +273,8 @@ class Builder:
             size = 1 + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
             if kind in LOW_PRECISIONS:  # small numbers; none is NaN in FP8
                 return cp.random.randint(0, 0x30, size, dtype=cp.uint8)
-            return (cp.random.standard_normal(size, cp.float32) * scale).astype(
-                "float16" if kind == "fp16" else "float32"
-            )
+            values = cp.random.standard_normal(size, cp.float32) * scale
+            return values.astype("float16" if kind == "fp16" else "float32")
 
         fan_in, per_channel = int(np.prod(layer.weight[1:])), ((layer.weight[0],), (1,))
         wide = "fp16" if layer.x_type == "fp16" else "fp32"

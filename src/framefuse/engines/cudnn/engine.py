@@ -63,10 +63,9 @@ class Precisions:
         if options.precision in LOW_PRECISIONS:
             self.kinds = (options.precision,)
             if not self._frames and not quantised:
-                raise UsageError(
-                    f"engine cudnn needs frames to choose what runs in {options.precision}",
-                    remedy="add --calib SOURCE: a video, images or a camera that show what the model will see",
-                )
+                message = f"engine cudnn needs frames to choose what runs in {options.precision}"
+                remedy = "add --calib SOURCE: a video, images or a camera that show what the model will see"
+                raise UsageError(message, remedy=remedy)
         elif options.precision == "auto" and self._frames:
             self.kinds = LOW_PRECISIONS
         if "fp8" in self.kinds and int(device.cupy().cuda.Device().compute_capability) < FP8_CAPABILITY:
@@ -117,12 +116,11 @@ class Precisions:
         listed = ", ".join(f"{count} in {kind}" for kind, count in counts.most_common())
         where = f"{len(self._frames)} frames" if self._frames else "noise, since there are no frames"
         agrees = f"agrees with fp16 on {result.agreement:.1%} ({where}; at least {MIN_AGREEMENT:.0%})"
-        line = (
+        return (
             f"batch {compiled.batch} of {compiled.width}x{compiled.height}, convolutions: {listed}; "
             f"{result.us['chosen']:.0f} us per batch, {result.us['tuned']:.0f} with all in fp16 and tuned kernels, "
             f"{result.us['fp16']:.0f} by default; {agrees}"
-        )
-        return line + (f"; {result.note}" if result.note else "")
+        ) + (f"; {result.note}" if result.note else "")
 
     def _images(self, height: int, width: int) -> NDArray[np.float16]:
         """Calibration images (n, 3, height, width); frames of another size are resized by nearest neighbour."""

@@ -222,15 +222,10 @@ class Execution(DeviceExecution):
 
     def convolve(self, index: int, step: Conv, number: int, stream: Any) -> None:
         """Start a convolution on `stream` with the scratch memory of stream `number`."""
-        handle = self.builder.handle
-        self.builder.cudnn.set_stream(handle=handle, stream=stream.ptr)
         names = {X: step.x, Y: step.y} | ({} if step.residual is None else {RESIDUAL: step.residual})
         pointers = {uid: self._base + self.compiled.byte(name) for uid, name in names.items()}
         pointers |= self.weights.pointers(step.name) | self.scaled.pointers(index)
-        try:
-            self.plans[index].run(handle, pointers, int(self.workspaces[number].data.ptr))
-        finally:
-            self.builder.release_handle()
+        self.builder.launch(self.plans[index], pointers, self.workspaces[number], stream)
 
     def finish(self, stream: Any) -> None:
         """Start to write `results` from the raw outputs, unless they are logits in the arena."""

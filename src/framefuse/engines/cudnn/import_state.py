@@ -41,15 +41,12 @@ class ImportState:
         inputs = inputs_of(model)
         axes = [d.dim_value for d in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
         if len(axes) != 4 or axes[1] not in (0, 3):
-            raise ModelError(
-                f"{path} has inputs {[(item.name, len(item.type.tensor_type.shape.dim)) for item in inputs]}",
-                remedy="engine cudnn takes one input of (batch, 3, height, width)",
-            )
+            found = [(item.name, len(item.type.tensor_type.shape.dim)) for item in inputs]
+            remedy = "engine cudnn takes one input of (batch, 3, height, width)"
+            raise ModelError(f"{path} has inputs {found}", remedy=remedy)
         if any(fixed not in (0, asked) for fixed, asked in zip(axes[2:], (height, width), strict=True)):
-            raise ModelError(
-                f"{path} takes {axes[3]}x{axes[2]} images only, not {width}x{height}",
-                remedy="export the model with dynamic height and width",
-            )
+            message = f"{path} takes {axes[3]}x{axes[2]} images only, not {width}x{height}"
+            raise ModelError(message, remedy="export the model with dynamic height and width")
         self.input = inputs[0].name
         self.aliases: dict[str, str] = {}
         """Alias -> value: outputs of Identity, of casts between floats and of Q/DQ nodes."""
@@ -92,11 +89,9 @@ class ImportState:
 
     def evaluate(self, nodes: list[Any], values: dict[str, Array], output: str) -> Array | None:
         """What nodes compute; None if onnx's evaluator cannot run them."""
-        feeds = dict(values)
-        for name in {name for node in nodes for name in node.input}:
-            value = {**self.constants, **values}.get(self.resolve(name)) if name else None
-            if value is not None:
-                feeds[name] = value
+        known = self.constants | values
+        names = {name for node in nodes for name in node.input if name and self.resolve(name) in known}
+        feeds = values | {name: known[self.resolve(name)] for name in names}
         try:
             return evaluate(nodes, feeds, [output], self.model)[0]
         except Exception:  # of any class

@@ -141,11 +141,9 @@ def _conv(state: ImportState, node: Any, inputs: list[str]) -> None:
         raise Unsupported(f" with auto_pad {auto_pad}")
     padded = (height + pads[0] + pads[2], width + pads[1] + pads[3])
     rows, columns = ((side - size) // step + 1 for side, size, step in zip(padded, extent, stride, strict=True))
-    state.add(
-        Conv(node.name or node.output[0], x, node.output[0], weight, bias, stride, pads, dilation,
-             attribute(node, "group", 1)),
-        [(len(weight), rows, columns)],
-    )  # fmt: skip
+    groups, y = attribute(node, "group", 1), node.output[0]
+    conv = Conv(node.name or y, x, y, weight, bias, stride, pads, dilation, groups)
+    state.add(conv, [(len(weight), rows, columns)])
 
 
 def _activate(state: ImportState, x: str, y: str, activation: Any) -> None:
@@ -215,12 +213,11 @@ def _resize(state: ImportState, node: Any, inputs: list[str]) -> None:
     arguments = [state.constants.get(state.resolve(name)) if name else None for name in node.input[1:]]
     if any(value is None for name, value in zip(node.input[1:], arguments, strict=True) if name):
         raise Unsupported(" to a computed size")
-    sizes = arguments[2] if len(arguments) > 2 else None
-    scales = arguments[1] if len(arguments) > 1 else (arguments[0] if node.op_type == "Upsample" else None)
+    _, scales, sizes = [*arguments, None, None, None][:3]
     if sizes is not None and sizes.size:
         factors = [float(size) / now for size, now in zip(sizes, (1, channels, height, width), strict=True)]
     else:
-        factors = [float(value) for value in (scales if scales is not None else [])]
+        factors = [] if scales is None else [float(value) for value in scales]
     scale = int(factors[2]) if len(factors) == 4 else 0
     if scale < 1 or factors != [1, 1, scale, scale]:
         raise Unsupported(f" by {factors}")
@@ -231,8 +228,8 @@ def _resize(state: ImportState, node: Any, inputs: list[str]) -> None:
     (result,) = evaluate([node], {node.input[0]: sample, **values}, [node.output[0]], state.model)
     if not np.array_equal(result, sample.repeat(scale, 2).repeat(scale, 3)):
         raise Unsupported(" that does not just repeat pixels")
-    state.add(Upsample(node.name or node.output[0], x, node.output[0], scale),
-               [(channels, height * scale, width * scale)])  # fmt: skip
+    step = Upsample(node.name or node.output[0], x, node.output[0], scale)
+    state.add(step, [(channels, height * scale, width * scale)])
 
 
 def _concat(state: ImportState, node: Any, inputs: list[str]) -> None:

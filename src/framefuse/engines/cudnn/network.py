@@ -7,7 +7,7 @@ of shared buffers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -207,6 +207,13 @@ class Network:
     def channels(self, name: str) -> int:
         """Channels of a value without padding."""
         return sum(channel >= 0 for channel in self.padding.get(name, range(self.shapes[name][0])))
+
+    def spans(self, names: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+        """Each value with its first channel among the concatenated ones, and its channels."""
+        start = 0
+        for name in names:
+            yield name, start, self.shapes[name][0]
+            start += self.shapes[name][0]
 
 
 def attend(x: NDArray[Any], step: Attention) -> NDArray[Any]:

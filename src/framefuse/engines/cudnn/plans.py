@@ -186,9 +186,9 @@ class Plans:
         unsupported: layers for which cuDNN has no kernel, each with its message.
     """
 
-    def __init__(self, builder: Builder, cache: PlanCache | None = None) -> None:
+    def __init__(self, builder: Builder) -> None:
         self.builder = builder
-        self.cache = cache or PlanCache(environment(builder))
+        self.cache = PlanCache(environment(builder))
         self.measured = self.cached = self.rebuilt = 0
         self.workers: Workers | None = None
         self.unsupported: dict[Layer, str] = {}
@@ -298,7 +298,6 @@ def fastest_plans(
                 reason = "out of time"
             except Exception as error:  # cannot be built or run; the next candidate may
                 reason = str(error)[:160]
-                builder.failures.append(str(error)[:300])
             else:
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan

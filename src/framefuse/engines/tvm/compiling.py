@@ -17,11 +17,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from framefuse.common.text import lines_of
 from framefuse.engines.onnx_shapes import at_shape, folded
 from framefuse.engines.requests import Shape
 from framefuse.engines.tvm import schedules
 from framefuse.engines.tvm.offload import offload_convolutions
-from framefuse.engines.tvm.package import builder_without_main, last_line, operator, reads, rebuild, shape_of, tvm
+from framefuse.engines.tvm.package import builder_without_main, operator, reads, rebuild, shape_of, tvm
 from framefuse.engines.tvm.targets import Target
 from framefuse.errors import CapabilityError, EngineError, ModelError
 from framefuse.models.fp16 import to_fp32
@@ -32,6 +33,7 @@ LOWERING_VERSION = 3
 """Part of the cache key; increase it when the lowering of a model changes."""
 MEMORY = "memory"
 """Function of a module that allocates the memory arguments of `main`, which follow its input."""
+ALLOCATES = "relax.memory.alloc_storage"
 REMEDY = "use another engine, for example onnxruntime"
 WEIGHTED = tuple(f"relax.{kind}" for kind in ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose",
                "nn.conv2d_transpose", "nn.conv3d_transpose", "matmul"))  # fmt: skip
@@ -51,10 +53,8 @@ def import_model(path: Path, shape: Shape) -> Any:
     model = load_onnx(path)
     inputs = inputs_of(model)
     if len(inputs) != 1 or len(inputs[0].type.tensor_type.shape.dim) != 4:
-        raise ModelError(
-            f"{path} has inputs {[value.name for value in inputs]}",
-            remedy="engine tvm takes one input of (batch, 3, height, width)",
-        )
+        message = f"{path} has inputs {[value.name for value in inputs]}"
+        raise ModelError(message, remedy="engine tvm takes one input of (batch, 3, height, width)")
     model = folded(to_fp32(at_shape(model, shape)))
     known = onnx_frontend._get_convert_map()
     missing = Counter(node.op_type for node in model.graph.node if node.op_type not in known)
@@ -64,7 +64,7 @@ def import_model(path: Path, shape: Shape) -> Any:
     try:
         return from_onnx(model, keep_params_in_input=False)
     except Exception as error:  # TVM raises unrelated classes
-        raise ModelError(f"engine tvm cannot run {path}: {last_line(error)}", remedy=REMEDY) from error
+        raise ModelError(f"engine tvm cannot run {path}: {lines_of(error)[-1]}", remedy=REMEDY) from error
 
 
 def lift_storage(module: Any) -> Any:
@@ -74,12 +74,8 @@ def lift_storage(module: Any) -> Any:
     blocks: list[Any] = []
     storages: list[Any] = []
     for block in main.body.blocks:
-        remaining: list[Any] = []
-        for binding in block.bindings:
-            call = getattr(binding, "value", None)
-            is_storage = isinstance(call, relax.Call) and getattr(call.op, "name", "") == "relax.memory.alloc_storage"
-            (storages if is_storage else remaining).append(binding)
-        blocks.append(relax.BindingBlock(remaining))
+        storages += [binding for binding in block.bindings if operator(binding) == ALLOCATES]
+        blocks.append(relax.BindingBlock([binding for binding in block.bindings if operator(binding) != ALLOCATES]))
     variables = [relax.Var(f"storage{index}", relax.AnyType()) for index in range(len(storages))]
     bindings = [relax.VarBinding(name, binding.value) for name, binding in zip(variables, storages, strict=True)]
     out = relax.Var("storages", relax.TupleType([relax.AnyType()] * len(variables)))
@@ -104,6 +100,16 @@ def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -
     """
     relax = tvm().relax
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
+    fusion = [
+        relax.backend.DispatchSampling(),
+        relax.backend.DispatchSortScan(),
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+    ]
     try:
         with target.tvm():
             module = tvm().transform.Sequential(passes)(module)
@@ -112,20 +118,9 @@ def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -
                 module = offloaded
             elif precision == "fp16":
                 module = to_mixed_precision(module)
-            return tvm().transform.Sequential(
-                [
-                    relax.backend.DispatchSampling(),
-                    relax.backend.DispatchSortScan(),
-                    relax.transform.LegalizeOps(),
-                    relax.transform.AnnotateTIROpPattern(),
-                    relax.transform.FoldConstant(),
-                    relax.transform.FuseOps(),
-                    relax.transform.FuseTIR(),
-                    relax.transform.DeadCodeElimination(),
-                ]
-            )(module)
+            return tvm().transform.Sequential(fusion)(module)
     except Exception as error:  # TVM raises unrelated classes
-        raise EngineError(f"TVM cannot lower the model at {precision}: {last_line(error)}") from error
+        raise EngineError(f"TVM cannot lower the model at {precision}: {lines_of(error)[-1]}") from error
 
 
 def compile_to(
@@ -158,7 +153,7 @@ def compile_to(
             compiled = tvm().compile(lowered, tvm_target, relax_pipeline=_backend_passes(relax.transform, own_memory))
             compiled.export_library(str(path), fcompile=link)
         except Exception as error:  # TVM raises unrelated classes
-            raise EngineError(f"TVM cannot compile for {target.name}: {last_line(error)}") from error
+            raise EngineError(f"TVM cannot compile for {target.name}: {lines_of(error)[-1]}") from error
 
 
 def _backend_passes(passes: Any, own_memory: bool) -> Any:
@@ -198,7 +193,7 @@ def linker() -> Any:
     def link(output: str, objects: list[str], **_: Any) -> None:
         done = subprocess.run([*command, "-o", output, *objects], capture_output=True, text=True)
         if done.returncode:
-            reason = next((line for line in done.stderr.splitlines() if "error:" in line), last_line(done.stderr))
+            reason = next((line for line in done.stderr.splitlines() if "error:" in line), lines_of(done.stderr)[-1])
             message = f"the compiled model cannot be linked: {reason}"
             raise EngineError(message, remedy="check the free disk space of the cache")
 
@@ -220,13 +215,9 @@ def to_mixed_precision(module: Any) -> Any:
     network = _network(bindings)
     if not network:
         return module
-    return tvm().transform.Sequential(
-        [
-            passes.ToMixedPrecision(out_dtype="float32"),
-            passes.ConvertToDataflow(min_size=1),
-            passes.CanonicalizeBindings(),
-        ]
-    )(_separate(module, bindings, network))
+    mixed = passes.ToMixedPrecision(out_dtype="float32")
+    tidied = passes.ConvertToDataflow(min_size=1), passes.CanonicalizeBindings()
+    return tvm().transform.Sequential([mixed, *tidied])(_separate(module, bindings, network))
 
 
 def _network(bindings: list[Any]) -> set[Any]:

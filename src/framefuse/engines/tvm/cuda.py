@@ -52,10 +52,9 @@ def register_compiler(target: Target, cache: EngineCache | None = None) -> None:
         toolkit = nvcc.find_cuda_path()
         version = ".".join(map(str, nvcc.get_cuda_version(toolkit)))
     except Exception as error:  # RuntimeError, or an error of its subprocess
-        raise CapabilityError(
-            f"engine tvm needs the headers of a CUDA toolkit: {error}",
-            remedy="install CUDA toolkit 13 with nvcc, or use --engine cudnn, which needs no toolkit",
-        ) from error
+        message = f"engine tvm needs the headers of a CUDA toolkit: {error}"
+        remedy = "install CUDA toolkit 13 with nvcc, or use --engine cudnn, which needs no toolkit"
+        raise CapabilityError(message, remedy=remedy) from error
 
     def compile_cached(code: Any) -> bytes:
         text = str(code)
@@ -138,12 +137,8 @@ class ConvolutionRunner:
         pointers[X] = address(x) + FP16_BYTES * attributes["first"]
         if residual:
             pointers[RESIDUAL] = address(residual[0]) + FP16_BYTES * attributes["residual_first"]
-        handle = self.builder.handle
-        self.builder.cudnn.set_stream(handle=handle, stream=device.cupy().cuda.get_current_stream().ptr)
-        try:
-            plan.run(handle, pointers, int(self.workspaces[plan.workspace].data.ptr))
-        finally:
-            self.builder.release_handle()
+        stream = device.cupy().cuda.get_current_stream()
+        self.builder.launch(plan, pointers, self.workspaces[plan.workspace], stream)
 
 
 def _layer(x: Any, weight: Any, y: Any, residual: Any, attributes: dict[str, Any]) -> Layer:
@@ -165,12 +160,8 @@ def _strides(shape: Any) -> tuple[int, int, int, int]:
 class TvmExecution(DeviceExecution):
     """A compiled network of one shape on the GPU.
 
-    It owns its memory, and a warm-up run compiles and loads all kernels. So a captured run allocates
-    nothing, and executions can run concurrently.
-
-    Attributes:
-        input: (batch, 3, height, width).
-        results: the model's outputs.
+    It owns its memory, and a warm-up run compiles and loads all kernels. So a captured run allocates nothing, and
+    executions can run concurrently.
     """
 
     memory_format = "nchw"

@@ -14,6 +14,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from framefuse.engines.tvm.package import builder_without_main, operator, reads, rebuild, shape_of, tvm
 
 FUNCTION = "framefuse.tvm.convolve"
@@ -32,10 +34,8 @@ def offload_convolutions(module: Any) -> Any:
         module = passes.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]})(module)
     except Exception:  # TVM raises unrelated classes
         return None
-    module = tvm().transform.Sequential(
-        [passes.FoldConstant(), passes.CanonicalizeBindings(), passes.DeadCodeElimination()]
-    )(module)
-    return _Rewriter(module).module()
+    tidying = [passes.FoldConstant(), passes.CanonicalizeBindings(), passes.DeadCodeElimination()]
+    return _Rewriter(tvm().transform.Sequential(tidying)(module)).module()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +94,7 @@ class _Rewriter:
             for name in reads(binding.value):
                 self.readers[name].append(binding)
         self.readers[function.body.body].append(None)
-        self.convs: dict[Any, FusedConv] = {}
-        for binding in self.bindings:
-            conv = self._fused_conv(binding)
-            if conv is not None:
-                self.convs[conv.end] = conv
+        self.convs = {conv.end: conv for conv in map(self._fused_conv, self.bindings) if conv is not None}
         self.grouped = self._merge_alike()
         self.calls: dict[Group, Any] = {}
         self.builder = builder_without_main(module)
@@ -234,14 +230,10 @@ class _Rewriter:
         """The convolution of a binding and the operators to fuse into it; None if cuDNN cannot run it."""
         relax = tvm().relax
         call = binding.value
-        if (
-            operator(call) != "relax.nn.conv2d"
-            or call.attrs.groups != 1
-            or not isinstance(call.args[1], tvm().ir.Constant)
-        ):
+        if operator(call) != "relax.nn.conv2d" or not isinstance(call.args[1], tvm().ir.Constant):
             return None
         outputs = int(call.args[1].value.shape[0])
-        if outputs < GRAIN:
+        if outputs < GRAIN or call.attrs.groups != 1:
             return None
         end, bias, activation, residual = binding.var, None, "", None
         after = self._only_reader(end)
@@ -270,8 +262,6 @@ class _Rewriter:
         return readers[0] if len(readers) == 1 else None
 
     def _call(self, group: Group) -> Any:
-        import numpy as np
-
         relax = tvm().relax
         calls = [self.values[member.conv] for member in group.members]
         weights, biases = [], []
@@ -283,23 +273,17 @@ class _Rewriter:
         if padding := -weight.shape[3] % GRAIN:
             x = self.builder.emit(relax.op.nn.pad(x, [0] * 7 + [padding]))
             weight = np.pad(weight, [(0, 0)] * 3 + [(0, padding)])
-        attributes = {
-            "stride": [int(value) for value in calls[0].attrs.strides],
-            "pads": [int(value) for value in calls[0].attrs.padding],
-            "dilation": [int(value) for value in calls[0].attrs.dilation],
-            "activation": group.members[0].activation,
-            "first": first,
-        }
+        attrs = calls[0].attrs
+        geometry = {"stride": attrs.strides, "pads": attrs.padding, "dilation": attrs.dilation}
+        attributes: dict[str, Any] = {name: [int(value) for value in values] for name, values in geometry.items()}
+        attributes |= {"activation": group.members[0].activation, "first": first}
         arguments = [x, _constant(weight), _constant(bias)]
         if group.members[0].residual is not None:
             residual, attributes["residual_first"] = self._location(group.members[0].residual)
             arguments.append(residual)
-        shape = [*shape_of(group.members[0].end)[:3], group.count]
-        return relax.op.call_dps_packed(
-            FUNCTION,
-            relax.Tuple([*arguments, tvm().ir.StringImm(json.dumps(attributes))]),
-            out_ty=relax.TensorType(shape, "float16"),
-        )
+        arguments.append(tvm().ir.StringImm(json.dumps(attributes)))
+        out = relax.TensorType([*shape_of(group.members[0].end)[:3], group.count], "float16")
+        return relax.op.call_dps_packed(FUNCTION, relax.Tuple(arguments), out_ty=out)
 
     def _location(self, value: Any) -> tuple[Any, int]:
         """The tensor to pass to a convolution, and the first channel to read."""
@@ -314,24 +298,18 @@ def _expectation(x: Any, weight: Any) -> Any:
     te, tirx = tvm().te, tvm().tirx
     batch, terms, height, width = x.shape
     shape = (batch, height, width, 1)
-
-    def axis() -> Any:
-        return te.reduce_axis((0, terms), "k")
-
-    k, i, j = axis(), axis(), axis()
+    k, i, j = (te.reduce_axis((0, terms), "k") for _ in range(3))
     peak = te.compute(shape, lambda b, y, z, _: te.max(x[b, k, y, z], axis=k), "peak")
-    numerator = te.compute(
-        shape, lambda b, y, z, c: te.sum(weight[i] * tirx.exp(x[b, i, y, z] - peak[b, y, z, c]), axis=i), "numerator"
-    )
-    denominator = te.compute(
-        shape, lambda b, y, z, c: te.sum(tirx.exp(x[b, j, y, z] - peak[b, y, z, c]), axis=j), "denominator"
-    )
+
+    def share(b: Any, term: Any, y: Any, z: Any, c: Any) -> Any:
+        return tirx.exp(x[b, term, y, z] - peak[b, y, z, c])
+
+    numerator = te.compute(shape, lambda b, y, z, c: te.sum(weight[i] * share(b, i, y, z, c), axis=i), "numerator")
+    denominator = te.compute(shape, lambda b, y, z, c: te.sum(share(b, j, y, z, c), axis=j), "denominator")
     return te.compute(shape, lambda *at: numerator[at] / denominator[at], "expectation")
 
 
 def _constant(value: Any) -> Any:
-    import numpy as np
-
     return tvm().relax.const(np.ascontiguousarray(value, np.float16), "float16")
 
 

@@ -62,16 +62,9 @@ def check_tuner() -> None:
     ffi = version("apache-tvm-ffi")
     if not ffi.startswith(SAVING_FFI):
         # It would crash the process: its JSON writer does not know TVM's objects.
-        raise CapabilityError(
-            f"the tuner cannot save its database with apache-tvm-ffi {ffi}",
-            remedy=f"{INSTALL}, which installs {SAVING_FFI}; use a separate environment if others need a later version",
-        )
-
-
-def last_line(error: object) -> str:
-    """The last line of an error, where TVM puts its message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+        message = f"the tuner cannot save its database with apache-tvm-ffi {ffi}"
+        remedy = f"{INSTALL}, which installs {SAVING_FFI}; use a separate environment if others need a later version"
+        raise CapabilityError(message, remedy=remedy)
 
 
 def versions() -> str:

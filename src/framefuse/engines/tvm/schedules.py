@@ -7,6 +7,7 @@ there are many of them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -52,11 +53,10 @@ def schedule(function: Any) -> Any:
         return sch
     spatial = [_extents(sch, block, "S") for block in blocks]
     largest = max(prod(_extents(sch, block, "R")) for block in reductions)
-    if prod(spatial[-1]) < MANY_RESULTS and largest > SMALL_REDUCTION:
+    results = prod(spatial[-1])
+    if results < MANY_RESULTS and largest > SMALL_REDUCTION:
         return None
-    if any(prod(extents) != prod(spatial[-1]) for extents in spatial):
-        return None
-    if any("RS" in _kinds(sch, block) for block in blocks):
+    if any(prod(extents) != results for extents in spatial) or any("RS" in _kinds(sch, block) for block in blocks):
         return None
     _schedule_reduction(sch, reductions, blocks[-1])
     return sch
@@ -67,10 +67,8 @@ def _inline(sch: Any) -> list[Any]:
     root = sch.get_sblock("root")
     for block in sch.get_child_blocks(root):
         if "R" not in _kinds(sch, block) and sch.get_consumers(block):
-            try:
+            with suppress(Exception):  # TVM cannot inline it
                 sch.compute_inline(block)
-            except Exception:  # TVM cannot inline it
-                continue
     return list(sch.get_child_blocks(root))
 
 

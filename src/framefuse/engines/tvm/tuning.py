@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.common.files import user_cache, write_atomically
+from framefuse.common.text import lines_of
 from framefuse.engines import cache
 from framefuse.engines.tvm import compiling
-from framefuse.engines.tvm.package import last_line, tvm, versions
+from framefuse.engines.tvm.package import tvm, versions
 from framefuse.engines.tvm.targets import Target
 from framefuse.errors import EngineError
 
@@ -80,19 +81,19 @@ class Records:
     @property
     def written(self) -> int:
         """Schedules in the file, including those that failed to run."""
-        try:
-            return (self.folder / RECORDS).read_bytes().count(b"\n")
-        except OSError:
-            return 0
+        return self._schedules().count(b"\n")
 
     @property
     def digest(self) -> str:
         """Of its schedules, for a cache key; empty if there are none."""
-        try:
-            content = (self.folder / RECORDS).read_bytes()
-        except OSError:
-            return ""
+        content = self._schedules()
         return hashlib.sha256(content).hexdigest()[:16] if content else ""
+
+    def _schedules(self) -> bytes:
+        try:
+            return (self.folder / RECORDS).read_bytes()
+        except OSError:
+            return b""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -112,9 +113,8 @@ class Records:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise EngineError(
-                    f"another tuner is writing to {self.folder}", remedy="wait for it, or name another --database"
-                ) from error
+                message = f"another tuner is writing to {self.folder}"
+                raise EngineError(message, remedy="wait for it, or name another --database") from error
             yield
 
     def _check_target(self) -> None:
@@ -167,19 +167,15 @@ class Records:
         try:
             return JSONDatabase(work_dir=str(folder))
         except Exception as error:  # valid JSON that this TVM did not write
-            raise self._unusable(f"TVM cannot read it: {last_line(error)}") from error
+            raise self._unusable(f"TVM cannot read it: {lines_of(error)[-1]}") from error
 
     def _unusable(self, why: str) -> EngineError:
-        return EngineError(
-            f"tuning database {self.folder} cannot be used: {why}",
-            remedy="move it away, or tune into another folder (framefuse tune --database)",
-        )
+        remedy = "move it away, or tune into another folder (framefuse tune --database)"
+        return EngineError(f"tuning database {self.folder} cannot be used: {why}", remedy=remedy)
 
     def _unwritable(self, error: OSError) -> EngineError:
-        return EngineError(
-            f"tuning database {self.folder} cannot be written: {error.strerror}",
-            remedy="name another folder with --database, or set XDG_CACHE_HOME",
-        )
+        remedy = "name another folder with --database, or set XDG_CACHE_HOME"
+        return EngineError(f"tuning database {self.folder} cannot be written: {error.strerror}", remedy=remedy)
 
 
 LONGEST_SLICE = 480.0
@@ -237,12 +233,11 @@ def tasks_of(lowered: Any, target: Target, *, heaviest: int | None = None) -> li
     from tvm.s_tir import meta_schedule
     from tvm.s_tir.analysis import estimate_tir_flops
 
-    found = []
-    for extracted in meta_schedule.relax_integration.extract_tasks(lowered, target.tvm()):
-        operations = float(estimate_tir_flops(extracted.dispatched[0])) * int(extracted.weight)
-        found.append(Task(str(extracted.task_name), operations, extracted))
-    found.sort(key=lambda task: (-task.operations, task.name))
-    return found[:heaviest]
+    found = [
+        Task(str(one.task_name), float(estimate_tir_flops(one.dispatched[0])) * int(one.weight), one)
+        for one in meta_schedule.relax_integration.extract_tasks(lowered, target.tvm())
+    ]
+    return sorted(found, key=lambda task: (-task.operations, task.name))[:heaviest]
 
 
 def tune(
@@ -271,7 +266,7 @@ def tune(
             task.look_up(database)
             task.done = task.measured >= trials
         before = sum(task.measured for task in tasks)
-        turn = _Turn(target, records.folder, database, workers)
+        turn = _Turn(records.folder, database, workers)
         started, longest = time.monotonic(), 0.0
         while waiting := [task for task in tasks if not task.done]:
             turn_started = time.monotonic()
@@ -287,10 +282,8 @@ def tune(
             longest = max(longest, time.monotonic() - turn_started)
             say(f"{task.name[:LONGEST_NAME]}: {task.measured} of {trials} schedules, best {task.best:.0f} us")
         if tasks and all(task.done and not task.measured for task in tasks):
-            raise EngineError(
-                f"no candidate of {len(tasks)} functions runs on {target.name}",
-                remedy="tune on a machine with this target, because candidates are measured",
-            )
+            message = f"no candidate of {len(tasks)} functions runs on {target.name}"
+            raise EngineError(message, remedy="tune on a machine with this target, because candidates are measured")
         added = sum(task.measured for task in tasks) - before
     return Slice(tasks, time.monotonic() - started, added, all(task.done for task in tasks))
 
@@ -298,13 +291,13 @@ def tune(
 class _Turn:
     """Measures more candidates of one function."""
 
-    def __init__(self, target: Target, folder: Path, database: Any, workers: int) -> None:
+    def __init__(self, folder: Path, database: Any, workers: int) -> None:
         import tvm.s_tir.tensor_intrin  # noqa: F401  takes ten seconds once, outside the first turn
         from tvm.s_tir import meta_schedule as ms
 
         for name in ("tvm.s_tir.meta_schedule", ms.__name__):
             logging.getLogger(name).setLevel(logging.WARNING)
-        self.target, self.folder, self.database, self.workers = target, folder, database, workers
+        self.folder, self.database, self.workers = folder, database, workers
         self.builder = _builder(workers)
         evaluator = ms.runner.EvaluatorConfig(number=1, repeat=2, min_repeat_ms=20)
         self.runner = ms.runner.LocalRunner(timeout_sec=15, evaluator_config=evaluator)
@@ -316,14 +309,15 @@ class _Turn:
         from tvm.s_tir import meta_schedule as ms
 
         self.seed += 1
-        strategies = ms.search_strategy
+        search, cost_model = ms.search_strategy.ReplayTrace(), "random"
+        if task.measured >= EVOLVE_FROM:
+            search = ms.search_strategy.EvolutionarySearch(population_size=64, init_min_unmeasured=16)
+            cost_model = self.model
         context = ms.TuneContext(
             mod=task.extracted.dispatched[0],
             target=task.extracted.target,
             space_generator="post-order-apply",
-            search_strategy=strategies.EvolutionarySearch(population_size=64, init_min_unmeasured=16)
-            if task.measured >= EVOLVE_FROM
-            else strategies.ReplayTrace(),
+            search_strategy=search,
             task_name=task.name,
             rand_state=self.seed,
             num_threads=self.workers,
@@ -338,11 +332,11 @@ class _Turn:
                 builder=self.builder,
                 runner=self.runner,
                 database=self.database,
-                cost_model=self.model if task.measured >= EVOLVE_FROM else "random",
+                cost_model=cost_model,
                 measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.RemoveBuildArtifact()],
             )
         except Exception as error:  # TVM raises unrelated classes
-            raise EngineError(f"TVM's tuner failed at {task.name}: {last_line(error)}") from error
+            raise EngineError(f"TVM's tuner failed at {task.name}: {lines_of(error)[-1]}") from error
 
 
 def _builder(workers: int) -> Any:

@@ -525,10 +525,8 @@ class Pipeline:
         if why is None or (isinstance(error, FramefuseError) and type(error) is not EngineError):
             return error
         width, height = self._program.largest_input
-        known = HostMemoryError(
-            f"not enough memory at batch {self._batcher.size} of {width}x{height}: {why}",
-            remedy="use a smaller --batch or --imgsz",
-        )
+        message = f"not enough memory at batch {self._batcher.size} of {width}x{height}: {why}"
+        known = HostMemoryError(message, remedy="use a smaller --batch or --imgsz")
         known.stage = getattr(error, "stage", None)
         return known
 

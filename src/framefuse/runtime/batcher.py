@@ -308,7 +308,7 @@ class Batcher:
         try:
             with gpus.current(self._runner.gpu, "run the model"):
                 while (ready := self._next()) is not None:
-                    self._finish() if ready is True else self._start(ready)
+                    self._attempt(self._runner.finish) if ready is True else self._start(ready)
         except BaseException as failed:
             error = failed
         finally:
@@ -361,9 +361,6 @@ class Batcher:
         self._running.append(_Started(batch, items, monotonic()))
         self._sizes[len(items)] += 1
         self._attempt(lambda: self._runner.start(items, batch.size))
-
-    def _finish(self) -> None:
-        self._attempt(self._runner.finish)
 
     def _attempt(self, call: Callable[[], Iterator[tuple[int, Any]]]) -> None:
         try:

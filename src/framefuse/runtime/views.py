@@ -286,10 +286,8 @@ class Viewer:
         if found and self._least is not None:
             strong = self._merge([part[part.confidence > self._least] for part in parts], views, size)
             weak = result.detections[result.detections.confidence <= self._least]
-            shown, result = (
-                replace(result, detections=strong),
-                replace(result, detections=Detections.concatenate([strong, weak])),
-            )
+            shown = replace(result, detections=strong)
+            result = replace(result, detections=Detections.concatenate([strong, weak]))
         self._latest[frame.source_id].append(shown)
         if kept is not None and kept.planes is frame.planes:
             return FrameResult(result, frame)  # whose lease the last stage releases

@@ -27,8 +27,16 @@ ClassName = Annotated[str, Field(strict=True, min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
 DAY = 86400
 """Upper limit of all waiting times, in seconds."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, le=DAY)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=DAY)]
 UNWRITABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 """NUL and lone surrogates, except those by which Python represents bytes of a file name that is not UTF-8."""
+
+
+def option(default: Any, description: str, **limits: Any) -> Any:
+    """A field of `Settings`. `limits` are those of `pydantic.Field`."""
+    return Field(default, description=description, **limits)
 
 
 class Settings(BaseModel):
@@ -41,179 +49,164 @@ class Settings(BaseModel):
     model_config = Strict
 
     # model
-    device: str = Field(
+    device: str = option(
         "auto",
+        "where everything after decoding runs; cuda:1 is the second visible GPU",
         pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$",
-        description="where everything after decoding runs; cuda:1 is the second visible GPU",
         json_schema_extra={"enum": ["auto", "cpu", "cuda", "cuda:N"]},
     )
-    engine: str = Field(
-        "auto",
-        description="auto, or one of `framefuse doctor`: openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null",
+    engine: str = option(
+        "auto", "auto, or one of `framefuse doctor`: openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null"
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = Field(
-        "auto", description="number format of the model; auto: the best safe one for this machine (see the report)"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = option(
+        "auto", "number format of the model; auto: the best safe one for this machine (see the report)"
     )
-    calib: Text | None = Field(
-        None, description="engine cudnn: sample frames by which each layer's precision is chosen"
+    calib: Text | None = option(None, "engine cudnn: sample frames by which each layer's precision is chosen")
+    imgsz: list[PositiveInt] | None = option(
+        None, "input size: a number, or height and width; default: the model's", min_length=1, max_length=2
     )
-    imgsz: list[PositiveInt] | None = Field(
-        None, min_length=1, max_length=2, description="input size: a number, or height and width; default: the model's"
-    )
-    rect: bool = Field(
+    rect: bool = option(
         True,
-        description="shrink the padded axis if the model allows it (1080p at 640 runs as 640x384); "
-        "off on cuda if frame sizes may differ",
+        "shrink the padded axis if the model allows it (1080p at 640 runs as 640x384); off on cuda if frame sizes may "
+        "differ",
     )
-    batch: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="maximum frames per batch; on cuda 8 if several videos are read, or the views of a frame",
+    batch: int = option(
+        1, "maximum frames per batch; on cuda 8 if several videos are read, or the views of a frame", ge=1, le=64
     )
-    batch_timeout: float = Field(0.05, ge=0, le=DAY, description="seconds a partial batch waits for more frames")
-    streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at once; 0: chosen to fit the cores")
-    threads: int = Field(0, ge=0, le=1024, description="total engine threads; 0: the cores this process may use")
-    slots: int = Field(0, ge=0, le=1024, description="requests in flight; 0: streams + 1")
-    memory: Literal["auto", "copy", "mapped", "managed"] = Field(
-        "auto", description="how host frames reach a GPU: copied, read over the bus, or migrated page by page"
+    batch_timeout: Seconds = option(0.05, "seconds a partial batch waits for more frames")
+    streams: int = option(0, "requests the engine runs at once; 0: chosen to fit the cores", ge=0, le=1024)
+    threads: int = option(0, "total engine threads; 0: the cores this process may use", ge=0, le=1024)
+    slots: int = option(0, "requests in flight; 0: streams + 1", ge=0, le=1024)
+    memory: Literal["auto", "copy", "mapped", "managed"] = option(
+        "auto", "how host frames reach a GPU: copied, read over the bus, or migrated page by page"
     )
-    max_memory: float | None = Field(
-        None, gt=0, le=524288, description="GPU memory that the run may take, in MiB; default: what is free"
+    max_memory: float | None = option(
+        None, "GPU memory that the run may take, in MiB; default: what is free", gt=0, le=524288
     )
-    workspace_mb: int = Field(0, ge=0, le=524288, description="scratch memory the engine may use, MiB; 0: its default")
+    workspace_mb: int = option(0, "scratch memory the engine may use, MiB; 0: its default", ge=0, le=524288)
 
     # detections
-    conf: float = Field(0.25, ge=0, le=1, description="minimum confidence")
-    iou: float = Field(0.7, ge=0, le=1, description="overlap (IoU) above which NMS drops the weaker box of a class")
-    max_det: int = Field(300, ge=1, le=30000, description="maximum detections per frame")
-    classes: list[ClassId | ClassName] | None = Field(
-        None, min_length=1, description="classes to keep, such as 0,2 or car,person; default: all"
+    conf: Share = option(0.25, "minimum confidence")
+    iou: Share = option(0.7, "overlap (IoU) above which NMS drops the weaker box of a class")
+    max_det: int = option(300, "maximum detections per frame", ge=1, le=30000)
+    classes: list[ClassId | ClassName] | None = option(
+        None, "classes to keep, such as 0,2 or car,person; default: all", min_length=1
     )
-    agnostic_nms: bool = Field(False, description="let NMS suppress boxes across classes")
-    min_area: float = Field(0, ge=0, description="smallest box to keep: square pixels, or a share of the frame up to 1")
+    agnostic_nms: bool = option(False, "let NMS suppress boxes across classes")
+    min_area: float = option(0, "smallest box to keep: square pixels, or a share of the frame up to 1", ge=0)
 
     # views
-    tiles: Text | None = Field(
+    tiles: Text | None = option(
         None,
-        description="also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap; auto: as many as "
-        "the size of the frame and the measured time of the model suggest",
+        "also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap; auto: as many as the size "
+        "of the frame and the measured time of the model suggest",
     )
-    tiles_whole: bool = Field(True, description="look at the whole frame besides its tiles")
-    target_fps: float | None = Field(
+    tiles_whole: bool = option(True, "look at the whole frame besides its tiles")
+    target_fps: float | None = option(
         None,
+        "--tiles auto and --adaptive: frames per second that the model has to reach, all sources together; "
+        "default: the rate of live sources, no limit for files",
         gt=0,
         le=100000,
-        description="--tiles auto and --adaptive: frames per second that the model has to reach, all sources together; "
-        "default: the rate of live sources, no limit for files",
     )
-    roi: Text | None = Field(
+    roi: Text | None = option(
         None,
-        description="look only here: x,y,width,height or a polygon x1,y1,x2,y2,x3,y3 in pixels or shares of the frame; "
+        "look only here: x,y,width,height or a polygon x1,y1,x2,y2,x3,y3 in pixels or shares of the frame; "
         "several with semicolons",
     )
-    stereo: Literal["sbs", "tb", "left", "right"] | None = Field(
-        None, description="both eyes of a stereo frame as two images: side by side or top and bottom; or one eye"
+    stereo: Literal["sbs", "tb", "left", "right"] | None = option(
+        None, "both eyes of a stereo frame as two images: side by side or top and bottom; or one eye"
     )
 
     # tracks
-    track: Literal["bytetrack", "ocsort"] | None = Field(
-        None, description="follow objects from frame to frame, and give each its id"
+    track: Literal["bytetrack", "ocsort"] | None = option(
+        None, "follow objects from frame to frame, and give each its id"
     )
-    track_high: float = Field(0.4, ge=0, le=1, description="boxes of this confidence are matched with tracks first")
-    track_low: float = Field(
-        0.1, ge=0, le=1, description="boxes of this confidence can continue a track, even below conf, which hides them"
-    )
-    track_new: float = Field(0.5, ge=0, le=1, description="boxes of this confidence can begin a track")
-    track_buffer: float = Field(1.0, ge=0, le=DAY, description="seconds for which a lost track is remembered")
-    track_match: float = Field(0.2, gt=0, le=1, description="overlap (IoU) that a box needs to continue a track")
-    track_confirm: int = Field(2, ge=1, le=1000, description="frames in a row that show a new track before it counts")
-    track_agnostic: bool = Field(False, description="let a track go on with a box of another class")
-    trail: float = Field(0.0, ge=0, le=DAY, description="seconds of its path that --save and --show draw of each track")
+    track_high: Share = option(0.4, "boxes of this confidence are matched with tracks first")
+    track_low: Share = option(0.1, "boxes of this confidence can continue a track, even below conf, which hides them")
+    track_new: Share = option(0.5, "boxes of this confidence can begin a track")
+    track_buffer: Seconds = option(1.0, "seconds for which a lost track is remembered")
+    track_match: float = option(0.2, "overlap (IoU) that a box needs to continue a track", gt=0, le=1)
+    track_confirm: int = option(2, "frames in a row that show a new track before it counts", ge=1, le=1000)
+    track_agnostic: bool = option(False, "let a track go on with a box of another class")
+    trail: Seconds = option(0.0, "seconds of its path that --save and --show draw of each track")
 
     # events
-    events: bool = Field(False, description="report what happens to tracks: Result.events, counts in the report")
-    zones: Path | None = Field(None, description="YAML file of zones that objects enter and lines that they cross")
-    stationary: float = Field(10.0, gt=0, le=DAY, description="seconds without motion that make an object stationary")
-    recheck: float = Field(60.0, ge=0, le=DAY, description="seconds between events of a stationary object; 0: none")
-    thumbnails: bool = Field(True, description="with --save-events, write an image of each track")
+    events: bool = option(False, "report what happens to tracks: Result.events, counts in the report")
+    zones: Path | None = option(None, "YAML file of zones that objects enter and lines that they cross")
+    stationary: PositiveSeconds = option(10.0, "seconds without motion that make an object stationary")
+    recheck: Seconds = option(60.0, "seconds between events of a stationary object; 0: none")
+    thumbnails: bool = option(True, "with --save-events, write an image of each track")
 
     # adaptive compute
-    adaptive: bool = Field(
-        False, description="let the model see only the frames that matter; the objects of the others are interpolated"
+    adaptive: bool = option(
+        False, "let the model see only the frames that matter; the objects of the others are interpolated"
     )
-    min_agreement: float = Field(
+    min_agreement: float = option(
         0.96,
+        "--adaptive: least share of the objects that is found as the model on every frame would find it",
         gt=0,
         le=1,
-        description="--adaptive: least share of the objects that is found as the model on every frame would find it",
     )
-    max_latency: float | None = Field(
+    max_latency: PositiveSeconds | None = option(
         None,
-        gt=0,
-        le=DAY,
-        description="--adaptive: seconds that a frame may wait for its result; default: 0.3 for live sources, no limit "
-        "for files",
+        "--adaptive: seconds that a frame may wait for its result; default: 0.3 for live sources, no limit for files",
     )
-    max_power: float | None = Field(
-        None, gt=0, le=1e6, description="--adaptive: watts of the device above which fewer frames are inferred"
+    max_power: float | None = option(
+        None, "--adaptive: watts of the device above which fewer frames are inferred", gt=0, le=1e6
     )
 
     # source
-    vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
-    start: float | None = Field(None, ge=0, description="start time in seconds")
-    end: float | None = Field(None, gt=0, description="end time in seconds")
-    readers: int = Field(
-        0, ge=0, le=64, description="videos, or parts of a long one, to read at once; 0: up to 8 on cuda, else 1"
-    )
-    decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
-    max_pixels: int = Field(160_000_000, ge=1, description="largest frame to decode, in pixels; others are refused")
-    low_latency: bool = Field(False, description="decode without reordering delay if the codec allows it")
-    max_age: float = Field(1.0, gt=0, le=DAY, description="live sources: drop frames older than this many seconds")
-    timeout: float = Field(10.0, gt=0, le=DAY, description="live sources: seconds without data that count as a loss")
-    reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: no limit")
-    tls_verify: Text = Field(
+    vid_stride: int = option(1, "use every n-th frame", ge=1, le=100000)
+    start: float | None = option(None, "start time in seconds", ge=0)
+    end: float | None = option(None, "end time in seconds", gt=0)
+    readers: int = option(0, "videos, or parts of a long one, to read at once; 0: up to 8 on cuda, else 1", ge=0, le=64)
+    decode_threads: int = option(2, "threads of the video decoder", ge=1, le=64)
+    max_pixels: int = option(160_000_000, "largest frame to decode, in pixels; others are refused", ge=1)
+    low_latency: bool = option(False, "decode without reordering delay if the codec allows it")
+    max_age: PositiveSeconds = option(1.0, "live sources: drop frames older than this many seconds")
+    timeout: PositiveSeconds = option(10.0, "live sources: seconds without data that count as a loss")
+    reconnect: int = option(-1, "live sources: attempts in a row before giving up; -1: no limit", ge=-1)
+    tls_verify: Text = option(
         "auto",
-        description="verify certificates of https and rtsps servers: on, off, a PEM file of trusted ones, or auto: on "
+        "verify certificates of https and rtsps servers: on, off, a PEM file of trusted ones, or auto: on "
         "for https, off for rtsps, because cameras sign their own",
         json_schema_extra={"enum": ["auto", "on", "off", "FILE"]},
     )
 
     # pipeline
-    queue: int = Field(3, ge=1, le=1024, description="maximum frames between two stages")
-    load_timeout: float = Field(600.0, ge=0, le=DAY, description="CPU: maximum seconds to load a model; 0: no limit")
-    request_timeout: float = Field(120.0, ge=0, le=DAY, description="maximum seconds for one batch; 0: no limit")
+    queue: int = option(3, "maximum frames between two stages", ge=1, le=1024)
+    load_timeout: Seconds = option(600.0, "CPU: maximum seconds to load a model; 0: no limit")
+    request_timeout: Seconds = option(120.0, "maximum seconds for one batch; 0: no limit")
 
     # output
-    save: bool = Field(False, description="write the annotated video or images")
-    line_width: int = Field(0, ge=0, le=100, description="pixels of the lines that are drawn; 0: by the frame's size")
-    hide_labels: bool = Field(False, description="draw no labels")
-    hide_conf: bool = Field(False, description="draw labels without confidences")
-    save_txt: bool = Field(False, description="write YOLO txt labels")
-    save_json: bool = Field(False, description="write COCO JSON")
-    save_jsonl: bool = Field(False, description="write one JSON line per frame")
-    save_csv: bool = Field(False, description="write one CSV row per detection")
-    save_mot: bool = Field(False, description="write the tracks as MOTChallenge text")
-    save_parquet: bool = Field(False, description="write one row per detection as Parquet (needs pyarrow)")
-    save_cvat: bool = Field(False, description="write labels for CVAT: tracks with --track, otherwise boxes")
-    save_label_studio: bool = Field(False, description="write tasks for Label Studio, like --save-cvat")
-    save_events: bool = Field(False, description="write one JSON line per event of a track")
-    save_crop: bool = Field(False, description="write each object as an image into crops/CLASS")
-    save_frames: bool = Field(False, description="write the frames as images; with --save-txt this makes a data set")
-    save_hits: bool = Field(False, description="write the frames with detections as images")
-    project: Path = Field(Path("runs/predict"), description="parent folder of the runs")
-    name: Text | None = Field(None, description="folder of the run; default: named after the command")
-    resume: bool = Field(False, description="continue an earlier run: skip files whose outputs are complete")
-    shard: str | None = Field(None, description="2/4: every fourth file from the second, into its own folder")
-    exist_ok: bool = Field(False, description="write into an existing run folder, keeping its other files")
-    encoder: Text = Field(
-        "auto", description="FFmpeg's encoder for --save; auto: NVENC if the GPU has it, otherwise x264"
-    )
-    crf: int = Field(23, ge=0, le=51, description="quality of --save; lower is better")
-    encode_preset: Text = Field("ultrafast", description="speed preset of the encoder")
-    encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: its default")
-    show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
-    show_views: bool = Field(False, description="--save and --show: outline the tiles, regions and eyes, dashed")
+    save: bool = option(False, "write the annotated video or images")
+    line_width: int = option(0, "pixels of the lines that are drawn; 0: by the frame's size", ge=0, le=100)
+    hide_labels: bool = option(False, "draw no labels")
+    hide_conf: bool = option(False, "draw labels without confidences")
+    save_txt: bool = option(False, "write YOLO txt labels")
+    save_json: bool = option(False, "write COCO JSON")
+    save_jsonl: bool = option(False, "write one JSON line per frame")
+    save_csv: bool = option(False, "write one CSV row per detection")
+    save_mot: bool = option(False, "write the tracks as MOTChallenge text")
+    save_parquet: bool = option(False, "write one row per detection as Parquet (needs pyarrow)")
+    save_cvat: bool = option(False, "write labels for CVAT: tracks with --track, otherwise boxes")
+    save_label_studio: bool = option(False, "write tasks for Label Studio, like --save-cvat")
+    save_events: bool = option(False, "write one JSON line per event of a track")
+    save_crop: bool = option(False, "write each object as an image into crops/CLASS")
+    save_frames: bool = option(False, "write the frames as images; with --save-txt this makes a data set")
+    save_hits: bool = option(False, "write the frames with detections as images")
+    project: Path = option(Path("runs/predict"), "parent folder of the runs")
+    name: Text | None = option(None, "folder of the run; default: named after the command")
+    resume: bool = option(False, "continue an earlier run: skip files whose outputs are complete")
+    shard: str | None = option(None, "2/4: every fourth file from the second, into its own folder")
+    exist_ok: bool = option(False, "write into an existing run folder, keeping its other files")
+    encoder: Text = option("auto", "FFmpeg's encoder for --save; auto: NVENC if the GPU has it, otherwise x264")
+    crf: int = option(23, "quality of --save; lower is better", ge=0, le=51)
+    encode_preset: Text = option("ultrafast", "speed preset of the encoder")
+    encode_threads: int = option(0, "threads of the encoder; 0: its default", ge=0, le=64)
+    show: bool = option(False, "show the annotated frames in a window (needs opencv-python)")
+    show_views: bool = option(False, "--save and --show: outline the tiles, regions and eyes, dashed")
 
     if not TYPE_CHECKING:  # type checkers and editors see the fields instead
 
@@ -413,16 +406,14 @@ def settings_from(options: Mapping[str, Any], base: Settings | None = None) -> S
     return Settings(**values | {key: value for key, value in options.items() if key != "preset"})
 
 
+_schema = cache(Settings.model_json_schema)
+
+
 def schema_of(field: str) -> dict[str, Any]:
     """JSON schema of a setting's value, without null."""
     schema = _schema()["properties"][field]
     branches: list[dict[str, Any]] = schema.get("anyOf", [schema])
     return next(branch for branch in branches if branch["type"] != "null")
-
-
-@cache
-def _schema() -> dict[str, Any]:
-    return Settings.model_json_schema()
 
 
 def takes(field: str) -> str:

@@ -164,7 +164,7 @@ class Pipeline:
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
             plan = plan.for_memory(info)
-            self._adapter = adapter_for(plan.settings, plan.card, info, views=self._viewer is not None, gpu=plan.gpu)
+            self._adapter = adapter_for(plan.settings, info, views=self._viewer is not None, gpu=plan.gpu)
             self._batcher: FrameBatcher[Frame] = FrameBatcher(plan.batch, settings.batch_timeout)
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)
@@ -431,11 +431,10 @@ class Pipeline:
         if self._sink_set is None:
             return self._accounted(frame_result.result for frame_result in results)
         clock, inputs = self._recorder.stage("write"), self._inputs
-        written = self._accounted(
-            write(
-                results, self._sink_set, inputs.info_of, clock, reader_of=inputs.reader_of, stopped=lambda: self._closed
-            )
+        written = write(
+            results, self._sink_set, inputs.info_of, clock, reader_of=inputs.reader_of, stopped=lambda: self._closed
         )
+        written = self._accounted(written)
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded(
@@ -525,10 +524,8 @@ class Pipeline:
         if why is None or (isinstance(error, FramefuseError) and type(error) is not EngineError):
             return error
         width, height = self._program.largest_input
-        known = HostMemoryError(
-            f"not enough memory at batch {self._batcher.size} of {width}x{height}: {why}",
-            remedy="use a smaller --batch or --imgsz",
-        )
+        message = f"not enough memory at batch {self._batcher.size} of {width}x{height}: {why}"
+        known = HostMemoryError(message, remedy="use a smaller --batch or --imgsz")
         known.stage = getattr(error, "stage", None)
         return known
 

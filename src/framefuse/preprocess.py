@@ -80,9 +80,8 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if min(self.width, self.height) < 1 or max(self.width, self.height) > 16384:
-            raise UsageError(
-                f"model input size {self.width}x{self.height} is not between 1 and 16384", remedy="choose another imgsz"
-            )
+            message = f"model input size {self.width}x{self.height} is not between 1 and 16384"
+            raise UsageError(message, remedy="choose another imgsz")
         if self.interpolation not in get_args(Interpolation):
             raise UsageError(f"interpolation {self.interpolation!r} is not one of {', '.join(get_args(Interpolation))}")
         if 0.0 in self.std:

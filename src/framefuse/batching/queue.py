@@ -17,6 +17,7 @@ from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from framefuse.batching.costs import Costs
 from framefuse.errors import DeadlineError, QueueFullError, UsageError
@@ -33,6 +34,7 @@ MAX_BUCKETS = 256
 """Whose rate of arrival is remembered."""
 AHEAD = 0.25
 """Share of a batch before the end of the running one from which the next, not yet full one may be submitted."""
+_key = attrgetter("key")
 
 
 @dataclass(eq=False, slots=True)
@@ -311,7 +313,3 @@ class RequestQueue:
         for other in self._running[:1]:
             if self._servers == 1:
                 other.started, other.end = now, now + self.costs.bound(other.size)
-
-
-def _key(request: Request) -> float:
-    return request.key

@@ -167,7 +167,7 @@ class RayFleet:
             if manifest.stem(paths) is None:
                 left[file] = self._units(file, manifest.key(paths))
         machines, failed, frames = dict[str, int](), dict[str, str](), 0
-        done = {unit.key for units in left.values() for unit in units if self._is_done(unit)}
+        done = {unit.key for units in left.values() for unit in units if (folder / PARTS / unit.key / DONE).is_file()}
         waiting = {file: {unit.key for unit in units} for file, units in left.items()}
         owners = {key: file for file, keys in waiting.items() for key in keys}
         try:
@@ -185,9 +185,8 @@ class RayFleet:
                     outputs = self._merge(stems[file], left[file])
                     manifest.add(file, manifest.key(self._inputs[file]), stems[file], outputs)
             manifest.close()
-            report = self.report = RayReport(
-                len(stems) - len(failed), frames, perf_counter() - started, machines, failed
-            )
+            seconds = perf_counter() - started
+            report = self.report = RayReport(len(stems) - len(failed), frames, seconds, machines, failed)
             save(folder / RESULT, report.to_json().encode())
             if not failed:
                 shutil.rmtree(folder / PARTS, ignore_errors=True)
@@ -211,16 +210,11 @@ class RayFleet:
         ranges = list(pairwise(bounds))
         return [Unit(file, f"{key[:24]}-{number}of{len(ranges)}", *ends) for number, ends in enumerate(ranges, start=1)]
 
-    def _is_done(self, unit: Unit) -> bool:
-        assert self.folder is not None
-        return (self.folder / PARTS / unit.key / DONE).is_file()
-
     def _results(self, left: dict[str, list[Unit]], done: set[str]) -> Iterator[dict[str, Any]]:
         """What the actors say of the units that are not done, as they end."""
         assert self.folder is not None
-        units = [
-            {"unit": json.dumps(asdict(unit))} for units in left.values() for unit in units if unit.key not in done
-        ]
+        todo = [unit for units in left.values() for unit in units if unit.key not in done]
+        units = [{"unit": json.dumps(asdict(unit))} for unit in todo]
         if not units:
             return
         parts = (self.folder / PARTS).resolve()
@@ -230,9 +224,8 @@ class RayFleet:
             settings = self.settings
             if "num_cpus" in needs and not settings.threads:
                 settings = settings_from({"threads": needs["num_cpus"]}, base=settings)
-            values = settings.model_dump(mode="json", exclude_unset=True)
-            dropped = ("project", "name", "exist_ok", "resume", "shard")
-            given = {name: value for name, value in values.items() if name not in dropped}
+            of_job = {"project", "name", "exist_ok", "resume", "shard"}
+            given = settings.model_dump(mode="json", exclude_unset=True, exclude=of_job)
             # One unit a block, so that each goes to whichever actor is free, and is all that is done again.
             rows = ray.data.from_items(units, override_num_blocks=len(units)).map_batches(
                 Worker,

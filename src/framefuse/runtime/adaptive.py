@@ -18,7 +18,6 @@ from framefuse.adaptive.blocks import Ready
 from framefuse.common.text import counted
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import Frame
-from framefuse.models.card import Card
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.runtime.power import Counter, find_counters
 from framefuse.runtime.program import FrameResult, Program
@@ -40,10 +39,8 @@ Group = tuple[list[Frame], int]
 """Rows that run in one batch, and the places that they take in it."""
 
 
-def adapter_for(
-    settings: Settings, card: Card, info: SourceInfo, *, views: bool, gpu: int | None = None
-) -> Adapter | None:
-    """What adapts the compute, if the settings ask for it.
+def adapter_for(settings: Settings, info: SourceInfo, *, views: bool, gpu: int | None = None) -> Adapter | None:
+    """What adapts the compute, if the settings ask for it. `check_task` has refused models without boxes.
 
     Args:
         info: facts of the first source.
@@ -52,14 +49,12 @@ def adapter_for(
 
     Raises:
         UsageError: the settings contradict each other.
-        CapabilityError: the model cannot be adapted, or nothing measures the power that `max_power` limits.
+        CapabilityError: nothing measures the power that `max_power` limits.
     """
     if not settings.adaptive:
         return None
     if views:
         raise UsageError("adaptive was asked for beside tiles, roi, stereo or views", remedy="choose one of them")
-    if card.task != "detect":
-        raise CapabilityError(f"adaptive compute needs boxes, and {card.path.name} gives masks", remedy="leave it out")
     ahead, latency = Limits.ahead, settings.max_latency or (LIVE_LATENCY if info.live else None)
     if latency:
         ahead = max(1, min(ahead, int(latency * rate_of(info) / settings.vid_stride / 2)))
@@ -75,11 +70,7 @@ def held_by(settings: Settings) -> int:
 
 
 def _counter(gpu: int | None) -> Counter:
-    """What measures the power of the device.
-
-    Raises:
-        CapabilityError: nothing here does.
-    """
+    """What measures the power of the device. CapabilityError: nothing here does."""
     counter = find_counters(gpu)[0]
     counter.read()
     if counter.missing:

@@ -152,9 +152,8 @@ class Batcher:
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
-        for name, value in (
-            ("max_batch_size", max_batch_size), ("min_batch_size", min_batch_size), ("max_queue", max_queue)
-        ):  # fmt: skip
+        numbers = {"max_batch_size": max_batch_size, "min_batch_size": min_batch_size, "max_queue": max_queue}
+        for name, value in numbers.items():
             if not isinstance(value, int) or isinstance(value, bool):
                 raise UsageError(f"{name} is {brief(value)}", remedy="pass a whole number")
         if not isinstance(max_queue_delay, int | float) or not 0 <= max_queue_delay <= LONGEST_DELAY:
@@ -163,17 +162,15 @@ class Batcher:
         found = None if tuning is None else read_tuning(Path(tuning))
         if found is not None:
             if max_batch_size or max_queue_delay != DEFAULT_DELAY:
-                raise UsageError(
-                    "max_batch_size or max_queue_delay beside a tuning", remedy="leave out one or the other"
-                )
+                message = "max_batch_size or max_queue_delay beside a tuning"
+                raise UsageError(message, remedy="leave out one or the other")
             max_batch_size, max_queue_delay = found.chosen.size, found.chosen.delay
         most = max_batch_size or MAX_BATCH
         if not 1 <= most <= MAX_BATCH:
             raise UsageError(f"max_batch_size is {max_batch_size!r}", remedy=f"use 1 to {MAX_BATCH}, or 0: automatic")
         if not 1 <= min_batch_size <= most:
-            raise UsageError(
-                f"min_batch_size is {min_batch_size!r}", remedy=f"use 1 to max_batch_size, which is {most}"
-            )
+            remedy = f"use 1 to max_batch_size, which is {most}"
+            raise UsageError(f"min_batch_size is {min_batch_size!r}", remedy=remedy)
         if max_queue < 1:
             raise UsageError(f"max_queue is {max_queue!r}", remedy="use at least 1")
         if isinstance(model, str | Path | Model):
@@ -311,7 +308,7 @@ class Batcher:
         try:
             with gpus.current(self._runner.gpu, "run the model"):
                 while (ready := self._next()) is not None:
-                    self._finish() if ready is True else self._start(ready)
+                    self._attempt(self._runner.finish) if ready is True else self._start(ready)
         except BaseException as failed:
             error = failed
         finally:
@@ -364,9 +361,6 @@ class Batcher:
         self._running.append(_Started(batch, items, monotonic()))
         self._sizes[len(items)] += 1
         self._attempt(lambda: self._runner.start(items, batch.size))
-
-    def _finish(self) -> None:
-        self._attempt(self._runner.finish)
 
     def _attempt(self, call: Callable[[], Iterator[tuple[int, Any]]]) -> None:
         try:

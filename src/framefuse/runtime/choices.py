@@ -1,5 +1,6 @@
 """The automatic decisions of a run: pure functions of card and settings that return a value and its reason."""
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -185,25 +186,20 @@ def select(
 
 def check_cuda(gpu: int | None = None) -> None:
     """Raise CapabilityError if there is no usable GPU, or none with that number."""
-    from framefuse.cuda import device
-
     check_driver()
-    runtime = device.cupy().cuda.runtime
+    runtime = gpus.cupy().cuda.runtime
     if gpu is None or gpu < (count := runtime.getDeviceCount()):
         return
     names = [runtime.getDeviceProperties(number)["name"].decode() for number in range(count)]
     found = ", ".join(f"cuda:{number} ({name})" for number, name in enumerate(names))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    message = f"device cuda:{gpu} was asked for, but CUDA sees {found}" + (
-        "" if visible is None else f" only, because CUDA_VISIBLE_DEVICES is {visible!r}"
-    )
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        found += f" only, because CUDA_VISIBLE_DEVICES is {visible!r}"
+    message = f"device cuda:{gpu} was asked for, but CUDA sees {found}"
     raise CapabilityError(message, remedy="use one of these, or --device cuda for the first one")
 
 
 def check_driver() -> None:
     """Raise CapabilityError if there is no NVIDIA driver."""
-    import ctypes
-
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -222,10 +218,9 @@ def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) ->
     height, width = (spec.height, spec.width) if settings.imgsz is None else (settings.imgsz[0], settings.imgsz[-1])
     if not card.dynamic_size:
         if (height, width) != (spec.height, spec.width):
-            raise UsageError(
-                f"imgsz {width}x{height} was asked for, but {card.path.name} only takes {spec.width}x{spec.height}",
-                remedy="export the model with dynamic height and width, or leave imgsz out",
-            )
+            only = f"{card.path.name} only takes {spec.width}x{spec.height}"
+            remedy = "export the model with dynamic height and width, or leave imgsz out"
+            raise UsageError(f"imgsz {width}x{height} was asked for, but {only}", remedy=remedy)
         return replace(spec, rectangular=False), f"input {width}x{height}: fixed in the model"
     check_size(card, height, width)
     rectangular = settings.rect and spec.fit in ("letterbox", "corner")
@@ -266,8 +261,6 @@ NOT_OF = {
     "classify": ("save_json", "tiles", "roi", "stereo"),
 }
 """Task -> settings that do nothing for it, besides those of boxes."""
-
-
 ON_GPU = "semantic", "classify", "pose", "obb", "segment"
 """Tasks beside `detect` whose outputs are read on a GPU."""
 

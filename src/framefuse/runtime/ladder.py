@@ -45,10 +45,9 @@ def with_rungs(top: Program, plan: RunPlan, lower: Sequence[Below], info: Source
         for model, measured in lower:
             card = read_card(find_model(model))
             if card.names != top.card.names:
-                message = (
-                    f"{card.path.name} has other classes than {top.card.path.name}, so it is no rung of the same ladder"
-                )
-                raise ConfigError(message, remedy="profile models with the same classes")
+                others = f"{card.path.name} has other classes than {top.card.path.name}"
+                remedy = "profile models with the same classes"
+                raise ConfigError(f"{others}, so it is no rung of the same ladder", remedy=remedy)
             settings = plan.settings.model_copy(update=dict(measured))
             sub = plan_run(card, settings, None, None).for_input(info)
             sub = replace(sub, batch=plan.batch, upload_mode=plan.upload_mode)

@@ -142,7 +142,7 @@ def predict(
         )
         if known and count == batch:
             parts.append(Part("weights", 1, known.weights))
-        elif not known and count == batch:
+        elif count == batch:
             parts.append(Part(f"weights and activations: {plan.engine} tells when it loads", 1, 0.0))
         if known:
             parts.append(Part(f"activations, {named}", batches, known.activations))

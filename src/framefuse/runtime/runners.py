@@ -196,10 +196,8 @@ class ModelRunner(Runner):
         timeout = self._model.settings.request_timeout
         found = list(program.finish(timeout or None))
         if not found:
-            raise NoAnswerError(
-                f"engine {self._model.engine.name} has not answered for {timeout:g} s",
-                remedy="raise request_timeout, or use another engine",
-            )
+            message = f"engine {self._model.engine.name} has not answered for {timeout:g} s"
+            raise NoAnswerError(message, remedy="raise request_timeout, or use another engine")
         del self._started[last]
         return iter([(item.result.frame.index, item.result) for item in found])
 

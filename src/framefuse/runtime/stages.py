@@ -86,10 +86,9 @@ def watched(found: Threaded[FrameResult], program: Program, seconds: float) -> I
         waited = waited + STEP if request is last is not None else 0.0
         last = request
         if seconds and waited >= seconds:
-            error = EngineError(
-                f"the engine has not answered a request for {seconds:g} s (option request_timeout)",
-                remedy="use a larger --request-timeout or a smaller --batch, or another engine",
-            )
+            message = f"the engine has not answered a request for {seconds:g} s (option request_timeout)"
+            remedy = "use a larger --request-timeout or a smaller --batch, or another engine"
+            error = EngineError(message, remedy=remedy)
             error.stage = found.name
             raise error
 

@@ -67,11 +67,9 @@ def parse_tiles(text: str) -> Tiles:
     if overlap >= 0.9:
         raise UsageError(f"tiles that overlap by {overlap:g} of their side", remedy="use an overlap below 0.9")
     if rows * columns > MOST_VIEWS or (not rows * columns and side < 16):
-        raise UsageError(
-            f"tiles is {brief(text)}",
-            remedy=f"write auto, rows x columns (1 to {MOST_VIEWS} tiles) or the side of a tile (16 pixels or more), "
-            "and the overlap if you like: 2x3, 640, 640:0.25",
-        )
+        remedy = f"write auto, rows x columns (1 to {MOST_VIEWS} tiles) or the side of a tile (16 pixels or more), "
+        remedy += "and the overlap if you like: 2x3, 640, 640:0.25"
+        raise UsageError(f"tiles is {brief(text)}", remedy=remedy)
     return Tiles(rows, columns, side, overlap)
 
 

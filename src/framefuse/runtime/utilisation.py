@@ -70,10 +70,8 @@ class Gauge:
 
     def _add(self, nvml: Any, handle: Any) -> None:
         rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-        decoders, encoders = (
-            read(handle)[0] for read in (nvml.nvmlDeviceGetDecoderUtilization, nvml.nvmlDeviceGetEncoderUtilization)
-        )
-        values = rates.gpu, rates.memory, decoders, encoders
+        decoders = nvml.nvmlDeviceGetDecoderUtilization(handle)[0]
+        values = rates.gpu, rates.memory, decoders, nvml.nvmlDeviceGetEncoderUtilization(handle)[0]
         self._sums = [total + value for total, value in zip(self._sums, values, strict=True)]
         self._peak = max(self._peak, nvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6)
         self._count += 1

@@ -51,11 +51,9 @@ def parse_roi(text: str) -> list[tuple[float, ...]]:
         except ValueError:
             numbers = ()
         if len(numbers) < 4 or len(numbers) % 2 or not all(0 <= number < 1e6 for number in numbers):
-            raise UsageError(
-                f"roi is {brief(region.strip())}",
-                remedy="write x,y,width,height, or the corners of a polygon x1,y1,x2,y2,x3,y3, in pixels or as shares "
-                "of the frame from 0 to 1; separate several by semicolons",
-            )
+            remedy = "write x,y,width,height, or the corners of a polygon x1,y1,x2,y2,x3,y3, in pixels or as shares of "
+            remedy += "the frame from 0 to 1; separate several by semicolons"
+            raise UsageError(f"roi is {brief(region.strip())}", remedy=remedy)
         if len(numbers) == 4 and 0 in numbers[2:]:
             raise UsageError(f"roi {brief(region.strip())} has no area", remedy="give it a width and a height")
         found.append(numbers)
@@ -246,24 +244,20 @@ class Viewer:
             if outline and (len(outline) < 3 or not all(map(math.isfinite, chain(*outline)))):
                 raise ValueError
         except (TypeError, ValueError):
-            raise UsageError(
-                f"a view of {where} has the outline {brief(view.outline)}", remedy="give three corners (x, y) or more"
-            ) from None
+            message = f"a view of {where} has the outline {brief(view.outline)}"
+            raise UsageError(message, remedy="give three corners (x, y) or more") from None
         if view.region is None:
             return replace(view, outline=outline) if outline else view
         try:
             x, y, width, height = map(int, view.region)
         except (TypeError, ValueError, OverflowError):
-            raise UsageError(
-                f"a view of {where} has the region {brief(view.region)}", remedy="give x, y, width and height in pixels"
-            ) from None
+            message = f"a view of {where} has the region {brief(view.region)}"
+            raise UsageError(message, remedy="give x, y, width and height in pixels") from None
         clipped = inside((x, y, width, height), size)
         if min(clipped[2:]) <= 0:
-            raise UsageError(
-                f"view {view.tag!r} of {where} is {width}x{height} at ({x}, {y}), and the frame "
-                f"{size[0]}x{size[1]}: nothing of it is inside",
-                remedy="give x, y, width and height in pixels of the frame as displayed",
-            )
+            message = f"view {view.tag!r} of {where} is {width}x{height} at ({x}, {y}), and the frame "
+            message += f"{size[0]}x{size[1]}: nothing of it is inside"
+            raise UsageError(message, remedy="give x, y, width and height in pixels of the frame as displayed")
         if clipped != (x, y, width, height):
             self.notes[f"view {view.tag!r} was clipped to the frame of {size[0]}x{size[1]}"] = None
         return replace(view, region=clipped, outline=outline)
@@ -292,10 +286,8 @@ class Viewer:
         if found and self._least is not None:
             strong = self._merge([part[part.confidence > self._least] for part in parts], views, size)
             weak = result.detections[result.detections.confidence <= self._least]
-            shown, result = (
-                replace(result, detections=strong),
-                replace(result, detections=Detections.concatenate([strong, weak])),
-            )
+            shown = replace(result, detections=strong)
+            result = replace(result, detections=Detections.concatenate([strong, weak]))
         self._latest[frame.source_id].append(shown)
         if kept is not None and kept.planes is frame.planes:
             return FrameResult(result, frame)  # whose lease the last stage releases

@@ -57,10 +57,8 @@ class TrackerOptions:
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} of a tracker is {getattr(self, name)}", remedy="use a number from 0 to 1")
         if not 0 <= self.buffer < math.inf or not self.confirm >= 1:
-            raise UsageError(
-                f"buffer and confirm of a tracker are {self.buffer} and {self.confirm}",
-                remedy="use seconds from 0 on, and a number of frames from 1 on",
-            )
+            message = f"buffer and confirm of a tracker are {self.buffer} and {self.confirm}"
+            raise UsageError(message, remedy="use seconds from 0 on, and a number of frames from 1 on")
 
 
 class Tracker:

@@ -41,10 +41,9 @@ def choose_upload_mode(asked: str) -> tuple[UploadMode, str]:
     """
     attributes = device.cupy().cuda.Device().attributes
     if asked == "managed" and not attributes["ConcurrentManagedAccess"]:
-        raise CapabilityError(
-            "memory managed was asked for, but on this GPU the host cannot access managed memory while a kernel runs",
-            remedy="use --memory mapped, or --memory auto",
-        )
+        here = "on this GPU the host cannot access managed memory while a kernel runs"
+        remedy = "use --memory mapped, or --memory auto"
+        raise CapabilityError(f"memory managed was asked for, but {here}", remedy=remedy)
     if asked != "auto":
         return cast(UploadMode, asked), f"memory {asked}: as asked"
     if attributes["Integrated"]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.protocol import save
 from framefuse import Pipeline
-from framefuse.cli.plan import predicted
+from framefuse.cli.profile import predicted
 from framefuse.config import settings_from
 from framefuse.cuda import device
 from framefuse.errors import CapabilityError, FramefuseError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from framefuse import Pipeline
-from framefuse.cli.plan import predicted
+from framefuse.cli.profile import predicted
 from framefuse.config import settings_from
 from framefuse.cuda import device
 from framefuse.errors import CapabilityError, UsageError

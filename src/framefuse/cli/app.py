@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import config, doctor, interrupts, models, plan, predict, profile, sweep, synth, tune_batch, val
+from framefuse.cli import config, doctor, interrupts, models, predict, profile, sweep, synth, val
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.mistakes import explain, reconsider
@@ -29,8 +29,8 @@ app.command(cls=Command)(synth.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
 app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
 app.command(cls=Command, epilog="Example: framefuse profile scout-n scout-s --source video.mp4")(profile.profile)
-app.command(cls=Command, epilog="Example: framefuse tune-batch yolov8n.onnx --max-latency 20ms")(tune_batch.tune_batch)
-app.command(cls=Command, epilog="Example: framefuse plan yolov8n.onnx --streams 16 --size 1920x1080")(plan.plan)
+app.command(cls=Command, epilog="Example: framefuse tune-batch yolov8n.onnx --max-latency 20ms")(profile.tune_batch)
+app.command(cls=Command, epilog="Example: framefuse plan yolov8n.onnx --streams 16 --size 1920x1080")(profile.plan)
 app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(models.build)
 app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(models.export)
 app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(val.parity)

@@ -32,7 +32,7 @@ def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson
         settings = {field: {"value": value, "from": effective.origin[field]} for field, value in values.items()}
         typer.echo(json.dumps({**run, "settings": settings}, indent=2))
         return 0
-    rows = []
+    rows = [["setting", "value", "from"]]
     for key, value in run.items():
         if value is not None:
             variable = f"{VARIABLE}{key.upper()}"
@@ -40,7 +40,7 @@ def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson
             rows.append([f"  {key}", text(value), origin])
     for title, fields in groupby(values, group_of):
         rows += [[""], [title], *([f"  {field}", text(values[field]), effective.origin[field]] for field in fields)]
-    print_table(("setting", "value", "from"), rows, dim=lambda row: row[2] == "default")
+    print_table(rows, dim=lambda row: row[2] == "default")
     return 0
 
 

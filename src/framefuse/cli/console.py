@@ -86,12 +86,7 @@ def write_out(out: Path, content: str | bytes) -> None:
 
 
 def deliver(
-    out: Path,
-    numbers: str,
-    plot: Callable[[], bytes],
-    table: Sequence[Sequence[str]],
-    *,
-    print_json: bool,
+    out: Path, numbers: str, plot: Callable[[], bytes], table: Sequence[Sequence[str]], *, print_json: bool
 ) -> list[str]:
     """Write what a command has measured to --out, and its plot beside it; print it as JSON, or as a table whose first
     row is the header. Returns notes of what was written."""
@@ -105,8 +100,7 @@ def deliver(
     if print_json:
         typer.echo(numbers, nl=False)
     else:
-        head, *body = table
-        print_table(head, body)
+        print_table(table)
     return notes
 
 
@@ -170,20 +164,24 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], objects: b
     if objects:
         typer.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
     else:
-        print_table(columns, rows)
+        print_table([columns, *rows])
 
 
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], dim: Callable[[Sequence[str]], bool] = lambda row: False
-) -> None:
-    """Print a table on stdout with a bold header; a row of one cell is a title, `dim` picks rows to print dimmed."""
-    columns, *rows = ([on_one_line(cell) for cell in row] for row in (columns, *rows))
-    full = [columns, *(row for row in rows if len(row) > 1)]
-    widths = [max(len(row[column]) for row in full) for column in range(len(columns))]
-    for row in (columns, *rows):
+def print_table(table: Sequence[Sequence[str]], dim: Callable[[Sequence[str]], bool] = lambda row: False) -> None:
+    """Print a table on stdout. Its first row is the header, in bold; another of one cell is a title, and `dim` picks
+    rows to print dimmed."""
+    rows = [[on_one_line(cell) for cell in row] for row in table]
+    columns = zip(*(row for row in rows if len(row) > 1 or row is rows[0]), strict=False)
+    widths = [max(map(len, column)) for column in columns]
+    for row in rows:
         line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
-        title = row is columns or len(row) == 1
+        title = row is rows[0] or len(row) == 1
         typer.secho(line, bold=title, dim=not title and dim(row))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what the user should know of a result on stderr, each note on one line."""
+    stderr().print("\n".join(map(on_one_line, notes)), markup=False)
 
 
 class JsonFormatter(logging.Formatter):
@@ -237,7 +235,7 @@ def run(
     results = iter(pipeline)
     ended: BaseException | None = None
     try:
-        with pipeline, _bar(pipeline.sources, quiet, False if as_json else None) as bar:
+        with pipeline, _bar(pipeline.sources, quiet) as bar:
             try:
                 stop_if_interrupted()
                 for result in results:
@@ -273,7 +271,7 @@ def run_fleet(fleet: Fleet | RayFleet, *, quiet: bool = False, print_report: boo
     from framefuse.fleet.fleet import FleetReport
 
     try:
-        with _bar([], quiet, False if as_json else None) as bar:
+        with _bar([], quiet) as bar:
             report = fleet.run(bar.reach)
     finally:
         done = fleet.report
@@ -301,8 +299,8 @@ def _log_end(report: Any, summary: str, warnings: Iterable[str], folder: Path | 
     log(logging.INFO, summary, event="end", **facts, folder=folder and str(folder))
 
 
-def _bar(sources: Sequence[Source], quiet: bool, bar: bool | None = None) -> Bar:
+def _bar(sources: Sequence[Source], quiet: bool) -> Bar:
     from framefuse.report.bar import Bar
 
-    line = partial(log, logging.INFO, event="progress") if as_json else None
-    return Bar([source.info for source in sources], stderr(), shown=not quiet, line=line, bar=bar)
+    how: dict[str, Any] = {"line": partial(log, logging.INFO, event="progress"), "bar": False} if as_json else {}
+    return Bar([source.info for source in sources], stderr(), shown=not quiet, **how)

@@ -1,7 +1,4 @@
-"""framefuse doctor: what works on this machine, what does not, and what to do about it (exit code 3 if a core part does
-not work). framefuse bench: measurements of this machine. framefuse kernels: the compiled kernels and their code.
-framefuse power: what the devices of this machine draw.
-"""
+"""What this machine has and can do: framefuse doctor, power, bench engines and kernels."""
 
 import dataclasses
 import importlib
@@ -126,7 +123,8 @@ def engines(
         batch, _, height, width = report.shape
         title = f"{report.model}, batch {batch} of {width}x{height}, {report.runs} runs"
         typer.echo(f"{title}; errors against {report.reference}\n")
-        print_table(*report.table())
+        columns, rows = report.table()
+        print_table([columns, *rows])
     if out is not None:
         write_out(out, report.to_json() + "\n")
     report.check(engine)

@@ -1,7 +1,4 @@
-"""framefuse models: list the models known by name, show the card of one, or fetch one. framefuse export: write one.
-framefuse build: convert one to FP16 or INT8 for every engine, or build a plan for TensorRT. framefuse tune: find
-schedules for engine tvm by measurement, in slices that can be interrupted and resumed.
-"""
+"""Models before a run: framefuse models (list, show, get), export, build and tune."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,16 +67,13 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
         raise
     rows = [(key, value, card.origin.get(key, "")) for key, value in facts(card).items()]
     if path.suffix == ".onnx":
-        sizes = ", ".join(
-            f"{size / 1e6:.1f} MB in {name}"
-            for name, size in model_size(path).items()
-            if name in ("fp32", "fp16", "int8")
-        )
-        rows.append(("weights", sizes, "file"))
+        shown = "fp32", *PRECISIONS
+        sizes = (f"{size / 1e6:.1f} MB in {name}" for name, size in model_size(path).items() if name in shown)
+        rows.append(("weights", ", ".join(sizes), "file"))
     if print_json:
         typer.echo(json.dumps({key: {"value": value, "from": origin} for key, value, origin in rows}, indent=2))
     else:
-        print_table(("fact", "value", "from"), rows)
+        print_table([("fact", "value", "from"), *rows])
     return 0
 
 
@@ -94,17 +89,9 @@ def _print_outputs(path: Path) -> None:
     with suppress(ModelError):
         found = run_once(path, tuple(shape), image.dtype)
         typer.echo(f"For one image of noise, {image.name} {'x'.join(map(str, shape))}, the model returns:")
-        print_table(("output", "shape", "type", "least", "greatest"), describe(found))
-        lines = (
-            "task: detect",
-            "layout: yolov8",
-            f"outputs: [{', '.join(found)}]",
-            "names: [first, second]",
-            "imgsz: 640",
-        )
-        typer.echo(
-            "\n".join([f"A card to fill in, {path.with_suffix('.yaml')}:", *(f"  {line}" for line in lines), ""])
-        )
+        print_table([("output", "shape", "type", "least", "greatest"), *describe(found)])
+        card = f"task: detect\nlayout: yolov8\noutputs: [{', '.join(found)}]\nnames: [first, second]\nimgsz: 640\n"
+        typer.echo(f"A card to fill in, {path.with_suffix('.yaml')}:\n{indent(card, '  ')}")
 
 
 @app.command(epilog="Example: framefuse models get hf://onnx-community/rtdetr_r18vd --name cars")
@@ -128,7 +115,7 @@ def get(
     else:
         megabytes = f"{found.size / 1e6:,.1f} MB"
         shown = ("name", found.name), ("licence", found.licence), ("SHA-256", found.sha256), ("size", megabytes)
-        print_table(("fact", "value"), [*shown, ("source", found.source), ("file", str(found.path))])
+        print_table([("fact", "value"), *shown, ("source", found.source), ("file", str(found.path))])
     if found.problem:
         _print_unusable(*found.problem.split("\n", 1))
     else:
@@ -227,13 +214,12 @@ def build(
     if print_report:
         typer.echo(report.to_json())
     elif not quiet:
-        rows = [
-            (layer.name, layer.kind, layer.precision, "" if layer.error is None else f"{layer.error:.2%}", layer.why)
-            for layer in report.layers
-        ]
+        rows = [("layer", "kind", "runs in", "noise alone", "why")]
+        for layer in report.layers:
+            noise = "" if layer.error is None else f"{layer.error:.2%}"
+            rows.append((layer.name, layer.kind, layer.precision, noise, layer.why))
         rows += [(f"{count} nodes", "", "fp32", "", why) for why, count in report.islands.items()]
-        names = ("layer", "kind", "runs in", "noise alone", "why")
-        print_table(names, rows, dim=lambda row: row[2] == report.precision)
+        print_table(rows, dim=lambda row: row[2] == report.precision)
     if not quiet:
         stderr().print(report.summary(), markup=False)
     if engine:
@@ -329,11 +315,11 @@ def tune(
     say(f"{counted(len(found), 'function')} for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
     done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)
     if not quiet:
-        rows = []
+        rows = [("function", "share of operations", "schedules", "best us")]
         for name, share, count, best in tuning.summary(found):
             short = name if len(name) <= tuning.LONGEST_NAME else f"{name[: tuning.LONGEST_NAME - 3]}..."
             rows.append((short, f"{share:.1%}", str(count), f"{best:.0f}" if count else ""))
-        print_table(("function", "share of operations", "schedules", "best us"), rows)
+        print_table(rows)
         after = "all trials are done" if done.finished else "run it again to continue"
         stderr().print(f"{counted(done.added, 'schedule')} in {done.seconds:.0f} s; {after}", markup=False)
     return 0

@@ -1,32 +1,40 @@
-"""framefuse profile: which models, sizes and precisions are worth using on this machine. framefuse bench adaptive: what
-adaptive compute saves and loses.
-"""
+"""framefuse profile, tune-batch, plan and bench adaptive: what is worth using on this machine, and fits into it."""
 
+from __future__ import annotations
+
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import check_out, counter, deliver, print_table, stderr, write_out
+from framefuse.cli.console import check_out, counter, deliver, print_notes, print_table, stderr, write_out
 from framefuse.cli.doctor import bench
 from framefuse.cli.options import Command, ConfigFile, PrintJson, Quiet, option, with_fields
-from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
 
-FIELDS: Final = "device", "engine", "threads", "iou", "max_det", "agnostic_nms", "workspace_mb"
+if TYPE_CHECKING:
+    from framefuse.batching.tuning import BatchTuning
+    from framefuse.config import Settings
+    from framefuse.runtime.memory import MemoryPlan
+
+OF_PROFILE: Final = "device", "engine", "threads", "iou", "max_det", "agnostic_nms", "workspace_mb"
 OF_ADAPTIVE: Final = "device", "engine", "precision", "threads", "imgsz", "min_agreement", "max_latency", "target_fps"
+OF_TUNE_BATCH: Final = "device", "engine", "precision", "threads", "imgsz"
+OF_PLAN: Final = "engine", "batch", "slots", "imgsz", "rect", "adaptive", "queue", "max_memory"
 STREET: Final = "synthetic://street?split=test"
 """The truth of a world that shipped models know."""
 CAMERA: Final = f"{STREET}&seed=61&fps=30&size=960x540"
 
 
-@partial(with_fields, fields=FIELDS)
+@partial(with_fields, fields=OF_PROFILE)
 def profile(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models")],
     source: Annotated[
@@ -54,7 +62,7 @@ def profile(
     from framefuse.lab.evaluation import open_data
     from framefuse.lab.ladder import Candidate, measure, plot, table
 
-    options = _options(FIELDS, source, data, config, given)
+    options = _options(OF_PROFILE, source, data, config, given)
     sides = _sizes(sizes)
     wanted = [name.strip() for name in precisions.split(",")]
     for precision in wanted:
@@ -68,7 +76,7 @@ def profile(
     if not quiet:
         notes.append(f"{ladder.frames} frames of {ladder.data}; ms and CPU from a decoded frame to its objects")
         notes += [*written, f"use it   framefuse predict SOURCE {out} --target-fps 30"]
-        stderr().print("\n".join(map(on_one_line, notes)), markup=False)
+        print_notes(notes)
     return 0
 
 
@@ -144,12 +152,11 @@ def adaptive(
     if print_json:
         typer.echo(numbers, nl=False)
     else:
-        head, *body = table(found)
-        print_table(head, body)
+        print_table(table(found))
     if not quiet:
         notes += [f"{one.name}: {line}" for one in found for line in one.choices]
         notes += [f"wrote    {path}" for path in (out, out.with_suffix(".json"))]
-        stderr().print("\n".join(map(on_one_line, notes)), markup=False)
+        print_notes(notes)
     return 0
 
 
@@ -161,3 +168,109 @@ def _frames(footage: Any) -> int:
 
     with closing(open_source(footage)) as opened:
         return opened.info.frames or 0
+
+
+@partial(with_fields, fields=OF_TUNE_BATCH)
+def tune_batch(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="ONNX file, or the name of a shipped model")],
+    max_latency: Annotated[
+        str | None,
+        option("TIME", "limit of the 99th percentile of the latency, such as 20ms; default: only throughput counts"),
+    ] = None,
+    max_batch: Annotated[int, option("N", "the largest batch to try", min=1, max=64)] = 32,
+    out: Annotated[Path, option("FILE", "where to write what was found", "--out", "-o")] = Path("batching.json"),
+    config: ConfigFile = None,
+    print_json: PrintJson = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> int:
+    """Find the largest batch and the delay with which a Batcher serves the most requests.
+
+    Batches are measured; what a load of requests at random times does to them is simulated with the rules of the
+    Batcher.
+    """
+    from framefuse.lab.batch_tuning import measure, plot
+
+    limit = _seconds(max_latency) if max_latency is not None else None
+    settings = load_settings(config, "latency", given, environment=os.environ).settings
+    check_out(out, model, beside=".png")
+    tuning = measure(model, settings, max_latency=limit, max_batch=max_batch)
+    notes = deliver(out, tuning.to_json(), lambda: plot(tuning), batch_table(tuning), print_json=print_json)
+    if not quiet:
+        best = tuning.chosen
+        chosen = f"max_batch_size {best.size}, max_queue_delay {best.delay:g} s"
+        notes.append(f"best     {chosen}: {best.rate:.4g} requests/s")
+        options = {name: getattr(settings, name) for name in OF_TUNE_BATCH if name in given} | {"tuning": str(out)}
+        arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        notes.append(f"use it   framefuse.Batcher({model!r}, {arguments})")
+        print_notes(notes)
+    return 0
+
+
+def batch_table(tuning: BatchTuning) -> list[list[str]]:
+    """Header and rows."""
+    lines = [["batch", "ms a batch", "full/s", "load/s", "p50 ms", "p99 ms", ""]]
+    for size, seconds in sorted(tuning.seconds.items()):
+        limit = float("inf") if tuning.max_latency is None else 1e3 * tuning.max_latency
+        mine = [point for point in tuning.points if point.size == size and point.p99_ms <= limit]
+        load = ["-"] * 3
+        if mine:
+            best = tuning.chosen if tuning.chosen in mine else max(mine, key=lambda point: point.rate)
+            load = [f"{best.rate:.4g}", f"{best.p50_ms:.1f}", f"{best.p99_ms:.1f}"]
+        chosen = "chosen" if size == tuning.chosen.size else "" if mine else "over the limit"
+        lines.append([str(size), f"{1e3 * seconds:.1f}", f"{tuning.full_rate(size):.4g}", *load, chosen])
+    return lines
+
+
+def _seconds(text: str) -> float:
+    """Seconds of 20ms, 0.02s or 0.02."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(ms|s)?", text.strip())
+    if not match or not float(match[1]):
+        raise UsageError(f"--max-latency is {text!r}", remedy="write a time: --max-latency 20ms, or 0.02s")
+    return float(match[1]) / (1000 if match[2] == "ms" else 1)
+
+
+@partial(with_fields, fields=OF_PLAN)
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="ONNX file, or the name of a shipped model")],
+    streams: Annotated[int, option("N", "videos that are decoded at the same time", min=1, max=64)] = 1,
+    size: Annotated[str, option("WxH", "size of their frames")] = "1920x1080",
+    config: ConfigFile = None,
+    print_json: PrintJson = False,
+    **given: Any,
+) -> int:
+    """Predict the GPU memory of a run, part by part, before anything is loaded. No GPU is needed."""
+    settings = load_settings(config, None, given, environment=os.environ).settings
+    found = predicted(model, streams, _size(size), settings.model_copy(update={"device": "cuda"}))
+    if print_json:
+        parts = [part._asdict() for part in found.parts]
+        typer.echo(json.dumps({"bytes": round(found.size), "parts": parts}, indent=2))
+        return 0
+    print_table(found.table())
+    if settings.max_memory is not None and found.size > settings.max_memory * 2**20:
+        stderr().print(f"more than max_memory, {settings.max_memory:g} MiB: a run takes fewer or smaller batches")
+    return 0
+
+
+def predicted(model: str, streams: int, size: tuple[int, int], settings: Settings) -> MemoryPlan:
+    """The memory of a run that reads so many videos with frames of this size."""
+    from framefuse.models import find_model
+    from framefuse.models.card import read_card
+    from framefuse.runtime.batching import IN_FLIGHT
+    from framefuse.runtime.choices import choose_batch, choose_preprocess
+    from framefuse.runtime.memory import predict
+    from framefuse.runtime.plan import RunPlan
+
+    card = read_card(find_model(model))
+    engine = "cudnn" if settings.engine == "auto" else settings.engine
+    batch, _ = choose_batch(card, settings, streams)
+    preprocess, _ = choose_preprocess(card, settings)
+    run = RunPlan(card, settings, None, engine, batch, 0, {}, preprocess)
+    return predict(run, batch, settings.slots or IN_FLIGHT, size, decoders=streams)
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text.strip())
+    if not match:
+        raise UsageError(f"--size is {text!r}", remedy="write width and height: --size 1920x1080")
+    return int(match[1]), int(match[2])

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import check_choice, counter, print_table, stderr, write_out
+from framefuse.cli.console import check_choice, counter, print_notes, print_table, write_out
 from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.common.files import Files
-from framefuse.common.text import counted, on_one_line
+from framefuse.common.text import counted
 from framefuse.config import Settings, load_settings
 from framefuse.errors import UsageError
 
@@ -123,10 +123,10 @@ def sweep(
             settings = [{"setting": choice.number, **choice.values, **counts} for choice, counts in found]
             typer.echo(json.dumps({"notes": notes, "settings": settings}, indent=1, default=str))
         else:
-            print_table(lines[0], lines[1 : rows + 1])
+            print_table(lines[: rows + 1])
         if not quiet:
             notes += [f"{len(every) - rows:,} more rows are in {table_file.name}"] if len(every) > rows else []
             notes += [] if best else ["--choose N, or --by COLUMN for the best, writes a setting as YAML"]
             notes += [f"wrote    {path}" for path in outputs]
-            stderr().print("\n".join(map(on_one_line, notes)), markup=False)
+            print_notes(notes)
     return 0

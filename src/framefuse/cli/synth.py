@@ -1,6 +1,4 @@
-"""Videos of the synthetic world. framefuse synth: render one, with its ground truth as a COCO file. framefuse demo:
-detection on one, checked against its exact ground truth, without a download.
-"""
+"""framefuse synth and framefuse demo: videos of the synthetic world, with their exact ground truth."""
 
 import os
 from collections.abc import Callable, Mapping

@@ -1,6 +1,4 @@
-"""framefuse val: accuracy of models, engines and precisions on data with ground truth. framefuse parity: pixels and
-boxes of every engine, stage by stage, against the reference and ultralytics.
-"""
+"""framefuse val and framefuse parity: how accurate models and engines are."""
 
 import os
 from collections.abc import Mapping
@@ -11,10 +9,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import check_out, counter, print_table, progress_printer, stderr, write_out
+from framefuse.cli.console import check_out, counter, print_notes, print_table, progress_printer, write_out
 from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.common.files import Files
-from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, QualityError, UsageError
 
@@ -82,19 +79,19 @@ def val(
                 if print_json:
                     typer.echo(to_json(rows), nl=False)
                 else:
-                    for head, *body in (table(rows), [[""]], class_table(rows)):
-                        print_table(head, body)
+                    for lines in (table(rows), [[""]], class_table(rows)):
+                        print_table(lines)
                 written = save(rows, folder, inputs)
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
         raise failed[0]
-    lines = []
+    notes: list[str] = []
     if not quiet:
-        notes = dict.fromkeys(note for row in rows if row.scores for note in row.scores.notes)
-        lines = [f"note     {note}" for note in notes] + [f"wrote    {path}" for path in written]
-    lines += [f"failed   {row.title}: {row.error.message} -> {row.error.remedy}" for row in rows if row.error]
-    if lines:
-        stderr().print("\n".join(map(on_one_line, lines)), markup=False)
+        notes += dict.fromkeys(f"note     {note}" for row in rows if row.scores for note in row.scores.notes)
+        notes += [f"wrote    {path}" for path in written]
+    notes += [f"failed   {row.title}: {row.error.message} -> {row.error.remedy}" for row in rows if row.error]
+    if notes:
+        print_notes(notes)
     return failed[0].exit_code if failed else 0
 
 
@@ -140,7 +137,7 @@ def parity(
         typer.echo(certificate.to_json())
     elif not quiet:
         typer.echo(f"{head(certificate)}\n")
-        print_table(("", "stage", "found", "limit", ""), certificate.table())
+        print_table([("", "stage", "found", "limit", ""), *certificate.table()])
         typer.echo(f"\n{LEGEND}\n")
         typer.echo("\n".join(certificate.summary()))
     if out is not None:

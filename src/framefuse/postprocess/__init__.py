@@ -1,9 +1,4 @@
-"""Post-processing: raw outputs of a model -> boxes or class masks in source pixels.
-
-postprocess  raw outputs -> `Predictions`      BoxCheck    those -> `Detections`, without what no object can have
-ClassMasks   class scores -> class masks       heads.py    objects with masks, keypoints or angles; classes of frames
-merge.py     what the views of one frame show -> what is in the frame
-"""
+"""Post-processing: raw outputs of a model -> boxes or class masks in source pixels."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -63,17 +58,10 @@ def postprocess(
         UsageError: the layout is unknown, or the shape of an output does not fit it.
     """
     relative = (box_units or ("relative" if layout == "detr" else "pixels")) == "relative"
-    found = detections(
-        outputs if layout == HEAD else [_readable(output) for output in outputs],
-        layout,
-        maps(tuple(placements), relative),
-        conf=conf,
-        iou=iou,
-        max_det=max_det,
-        classes=classes,
-        agnostic=agnostic,
-        activation=activation,
-    )
+    readable = outputs if layout == HEAD else [_readable(output) for output in outputs]
+    table = maps(tuple(placements), relative)
+    chosen: dict[str, Any] = {"conf": conf, "iou": iou, "max_det": max_det, "classes": classes, "agnostic": agnostic}
+    found = detections(readable, layout, table, activation=activation, **chosen)
     raise_non_finite(found.non_finite, "of its anchors or queries")
     return Predictions(*found[:4])
 

@@ -5,7 +5,7 @@ Only what may exceed the confidence is decoded; rows of zeros fill the images of
 several levels follow each other, row by row: 1 / stride of the sides of the input each, rounded up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,22 +49,20 @@ def _strides(output: Floats, size: tuple[int, int]) -> tuple[int, ...]:
     raise CardError(f"{why} of strides 8, 16, 32 and perhaps 64", remedy="export it with its boxes decoded")
 
 
-def yolox(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> list[Floats]:
+def yolox(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> Iterator[Floats]:
     """(b, N, 5 + nc): x y in cells from the corner of the cell, logarithms of w h in strides, objectness, scores."""
     (output,) = outputs
     cells = grid(size, _strides(output, size))
-    found = []
     for rows in output:
         asked = np.flatnonzero(~(rows[:, 4] <= conf))
         chosen, at = rows[asked].copy(), cells[asked]
         chosen[:, :2] = (chosen[:, :2] + at[:, :2]) * at[:, 2:]
         with np.errstate(over="ignore"):
             chosen[:, 2:4] = np.exp(chosen[:, 2:4]) * at[:, 2:]
-        found.append(chosen)
-    return found
+        yield chosen
 
 
-def nanodet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> list[Floats]:
+def nanodet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> Iterator[Floats]:
     """(b, N, nc + 4 * bins): scores, then logits of the distances to the left, top, right and bottom side in strides.
 
     A distance is the mean of 0, 1, ... bins - 1 by the softmax of its logits. Centres are those of the cells with three
@@ -75,7 +73,6 @@ def nanodet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> li
     cells = grid(size, strides)
     cells[:, :2] += 0.5 * (len(strides) == 3)
     classes = output.shape[2] - 4 * NANODET_BINS
-    found = []
     for rows in output:
         asked = np.flatnonzero(~(rows[:, :classes].max(axis=1) <= conf))
         at, logits = cells[asked], rows[asked, classes:].reshape(-1, 4, NANODET_BINS)
@@ -83,15 +80,13 @@ def nanodet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> li
         sides = weights @ np.arange(NANODET_BINS, dtype=np.float32) / weights.sum(axis=2)
         start, end = (at[:, :2] - sides[:, :2]) * at[:, 2:], (at[:, :2] + sides[:, 2:]) * at[:, 2:]
         objectness = np.ones((len(asked), 1), np.float32)
-        found.append(np.hstack(((start + end) / 2, end - start, objectness, rows[asked, :classes])))
-    return found
+        yield np.hstack(((start + end) / 2, end - start, objectness, rows[asked, :classes]))
 
 
-def centerface(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> list[Floats]:
+def centerface(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> Iterator[Floats]:
     """Heat map (b, 1, h, w), logarithms of height and width, offsets of row and column (b, 2, h, w) each, landmarks
     (b, 2 k, h, w): y and x of each from the box's corner, in its sides."""
     heat, sides, offsets, landmarks = outputs
-    found = []
     for image in range(len(heat)):
         row, column = np.nonzero(~(heat[image, 0] <= conf))
         high, wide = np.exp(sides[image, :, row, column]).T * HEAT_STRIDE
@@ -100,11 +95,10 @@ def centerface(outputs: Sequence[Floats], size: tuple[int, int], conf: float) ->
         sides_of, corners = np.stack((wide, high), axis=1), np.stack((x - wide / 2, y - high / 2), axis=1)
         flat = (points * sides_of[:, None] + corners[:, None]).reshape(len(row), landmarks.shape[1])
         rows = np.stack((x, y, wide, high, np.ones_like(x), heat[image, 0, row, column]), axis=1)
-        found.append(np.hstack((rows, flat)).astype(np.float32))
-    return found
+        yield np.hstack((rows, flat)).astype(np.float32)
 
 
-def centernet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> list[Floats]:
+def centernet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> Iterator[Floats]:
     """Heat map (b, nc, h, w) of logits, or of scores if none is outside of 0..1; width and height, then offsets of
     column and row (b, 2, h, w) each, in samples. Only what is largest among its eight neighbours is an object."""
     heat, sides, offsets = outputs
@@ -113,7 +107,6 @@ def centernet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> 
             heat = np.float32(1) / (np.float32(1) + np.exp(-heat))
     padded = np.pad(heat, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
     around = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
-    found = []
     for image in range(len(heat)):
         label, row, column = np.nonzero(~(heat[image] <= conf))
         peak = ~(heat[image, label, row, column] < around[image, label, row, column].max(axis=(1, 2)))
@@ -122,11 +115,10 @@ def centernet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> 
         x, y = (offsets[image, :, row, column].T + np.stack((column, row))) * HEAT_STRIDE
         scores = np.zeros((len(label), heat.shape[1]), np.float32)
         scores[np.arange(len(label)), label] = heat[image, label, row, column]
-        found.append(np.hstack((np.stack((x, y, wide, high, np.ones_like(x)), axis=1), scores)).astype(np.float32))
-    return found
+        yield np.hstack((np.stack((x, y, wide, high, np.ones_like(x)), axis=1), scores)).astype(np.float32)
 
 
-DECODERS: dict[str, Callable[[Sequence[Floats], tuple[int, int], float], list[Floats]]] = {
+DECODERS: dict[str, Callable[[Sequence[Floats], tuple[int, int], float], Iterator[Floats]]] = {
     decoder.__name__: decoder for decoder in (yolox, nanodet, centerface, centernet)
 }
 """By the layout that they read."""
@@ -140,7 +132,7 @@ def decoded(layout: str, outputs: Sequence[NDArray[np.generic]], size: tuple[int
         size: height and width of the model input.
         conf: what does not exceed it is left out; NaN stays.
     """
-    rows = DECODERS[layout]([np.asarray(output, np.float32) for output in outputs], size, conf)
+    rows = list(DECODERS[layout]([np.asarray(output, np.float32) for output in outputs], size, conf))
     padded = np.zeros((len(rows), max(1, *map(len, rows)), rows[0].shape[1]), np.float32)
     for target, found in zip(padded, rows, strict=True):
         target[: len(found)] = found

@@ -37,11 +37,10 @@ FIRST = 1
 """Category id of class 0, as in COCO itself: CVAT takes the id 0 for an object without a label and refuses the file."""
 
 
-def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
+def _outlines(masks: Masks, image_id: int) -> Iterator[dict[str, Any]]:
     """One row for each class present."""
     from framefuse.kernels.masks.instances import Runs, mask_runs
 
-    rows = []
     for number in np.unique(masks.class_id).tolist():
         if masks.name(number).lower() == UNTINTED:
             continue
@@ -52,8 +51,7 @@ def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
         assert isinstance(runs, Runs)
         (outline,) = runs.to_json()
         row = {"image_id": image_id, "category_id": number + FIRST, "bbox": box, "area": int(mask.sum()), "iscrowd": 0}
-        rows.append({**row, "segmentation": outline})
-    return rows
+        yield {**row, "segmentation": outline}
 
 
 class LabelsSink(RecordSink):
@@ -98,7 +96,7 @@ class CocoSink(LabelsSink):
         name = self._context.relative(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg"
         image = {"id": self._count, "file_name": name, "width": info.width, "height": info.height}
         image |= {"frame": info.index, "seconds": info.seconds} | ({} if result.inferred else {"inferred": False})
-        rows = [] if result.masks is None else _outlines(result.masks, self._count)
+        rows = [] if result.masks is None else list(_outlines(result.masks, self._count))
         areas = [None] * len(found) if found.runs is None else found.runs.areas.tolist()
         keypoints = [None] * len(found) if found.keypoints is None else list(labelled(found.keypoints))
         columns = found.to_coco(self._count), tracks_of(found), areas, keypoints

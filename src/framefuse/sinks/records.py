@@ -73,9 +73,7 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     if result.masks is not None:
         line["shares"] = {name: round(share, 4) for name, share in result.masks.shares().items()}
     if result.classification is not None:
-        line["classes"] = [
-            {"class_id": number, "class": name, "confidence": score} for number, name, score in _best(result)
-        ]
+        line["classes"] = [dict(zip(("class_id", "class", "confidence"), best, strict=True)) for best in _best(result)]
     if not result.inferred:
         line["inferred"] = False
     return json.dumps(line, ensure_ascii=False, allow_nan=False)

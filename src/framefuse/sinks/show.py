@@ -24,15 +24,11 @@ def load_opencv() -> None:
     """
     # Qt, which most builds of OpenCV use, aborts the process without one.
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise CapabilityError(
-            "cannot open a window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set)",
-            remedy="use --save and play the video afterwards, or log in with ssh -X",
-        )
+        problem = "cannot open a window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set)"
+        raise CapabilityError(problem, remedy="use --save and play the video afterwards, or log in with ssh -X")
     if "av" in sys.modules and "cv2" not in sys.modules and sys.platform == "linux":
-        raise CapabilityError(
-            "cannot open a window: PyAV was imported before OpenCV, whose windows would then hang",
-            remedy="import cv2 at the top of the program",
-        )
+        problem = "cannot open a window: PyAV was imported before OpenCV, whose windows would then hang"
+        raise CapabilityError(problem, remedy="import cv2 at the top of the program")
     try:
         import cv2  # noqa: F401
     except ImportError as error:

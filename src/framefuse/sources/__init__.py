@@ -386,10 +386,7 @@ class _Chain:
                 source.info.error = self._failed(source.info.uri, error)
             finally:
                 source.close()
-                for text in source.info.notes:
-                    self._info.note(f"{source.info.uri}: {text}")
-                for cause, count in source.info.drops.items():
-                    self._info.drop(cause, count)
+                self._info.absorb(source.info, f"{source.info.uri}: ")
             if not closed.is_set():
                 self.open_next()
         if self._alone and not delivered and self.failures and not closed.is_set():

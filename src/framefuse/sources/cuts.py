@@ -61,7 +61,7 @@ class Cuts:
     def after(self, seconds: Fraction) -> Fraction | None:
         """The first cut from a time on, in seconds from the beginning of the video; None: there is none."""
         wanted = self._origin + seconds / self._base
-        try:
+        with suppress(av.FFmpegError):  # the decoder will say what is wrong there
             self._container.seek(int(wanted), stream=self._stream, backward=True)
             for number, packet in enumerate(demuxed(self._container, self._stream)):
                 if number > PACKETS or not packet.size:
@@ -69,8 +69,6 @@ class Cuts:
                 if packet.is_keyframe and packet.pts is not None and packet.pts >= wanted and self._is_closed(packet):
                     found = (packet.pts - self._origin) * self._base
                     return None if self._end is not None and found >= self._end else found
-        except av.FFmpegError:  # the decoder will say what is wrong there
-            pass
         return None
 
     def _is_closed(self, packet: Any) -> bool:

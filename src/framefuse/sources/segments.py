@@ -105,8 +105,10 @@ class SegmentedSource:
         finally:
             video.note_counts(ended, whole=False)
             video.close()
-            with self._lock:
-                self._merge(video.info)
+            if video.info is not self.info:
+                with self._lock:
+                    self.info.absorb(video.info)
+                    self.info.copied += video.info.copied
 
     def _segment(self, number: int, frames: Generator[Frame, None, bool]) -> Generator[Frame, None, bool]:
         """The frames of a segment, counted; returns whether the file has ended."""
@@ -120,15 +122,6 @@ class SegmentedSource:
                     return bool(stopped.value)
                 yield frame.replace_unchecked(connection=number)
                 passed += 1
-
-    def _merge(self, info: SourceInfo) -> None:
-        if info is self.info:
-            return
-        for text in info.notes:
-            self.info.note(text)
-        for cause, number in info.drops.items():
-            self.info.drop(cause, number)
-        self.info.copied += info.copied
 
     def close(self) -> None:
         """End all readers, from any thread, any number of times."""

@@ -161,6 +161,13 @@ class SourceInfo:
         """Count frames that are not delivered."""
         self.drops[cause] = self.drops.get(cause, 0) + count
 
+    def absorb(self, part: "SourceInfo", prefix: str = "") -> None:
+        """Add what happened in a source that this one reads: its notes, each after a prefix, and its drops."""
+        for text in part.notes:
+            self.note(prefix + text)
+        for cause, count in part.drops.items():
+            self.drop(cause, count)
+
     def unit_of(self, source_id: str) -> str:
         """What has outputs and tracks of its own: the file or address of a frame; all images of a source are one."""
         return self.uri if self.kind == "images" else source_id

@@ -181,15 +181,11 @@ def _metadata(key: str, text: str) -> Any:
         raise CardError(message, remedy=f"add {key} to the card: {CardFile.model_fields[key].description}") from error
 
 
-def _metadata_text(key: str, text: str) -> Any:
-    return _metadata(key, repr(text))
-
-
 METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
     "names": ("names", lambda text: check_names(parse_literal("names", text), "onnx metadata")),
     "imgsz": ("imgsz", partial(_metadata, "imgsz")),
     "stride": ("stride", partial(_metadata, "stride")),
-    "task": ("task", partial(_metadata_text, "task")),
+    "task": ("task", lambda text: _metadata("task", repr(text))),
     "keypoints": ("kpt_shape", partial(_metadata, "keypoints")),
     "layout": ("end2end", lambda text: "end2end" if text.lower() == "true" else None),
 }

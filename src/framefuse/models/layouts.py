@@ -145,11 +145,7 @@ def _heat_map(chosen: Sequence[TensorFacts], layout: OutputLayout | None) -> Out
 
 
 def _extra(task: Task, chosen: Sequence[TensorFacts], keypoints: tuple[int, int] | None) -> int:
-    """Values of an anchor after its classes.
-
-    Raises:
-        CardError: there are no prototypes of masks, or nothing says how many keypoints there are.
-    """
+    """Values of an anchor after its classes; CardError without prototypes of masks, or the number of keypoints."""
     if task == "segment":
         planes = [tensor for tensor in chosen if len(tensor.shape) == 4]
         if len(chosen) != 2 or len(planes) != 1 or planes[0].shape[1] is None:

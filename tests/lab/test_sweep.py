@@ -25,7 +25,7 @@ from framefuse.errors import ConfigError, FramefuseError, SinkError, SourceError
 from framefuse.lab.evaluation import validate
 from framefuse.lab.sweep import page
 from framefuse.lab.sweep.record import COMMON, Choice, Recording, choices, read_grid, record
-from framefuse.lab.sweep.replay import Tracks, kept, load, replay, track, unmatched
+from framefuse.lab.sweep.replay import Tracks, kept, replay, track, unmatched
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Detections, FrameInfo, Result
@@ -180,8 +180,7 @@ def test_false_starts_and_fragments(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def tracking(recording: Recording, choice: Choice) -> tuple[Any, ...]:
     """Table, rows and their ids."""
-    table = load(recording.boxes(choice.settings.iou), recording.rate)
-    rows = kept(table, choice.settings)
+    table, rows = kept(recording, choice.settings)
     return table, rows, track(table, rows, choice.settings)
 
 

@@ -80,7 +80,7 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
 def _print_outputs(path: Path) -> None:
     """What a model outputs for an image of noise, and the card to fill in."""
     from framefuse.models.card import read_facts
-    from framefuse.models.probe import describe, run_once
+    from framefuse.models.openvino_file import run_once
 
     image, *others = read_facts(path).inputs
     shape = [size or default for size, default in zip(image.shape, (1, 3, 320, 320), strict=False)]
@@ -89,7 +89,12 @@ def _print_outputs(path: Path) -> None:
     with suppress(ModelError):
         found = run_once(path, tuple(shape), image.dtype)
         typer.echo(f"For one image of noise, {image.name} {'x'.join(map(str, shape))}, the model returns:")
-        print_table([("output", "shape", "type", "least", "greatest"), *describe(found)])
+        rows = [
+            (name, "x".join(map(str, values.shape)), values.dtype.name)
+            + ((f"{values.min():.4g}", f"{values.max():.4g}") if values.size else ("", ""))
+            for name, values in found.items()
+        ]
+        print_table([("output", "shape", "type", "least", "greatest"), *rows])
         card = f"task: detect\nlayout: yolov8\noutputs: [{', '.join(found)}]\nnames: [first, second]\nimgsz: 640\n"
         typer.echo(f"A card to fill in, {path.with_suffix('.yaml')}:\n{indent(card, '  ')}")
 

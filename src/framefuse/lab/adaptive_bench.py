@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from framefuse.lab.evaluation import Dataset, Objects
 from framefuse.lab.evaluation.coco import needed
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, Result
-from framefuse.report.html import _list, _section, _table, page
+from framefuse.report.html import _list, _section, _table, page, picture
 from framefuse.report.report import Report
 from framefuse.runtime.tracking import rate_of
 from framefuse.tracking import TrackerOptions, open_tracker
@@ -37,7 +36,7 @@ SCHEDULES = {
 away, with more of them; a camera that mostly sees nothing, with short bursts."""
 CONF, MOST = 0.02, 100
 """Confidence of the boxes that are scored, and the most of them in a frame."""
-STRIDES = 2, 3, 5
+STRIDES = {2: "2nd", 3: "3rd", 5: "5th"}
 """One in so many frames is inferred; the others show what a tracker predicts, as most programs do, or what adaptive
 compute would show, so that only the choice of the frames differs."""
 SHOWN = 0.25
@@ -147,26 +146,25 @@ def compare(
             score = float(scores.map50_95)
         else:
             score = 1 - sum(lost) / max(1e-9, sum(objects))
-        share, cost, joules = float(np.mean(inferred)), None, None
+        cost, joules = None, None
         if report:
             stages = [stage for stage in report.stages if stage.name in ("preprocess", "inference", "postprocess")]
             if all(stage.cpu_ms is not None for stage in stages):
                 cost = sum(stage.cpu_ms or 0.0 for stage in stages)
             joules = next((facts.joules_per_frame for facts in report.energy if not facts.missing), None)
-        over_time = _by_second(inferred, second), _by_second(lost, second)
-        return Policy(label, share, score, cost, joules, *(values.round(4).tolist() for values in over_time))
+        over_time = (_by_second(values, second).round(4).tolist() for values in (inferred, lost))
+        return Policy(label, float(np.mean(inferred)), score, cost, joules, *over_time)
 
     skipping = [result.inferred for result in runs[1][0]]
     policies = [
         policy("every frame", base, [True] * len(base), runs[0][1]),
         policy("adaptive", [result.detections for result in runs[1][0]], skipping, runs[1][1]),
     ]
-    for stride in STRIDES:
+    for stride, ordinal in STRIDES.items():
         kept = sorted({*range(0, len(base), stride), len(base) - 1})
         looks = np.isin(np.arange(len(base)), kept).tolist()
-        every = f"every {stride}{_ordinal(stride)} frame"
-        policies.append(policy(f"{every}, tracked", tracked(base, stride, fps), looks))
-        policies.append(policy(f"{every}, interpolated", interpolated(base, kept), looks))
+        policies.append(policy(f"every {ordinal} frame, tracked", tracked(base, stride, fps), looks))
+        policies.append(policy(f"every {ordinal} frame, interpolated", interpolated(base, kept), looks))
     count = _by_second([float((one.confidence >= SHOWN).sum()) for one in base], second).round(2).tolist()
     measure = "mAP50-95" if isinstance(data, Dataset) else "agreement"
     said = [line for line in runs[1][1].choices if line.startswith(("adaptive", "rungs"))]
@@ -178,10 +176,6 @@ def _by_second(values: Sequence[float], second: NDArray[Any]) -> NDArray[Any]:
     return np.bincount(second, values) / np.bincount(second)
 
 
-def _ordinal(number: int) -> str:
-    return {2: "nd", 3: "rd"}.get(number, "th")
-
-
 def table(footage: Sequence[Footage]) -> list[list[str]]:
     """Header and rows."""
     energy = any(policy.joules for one in footage for policy in one.policies)
@@ -189,12 +183,10 @@ def table(footage: Sequence[Footage]) -> list[list[str]]:
     for one in footage:
         best = one.policies[0].score
         for policy in one.policies:
+            scores = f"{100 * policy.score:.1f}", f"{100 * (policy.score - best):+.1f} points"
             cost = "-" if policy.cpu_ms is None else f"{policy.cpu_ms:.1f}"
             joules = [f"{policy.joules:.3g}" if policy.joules else "-"] if energy else []
-            of_best = f"{100 * (policy.score - best):+.1f} points"
-            rows.append(
-                [one.name, policy.name, f"{policy.share:.0%}", f"{100 * policy.score:.1f}", of_best, cost, *joules]
-            )
+            rows.append([one.name, policy.name, f"{policy.share:.0%}", *scores, cost, *joules])
     return rows
 
 
@@ -233,16 +225,13 @@ def render(footage: Sequence[Footage], model: str, pictures: Sequence[bytes]) ->
     """The page, without scripts or requests; without plots where there are none."""
     head, *rows = [[in_html(cell) for cell in row] for row in table(footage)]
     title = f"Adaptive compute: {model}"
-    note = (
-        "Score: mAP50-95 against the truth, in percent, or else the agreement with every frame. Strides are computed "
-    )
-    note += "from the results of every frame."
+    note = "Score: mAP50-95 against the truth, in percent, or else the agreement with every frame. "
+    note += "Strides are computed from the results of every frame."
     sections = [
         f"<header><h1>{in_html(title)}</h1><p class='note'>{in_html(cpu_model())}</p></header>",
         _section("Policies", _table(head, rows, texts=2), note),
     ]
     for one, png in zip_longest(footage, pictures):
-        data = base64.b64encode(png).decode() if png else ""
-        image = f"<img alt='' style='max-width:100%' src='data:image/png;base64,{data}'>" if data else ""
+        image = picture(png or b"", style="max-width:100%", kind="png")
         sections.append(_section(in_html(one.name), image + _list(one.choices)))
     return page(title, sections)

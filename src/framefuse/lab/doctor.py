@@ -123,7 +123,6 @@ def _shipped_models() -> str:
 
 
 def _fetched_models() -> str:
-    """The models that were fetched, with their licences."""
     found = fetched_models()
     return ", ".join(f"{name} ({about.get('licence', 'not stated')})" for name, about in found.items()) or "none"
 

@@ -63,7 +63,7 @@ class _Runner:
 
     def run(self, frames: Sequence[Frame], counters: Sequence[Counter]) -> Iterator[Any]:
         """The results of a block."""
-        before = [_read(counter) for counter in counters]
+        before = [_joules(counter) for counter in counters]
         for number, frame in enumerate(frames):
             wall, cpu = perf_counter(), process_time()
             result = self.model(frame)
@@ -72,7 +72,7 @@ class _Runner:
             found = result.detections
             self.found.append(found[found.confidence > SHOWN])
             yield result
-        gained = [_read(counter) - value for counter, value in zip(counters, before, strict=True)]
+        gained = [_joules(counter) - value for counter, value in zip(counters, before, strict=True)]
         lost = not counters or any(counter.missing for counter in counters)
         self.joules = None if lost or self.joules is None else self.joules + sum(gained)
 
@@ -135,10 +135,9 @@ def measure(
         # Nothing is tracked, so all scores are of boxes.
         scores = [found.map50_95 for one in scored if isinstance(found := one.scores(), BoxScores)]
         rungs, device = judged(_rungs(runners, scores, done)), runners[0].model.engine.device
-        machine = processor(device)
-    text = str(data) if truth is None else truth.uri
-    facts = text, done, machine, __version__, device
-    return Ladder(rungs, "agreement" if truth is None else "mAP50-95", *facts), notes
+        text = str(data) if truth is None else truth.uri
+        facts = text, done, processor(device), __version__, device
+        return Ladder(rungs, "agreement" if truth is None else "mAP50-95", *facts), notes
 
 
 def _rungs(runners: Sequence[_Runner], scores: Sequence[float], frames: int) -> list[Rung]:
@@ -210,7 +209,7 @@ def plot(ladder: Ladder) -> bytes:
     return png.getvalue()
 
 
-def _read(counter: Counter) -> float:
+def _joules(counter: Counter) -> float:
     counter.read()
     return counter.joules
 

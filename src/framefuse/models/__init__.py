@@ -57,8 +57,6 @@ KNOWN = {
     "rfdetr-base": Known("hf://onnx-community/rfdetr_base-ONNX", "Apache-2.0", "RF-DETR, base: 80 classes of COCO"),
 }
 """Name -> detector with a free licence, which hub.py can fetch."""
-
-
 LICENCE = "Apache-2.0"
 """Of the models in the package."""
 

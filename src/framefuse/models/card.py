@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -23,7 +24,7 @@ from framefuse.models.onnx_file import (
     read_onnx,
     with_sizes_of_one,
 )
-from framefuse.models.openvino_file import METADATA_FILE, SUFFIXES, read_openvino
+from framefuse.models.openvino_file import METADATA_FILE, SUFFIXES, read_openvino, run_once
 from framefuse.preprocess import Fit, Preprocess
 
 T = TypeVar("T")
@@ -171,15 +172,11 @@ def _metadata(key: str, text: str) -> Any:
         raise CardError(message, remedy=f"add {key} to the card: {CardFile.model_fields[key].description}") from error
 
 
-def _metadata_text(key: str, text: str) -> Any:
-    return _metadata(key, repr(text))
-
-
 METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
     "names": ("names", lambda text: check_names(parse_literal("names", text), "onnx metadata")),
     "imgsz": ("imgsz", partial(_metadata, "imgsz")),
     "stride": ("stride", partial(_metadata, "stride")),
-    "task": ("task", partial(_metadata_text, "task")),
+    "task": ("task", lambda text: _metadata("task", repr(text))),
     "keypoints": ("kpt_shape", partial(_metadata, "keypoints")),
     "layout": ("end2end", lambda text: "end2end" if text.lower() == "true" else None),
 }
@@ -310,11 +307,11 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
 
 
 def _boxes_are_pixels(model: Path, shape: tuple[int, ...], dtype: str) -> bool:
-    """Whether the boxes of a model with one output (b, anchors, 5 + nc) are decoded. It is run once."""
-    from framefuse.models.probe import is_decoded, run_once
-
+    """Whether the boxes of a model with one output (b, anchors, 5 + nc) are decoded, from one run: then no side is
+    negative, and most exceed any logarithm."""
     (rows,) = run_once(model, shape, dtype).values()
-    return is_decoded(rows[0])
+    sides = rows[0, :, 2:4]
+    return bool((sides >= 0).all() and np.median(sides) > 4)
 
 
 def _skeleton(facts: _Facts, layout: layouts.Resolved) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from framefuse.preprocess import Fit, Interpolation
 
 GreyLevel = Annotated[float, Field(ge=-1e6, le=1e6)]
 GreyLevels = tuple[GreyLevel, GreyLevel, GreyLevel]
+Size = Annotated[
+    tuple[PositiveInt, PositiveInt],
+    BeforeValidator(lambda value: (value, value) if isinstance(value, int) else value),
+]
 UNREADABLE = (OSError, ValueError, RuntimeError)
 """What reading a file of unknown origin may raise."""
-
-
-def _size(value: Any) -> Any:
-    return (value, value) if isinstance(value, int) else value
 
 
 class CardFile(BaseModel):
@@ -52,9 +52,7 @@ class CardFile(BaseModel):
     skeleton: list[tuple[NonNegativeInt, NonNegativeInt]] | None = Field(
         None, description="pose: pairs of keypoints, from 0, that a line connects"
     )
-    imgsz: Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_size)] | None = Field(
-        None, description="input size: one number or [height, width]"
-    )
+    imgsz: Size | None = Field(None, description="input size: one number or [height, width]")
     stride: PositiveInt | None = Field(None, description="input sides are multiples of this")
     rect: bool | None = Field(None, description="shrink the padded side to the next multiple of the stride")
     fit: Fit | None = Field(None, description="how an image is fitted to the input size")

@@ -15,6 +15,8 @@ import io
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -132,19 +134,10 @@ def calibrate(
         calibrator = create_calibrator(
             path, ["Conv"], str(Path(folder) / "augmented.onnx"), calibrate_method=kind, extra_options=options
         )
-        pending: list[NDArray[Any]] = []
-
-        def collect() -> None:
-            feeds = iter([{input_name: batch} for batch in pending])
-            calibrator.collect_data(SimpleNamespace(get_next=lambda: next(feeds, None)))
-            pending.clear()
-
         try:
-            for batch in batches:
-                if pending and (len(pending) == FRAMES_PER_UPDATE or pending[0].shape != batch.shape):
-                    collect()
-                pending.append(batch)
-            collect()
+            for _, alike in groupby(batches, np.shape):
+                while some := [{input_name: batch} for batch in islice(alike, FRAMES_PER_UPDATE)]:
+                    calibrator.collect_data(SimpleNamespace(get_next=partial(next, iter(some), None)))
             ranges = calibrator.compute_data()
         except ValueError as error:  # NumPy's histogram rejects values that are not finite
             message = f"the model's values on the calibration frames have no range: {error}"
@@ -194,11 +187,8 @@ def sensitivities(
     signals = [float(np.var(values)) for values in truth]
     found = {}
     for layer in layers:
-        noisy = _run(quantise(model, ranges, [layer]), taps, input_name, batches)
-        noise = [
-            float(np.square(values - true).mean()) / max(signal, 1e-12)
-            for (_, values), true, signal in zip(noisy, truth, signals, strict=True)
-        ]
+        noisy = zip(_run(quantise(model, ranges, [layer]), taps, input_name, batches), truth, signals, strict=True)
+        noise = [float(np.square(values - true).mean()) / max(signal, 1e-12) for (_, values), true, signal in noisy]
         found[layer] = float(np.sqrt(np.mean(noise)))
     return found
 

@@ -69,7 +69,7 @@ def resolve(
     Raises:
         CardError: the layout is unknown, ambiguous or contradictory; the remedy names the key to add.
     """
-    listed = "; ".join(map(str, outputs))
+    listed = _listed(outputs)
     by_name = {tensor.name: tensor for tensor in outputs}
     if missing := [name for name in wanted or () if name not in by_name]:
         raise CardError(f"outputs {missing} do not exist; the model has {listed}", remedy="correct outputs in the card")
@@ -101,7 +101,7 @@ def resolve(
             raise CardError(f"it is unclear which outputs hold the detections: {listed}", remedy=remedy)
         chosen, name = ordered, "detr"
         count = count_classes(name, [tensor.shape for tensor in chosen], activation)
-        why = f"onnx output shapes {'; '.join(map(str, chosen))}"
+        why = f"onnx output shapes {_listed(chosen)}"
         if len(chosen) == 3 and box_units is None:
             remedy = "add box_units: relative (0..1 of the model input) or box_units: pixels (of it) to the card"
             raise CardError(f"the units of output {chosen[1]} are not stated", remedy=remedy)
@@ -145,11 +145,7 @@ def _heat_map(chosen: Sequence[TensorFacts], layout: OutputLayout | None) -> Out
 
 
 def _extra(task: Task, chosen: Sequence[TensorFacts], keypoints: tuple[int, int] | None) -> int:
-    """Values of an anchor after its classes.
-
-    Raises:
-        CardError: there are no prototypes of masks, or nothing says how many keypoints there are.
-    """
+    """Values of an anchor after its classes; CardError without prototypes of masks, or the number of keypoints."""
     if task == "segment":
         planes = [tensor for tensor in chosen if len(tensor.shape) == 4]
         if len(chosen) != 2 or len(planes) != 1 or planes[0].shape[1] is None:
@@ -230,7 +226,7 @@ def _single(
         if (count is not None and count < 1) or (layout == "end2end" and shape[2] not in (6 + extra, None)):
             raise CardError(f"output {tensor} does not fit layout {layout}", remedy="correct layout in the card")
         return layout, count, "only output"
-    found = _candidates(shape, size, extra)
+    found = {name: count_classes(name, [shape], None, extra) for name in _candidates(shape, size, extra)}
     fitting = {name: n for name, n in found.items() if class_count is None or n is None or n == class_count}
     if {"yolov5", "yolox"} <= fitting.keys() and (class_count is not None or "nanodet" not in fitting) and probe:
         name: OutputLayout = "yolov5" if probe() else "yolox"
@@ -264,34 +260,31 @@ def _minus(size: int | None, fixed: int) -> int | None:
     return None if size is None else size - fixed
 
 
-def _candidates(shape: tuple[int | None, ...], size: tuple[int, int], extra: int) -> dict[OutputLayout, int | None]:
-    """Layouts that the shape (b, rows, columns) of an output allows, each with its number of classes."""
+def _candidates(shape: tuple[int | None, ...], size: tuple[int, int], extra: int) -> list[OutputLayout]:
+    """Layouts that the shape (b, rows, columns) of an output allows."""
     _, rows, columns = shape
     plain = _minus(columns, extra) or 0
     cells = [sum((size[0] // s) * (size[1] // s) for s in strides) for strides in ((8, 16, 32), (8, 16, 32, 64))]
-    found: dict[OutputLayout, int | None] = {}
+    found: list[OutputLayout] = []
     if rows is not None and rows > 4 + extra and (columns is None or columns > rows or columns in cells):
-        found["yolov8"] = rows - 4 - extra
+        found.append("yolov8")
     if columns is None:
         return found
+    nanodet: list[OutputLayout] = ["nanodet"] if columns > NANODET_SIDES else []
+    rounded_up = sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in (8, 16, 32, 64))  # of NanoDet-Plus
+    if not extra and rows == rounded_up and nanodet:
+        return nanodet
+    if not extra and rows in cells and columns > 5:
+        return ["yolov5", "yolox", *nanodet]
     anchors = rows is None or rows in [3 * n for n in cells]
-    if not extra and rows is not None and rows == nanodet_cells(size) and columns > NANODET_SIDES:
-        return {"nanodet": columns - NANODET_SIDES}
-    if not extra and rows is not None and rows in cells and columns > 5:
-        found = {"yolov5": columns - 5, "yolox": columns - 5}
-        return found | ({"nanodet": columns - NANODET_SIDES} if columns > NANODET_SIDES else {})
+    queries = rows is not None and rows <= MAX_QUERIES and not anchors
     if plain > 5 and (anchors or (rows is not None and rows > MAX_QUERIES)):
-        found["yolov5"] = plain - 5
-    if plain == 6 and (rows is None or (rows <= MAX_QUERIES and not anchors)):
-        found["end2end"] = None
-    if not extra and columns > 4 and columns not in cells and rows is not None and rows <= MAX_QUERIES and not anchors:
-        found["detr"] = columns - 4
+        found.append("yolov5")
+    if plain == 6 and (rows is None or queries):
+        found.append("end2end")
+    if not extra and columns > 4 and columns not in cells and queries:
+        found.append("detr")
     return found
-
-
-def nanodet_cells(size: tuple[int, int]) -> int:
-    """Cells of the four levels of NanoDet-Plus, of which each side is rounded up."""
-    return sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in (8, 16, 32, 64))
 
 
 def _detr_order(tensors: Sequence[TensorFacts], *, keep: bool) -> list[TensorFacts] | None:

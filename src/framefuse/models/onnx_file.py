@@ -317,11 +317,8 @@ def attribute(node: Any, name: str, default: Any) -> Any:
     """An attribute of a node, text as str; `default` if it is absent."""
     from onnx import helper
 
-    for attribute in node.attribute:
-        if attribute.name == name:
-            value = helper.get_attribute_value(attribute)
-            return value.decode() if isinstance(value, bytes) else value
-    return default
+    value = next((helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _parse(path: Path) -> Any:

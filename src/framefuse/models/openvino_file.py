@@ -1,14 +1,18 @@
-"""Models that OpenVINO reads besides ONNX: its own .xml with a .bin beside it, and TensorFlow Lite's .tflite."""
+"""Models that OpenVINO reads besides ONNX, its own .xml with a .bin beside it and TensorFlow Lite's .tflite; and what a
+model outputs for one image of noise, where the shapes of its outputs do not tell."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from framefuse.common.files import os_errors_as
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.text import lines_of
 from framefuse.errors import CardError, ModelError
-from framefuse.models.onnx_file import OnnxFacts, TensorFacts
+from framefuse.models.onnx_file import OnnxFacts, TensorFacts, plain_words
 
 SUFFIXES = ".xml", ".tflite"
 METADATA_FILE = "metadata.yaml"
@@ -49,6 +53,31 @@ def channels_first(network: Any) -> Any:
     changes.input(0).model().set_layout(openvino.Layout("NHWC"))
     changes.input(0).tensor().set_layout(openvino.Layout("NCHW"))
     return changes.build()
+
+
+def run_once(path: Path, shape: tuple[int, ...], dtype: str = "float32") -> dict[str, NDArray[Any]]:
+    """The outputs by name for one image of noise, from OpenVINO in FP32.
+
+    Args:
+        shape: batch, 3, height and width of the input.
+        dtype: of the input. Its values are 0..255, as nothing is known about its normalisation.
+
+    Raises:
+        ModelError: the model does not run.
+    """
+    import openvino
+
+    image = np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
+    try:
+        core = openvino.Core()
+        network = channels_first(core.read_model(path))
+        network.reshape(list(shape))
+        compiled = core.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        found = compiled([image])
+    except RuntimeError as error:
+        why = f"{path.name} does not run: {plain_words(error)}"
+        raise ModelError(why, remedy="state layout in its card") from error
+    return {port.get_any_name(): np.array(values) for port, values in found.items()}
 
 
 def _facts(port: Any) -> TensorFacts:

@@ -24,7 +24,6 @@ COLOURS = "infer", "decode", "pre", "post", "sink0", "sink1", "sink2", "other"
 """CSS classes of object classes, the most frequent one first."""
 _COLORS = {"decode": "decode", "preprocess": "pre", "inference": "infer", "postprocess": "post"}
 STRETCHED, LEGEND = "preserveAspectRatio='none'", " class='legend'"
-SPEEDS = "mean", "slowest", "fastest"
 
 
 def render(report: ReportFacts, folder: Path | None = None) -> str:
@@ -261,7 +260,8 @@ def _speed(report: ReportFacts) -> str:
         f"<polygon class='area' points='0,40 {line} 100,40'/><polyline class='line' points='{line}'/>"
         f"<line class='mark' x1='0' x2='100' y1='{y}' y2='{y}'><title>mean: {mean:.1f} fps</title></line>"
     )
-    marks = [(name, f"{fps:.0f} fps") for name, fps in zip(SPEEDS, (mean, min(values), max(values)), strict=True)]
+    speeds = {"mean": mean, "slowest": min(values), "fastest": max(values)}
+    marks = [(name, f"{fps:.0f} fps") for name, fps in speeds.items()]
     label = f"Frames per second over time, {min(values):.0f} to {max(values):.0f}"
     return _chart(shapes, label, f"{top:.0f} fps", f"{end:.1f} s", marks)
 

@@ -154,10 +154,7 @@ def build_report(
 
 
 def _incomplete(infos: Sequence[SourceInfo]) -> list[str]:
-    """What of the sources is skipped, damaged or cut off.
-
-    With several sources each line names its own, as those of a list do already.
-    """
+    """What of the sources is skipped, damaged or cut off; of several, each line names its own, if it does not yet."""
     names, found = tuple(f"{info.uri}: " for info in infos), dict[str, None]()
     for info in infos:
         named = len(infos) == 1 or (info.path is None and info.kind != "images")

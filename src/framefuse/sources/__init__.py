@@ -239,7 +239,7 @@ def videos_in(text: str) -> list[str]:
     return [text] if any(is_image_path(path) for path in paths) else paths
 
 
-def is_image_path(path: str) -> bool:
+def is_image_path(path: str | Path) -> bool:
     return Path(path).suffix.lower() in IMAGE_SUFFIXES
 
 

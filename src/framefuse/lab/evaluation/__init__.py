@@ -1,9 +1,6 @@
 """Evaluation: the accuracy of a model, through the real pipeline, on data with known ground truth.
 
-    open_data("annotations.json") -> Dataset        validate("yolov8n.onnx", data) -> Scores
-
-data.py and coco.py read data; dataset.py holds them and matches class names; counters.py counts; scores.py has
-the results, and presents them.
+open_data("annotations.json") -> Dataset        validate("yolov8n.onnx", data) -> Scores
 """
 
 from collections.abc import Callable, Sequence

@@ -48,12 +48,11 @@ class BoxCounter:
         self, names: Sequence[str], *, max_det: int, shape: Shape | None = None, oriented: bool = False
     ) -> None:
         self._shape, self._oriented = shape, oriented
-        self._sizes: list[tuple[int, int]] = []
         self._coco = needed("faster_coco_eval")
         self._names = list(names)
         self._max_det = max_det
-        self._frames: list[tuple[float | None, int]] = []
-        """Complexity and confident detections of each."""
+        self._frames: list[tuple[tuple[int, int], float | None, int]] = []
+        """Size, complexity and confident detections of each."""
         self._truth: list[dict[str, Any]] = []
         self._found: list[dict[str, Any]] = []
         self._confusion = np.zeros((len(names) + 1, len(names) + 1), np.int64)
@@ -61,10 +60,9 @@ class BoxCounter:
     def add(self, labels: Labels, found: Detections) -> None:
         """Count one frame; classes of `found` index `names`."""
         confident = found[found.confidence >= CONF]
-        self._frames.append((labels.complexity, len(confident)))
+        self._frames.append((labels.size, labels.complexity, len(confident)))
         self._confusion += confusion(labels, confident, len(self._names))
         image = len(self._frames)
-        self._sizes.append(labels.size)
         shapes = labels.shapes() if self._shape and labels.shapes else [{}] * len(labels.area)
         truth = _xywh(labels.xyxy), labels.area.tolist(), labels.crowd.tolist(), labels.class_id.tolist()
         for box, area, crowd, number, shape in zip(*truth, shapes, strict=True):
@@ -87,10 +85,8 @@ class BoxCounter:
     def scores(self) -> BoxScores:
         images = list(range(1, len(self._frames) + 1))
         categories = [{"id": number, "name": name} for number, name in enumerate(self._names)]
-        sizes = [{"width": width, "height": height} for width, height in self._sizes]
-        entries = [{"id": number, **size} for number, size in zip(images, sizes, strict=True)]
-        known = {"images": entries, "categories": categories, "annotations": self._truth}
-        truth = self._coco.COCO(known)
+        entries = [{"id": number, "width": w, "height": h} for number, ((w, h), *_) in enumerate(self._frames, 1)]
+        truth = self._coco.COCO({"images": entries, "categories": categories, "annotations": self._truth})
         found = truth.loadRes(self._found)
         precision = self._precision(truth, found, images)
         single = [row for row in self._truth if not row["iscrowd"]]
@@ -99,13 +95,13 @@ class BoxCounter:
         predicted = int(self._confusion[:, :-1].sum())
         by_complexity = {}
         groups, bounds = COMPLEXITIES
-        complexity = [value for value, _ in self._frames if value is not None]
+        complexity = [value for _, value, _ in self._frames if value is not None]
         if len(complexity) == len(images):
             group_of = np.digitize(complexity, bounds)
             for group, name in reversed(list(enumerate(groups))):
                 part = (np.flatnonzero(group_of == group) + 1).tolist()
                 values = self._precision(truth, found, part) if part else np.full((10, 101, 1, 4), -1.0)
-                held, sure = set(part), sum(self._frames[image - 1][1] for image in part)
+                held, sure = set(part), sum(self._frames[image - 1][2] for image in part)
                 count = sum(row["image_id"] in held for row in single)
                 by_complexity[name] = Split(len(part), count, sure, *_both(values))
         classes = [(name, objects[n], precision[:, :, n : n + 1]) for n, name in enumerate(self._names)]

@@ -82,17 +82,15 @@ def _class_folders(path: Path) -> list[Path]:
     """The folders of images in a folder without annotations, one for each class."""
     if not os.path.isdir(path) or any(path.glob("*.json")) or (path / "annotations").is_dir():
         return []
-    return [folder for folder in sorted(path.iterdir()) if folder.is_dir() and any(map(_is_image, folder.iterdir()))]
-
-
-def _is_image(path: Path) -> bool:
-    return is_image_path(str(path))
+    return [
+        folder for folder in sorted(path.iterdir()) if folder.is_dir() and any(map(is_image_path, folder.iterdir()))
+    ]
 
 
 def _open_folders(path: Path, folders: Sequence[Path]) -> Dataset:
     """Images whose class is the name of their folder."""
     number_of = {str(file): number for number, folder in enumerate(folders)
-                 for file in sorted(filter(_is_image, folder.iterdir()))}  # fmt: skip
+                 for file in sorted(filter(is_image_path, folder.iterdir()))}  # fmt: skip
 
     def labels(key: Key) -> Labels:
         one = np.ones(1, np.bool_)

@@ -317,10 +317,9 @@ def legend(scored: Sequence[Scores]) -> list[str]:
             "Percent. mAP is COCO's, by size of the objects in source pixels (small < 32 x 32, large > 96 x 96); "
             f"P and R are precision and recall at confidence {CONF} and overlap {IOU}."
         )
-    if shapes := sorted(
-        {scores.shape for scores in scored if scores.boxes and scores.boxes.shape_map50_95 is not None}
-    ):
-        sentences.append(f"{' and '.join(shapes).capitalize()}: mAP with their own overlap in place of that of boxes.")
+    if shapes := {scores.shape for scores in scored if scores.boxes and scores.boxes.shape_map50_95 is not None}:
+        named = " and ".join(sorted(shapes)).capitalize()
+        sentences.append(f"{named}: mAP with their own overlap in place of that of boxes.")
     if any(scores.boxes and scores.boxes.by_complexity for scores in scored):
         sentences.append("Crowded, busy and calm frames: thirds of the range of the scene's complexity.")
     if any(scores.pixels for scores in scored):

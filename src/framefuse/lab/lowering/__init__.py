@@ -1,9 +1,6 @@
 """Lowering: turns an FP32 model into an FP16 or INT8 file that every engine reads, and checks its accuracy first.
 
-    build_model("yolov8n.onnx", precision="int8", calib="video.mp4") -> BuildReport, and yolov8n-int8.onnx
-
-models/fp16.py and models/int8.py rewrite the graph; judge.py reads the frames, measures accuracy and speed, and reports
-them.
+build_model("yolov8n.onnx", precision="int8", calib="video.mp4") -> BuildReport, and yolov8n-int8.onnx
 """
 
 import tempfile

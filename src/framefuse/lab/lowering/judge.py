@@ -236,15 +236,14 @@ class BuildReport:
         """The report as a few lines of text."""
         counts = Counter(layer.precision for layer in self.layers)
         lines = [
-            f"{self.output}",
+            str(self.output),
             f"layers    {', '.join(f'{count} {name}' for name, count in counts.items())}",
             f"frames    {self.calibration}",
             f"types     {self.inputs} -> {self.outputs}",
             f"size      {self.bytes_before / 1e6:.2f} -> {self.bytes_after / 1e6:.2f} MB, {self.smaller:.2f}x smaller"
             + _short_of(self.smaller, TARGET_SIZE, self.precision),
         ]
-        if self.accuracy:
-            found = self.accuracy
+        if found := self.accuracy:
             other = "other " if self.seen and self.seen.source == found.data else ""
             lines.append(
                 f"accuracy  {found.measure} {found.fp32:.2f} -> {found.lowered:.2f}, {found.loss:+.2f} points lost, "
@@ -348,8 +347,8 @@ def look_at(footage: Footage, card: Card) -> Seen:
     stage.close()
     stage.engine.close()
     names = [card.names.get(number, str(number)) for number in sorted(classes)]
-    counted = None if card.task == "semantic" else boxes
-    return Seen(footage.uri, len(footage.inputs), variety(footage.inputs), counted, names, len(card.names))
+    count = None if card.task == "semantic" else boxes
+    return Seen(footage.uri, len(footage.inputs), variety(footage.inputs), count, names, len(card.names))
 
 
 def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tuple[int, int]) -> dict[str, float]:

@@ -163,12 +163,10 @@ def _group(
 ) -> tuple[list[Numbers], float]:
     """The numbers of choices that share their tracks, and the seconds that tracking took."""
     settings = members[0].settings
-    tables = [load(one.boxes(settings.iou), one.rate) for one in recordings]
-    rows = [kept(table, settings) for table in tables]
+    boxes = [kept(one, settings) for one in recordings]
     started = perf_counter()
-    ids = [track(table, chosen, settings) for table, chosen in zip(tables, rows, strict=True)]
+    sources = [(table, rows, track(table, rows, settings)) for table, rows in boxes]
     seconds = perf_counter() - started
-    sources = list(zip(tables, rows, ids, strict=True))
     every = [Tracks.of(*one, 0) for one in sources]
     visited = {
         zones: [visits(one, places[zones], settings.track_buffer) for one in every]
@@ -179,7 +177,7 @@ def _group(
     for choice in members:
         conf, zones = choice.settings.conf, choice.settings.zones
         if conf not in known:
-            shown = (table.found.confidence[chosen] > np.float32(conf) for table, chosen, _ in sources)
+            shown = (table.found.confidence[rows] > np.float32(conf) for table, rows in boxes)
             known[conf] = {"boxes": sum(map(int, map(np.count_nonzero, shown)))}
             if settings.track:
                 found = [Tracks.of(*one, conf) for one in sources]
@@ -222,9 +220,8 @@ def _scores(recordings: Sequence[Recording], found: Sequence[Tracks], settings: 
 def tracks_of(recordings: Sequence[Recording], choice: Choice) -> list[Tracks]:
     """The tracks of one choice in each source."""
     settings = choice.settings
-    tables = [load(one.boxes(settings.iou), one.rate) for one in recordings]
-    rows = [kept(table, settings) for table in tables]
-    return [Tracks.of(a, b, track(a, b, settings), settings.conf) for a, b in zip(tables, rows, strict=True)]
+    boxes = [kept(one, settings) for one in recordings]
+    return [Tracks.of(table, rows, track(table, rows, settings), settings.conf) for table, rows in boxes]
 
 
 @lru_cache(maxsize=16)
@@ -236,9 +233,10 @@ def load(path: Path, rate: float) -> Table:
     return Table(boxes.frames, boxes.detections, of, np.array(times, np.float64))
 
 
-def kept(table: Table, settings: Settings) -> Ints:
-    """The rows that `classes`, `max_det` and `min_area` leave. Those above a `conf` are the first of each frame, so it
-    changes nothing about the others."""
+def kept(recording: Recording, settings: Settings) -> tuple[Table, Ints]:
+    """The boxes of a recording, and the rows that `classes`, `max_det` and `min_area` leave. Those above a `conf` are
+    the first of each frame, so it changes nothing about the others."""
+    table = load(recording.boxes(settings.iou), recording.rate)
     rows = np.arange(len(table.frame))
     if settings.classes is not None:
         rows = rows[np.isin(table.found.class_id, settings.classes)]
@@ -247,7 +245,7 @@ def kept(table: Table, settings: Settings) -> Ints:
     if settings.min_area:
         pixels = np.array([frame.width * frame.height for frame in table.frames])[table.frame[rows]]
         rows = rows[large_enough(table.found.xyxy[rows], settings.min_area, pixels)]
-    return rows
+    return table, rows
 
 
 def track(table: Table, rows: Ints, settings: Settings) -> Ints:

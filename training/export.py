@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ from training.onnx_writer import write_onnx
 ROOT = Path(__file__).parent.parent
 DATA, RESULTS = ROOT / "src" / "framefuse" / "models" / "weights", ROOT / "training" / "results"
 LICENCE = "Apache-2.0"
+KINDS = {
+    "detect": "detector",
+    "semantic": "segmenter",
+    "segment": "detector with masks",
+    "pose": "detector of people with keypoints",
+}
 KEYS = {"name", "average", "names", "scores", "recipe", "world", "curve"}
 
 
@@ -38,6 +45,8 @@ def load(weights: Path) -> tuple[Detector | Segmenter, dict[str, Any]]:
     average = state.pop("average")
     try:
         net = nets.build(state["name"], len(state["names"]))
+        if "trunk" in state:  # its weights were folded before the branches were trained
+            nets.fuse(net)
         net.load_state_dict(average)
         state["scores"]["test"], state["recipe"]["seed"]
     except (RuntimeError, TypeError, KeyError, AttributeError) as error:
@@ -60,9 +69,28 @@ def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, b
     scores = {key: value for key, value in tested.items() if not isinstance(value, dict)}
     if task == "semantic":
         scores = {"miou": tested["miou_body" if binary else "miou"]}
-    description = f"{name}: framefuse's own {'detector' if task == 'detect' else 'segmenter'} for its synthetic world"
-    metadata = {
+    facts = metadata(name, task, names)
+    description = facts["description"]
+    path = write_onnx(net, folder / f"{name}.onnx", facts, binary=binary)
+    data = f"held-out worlds (version {record['world']}, split=test)"
+    judge = "framefuse val" if "trunk" in record else "training/scores.py"
+    about = {
         "description": description,
+        "licence": LICENCE,
+        "seeds": [record["recipe"]["seed"]],
+        "world": record["world"],
+        "parameters": record["parameters"],
+        "scores": {"on": f"{data} of 1280x720, by {judge}, at 640", **scores},
+    }
+    path.with_suffix(".yaml").write_text(card(task, about))
+    return path
+
+
+def metadata(name: str, task: str, names: Mapping[int, str]) -> dict[str, str]:
+    """The ONNX metadata of a model."""
+    kind = KINDS[task]
+    facts = {
+        "description": f"{name}: framefuse's own {kind} for its synthetic world",
         "author": "framefuse",
         "license": LICENCE,
         "names": repr(names),
@@ -71,18 +99,7 @@ def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, b
         "task": task,
         "batch": "1",
     }
-    path = write_onnx(net, folder / f"{name}.onnx", metadata, binary=binary)
-    data = f"held-out worlds (version {record['world']}, split=test)"
-    about = {
-        "description": description,
-        "licence": LICENCE,
-        "seeds": [record["recipe"]["seed"]],
-        "world": record["world"],
-        "parameters": record["parameters"],
-        "scores": {"on": f"{data} of 1280x720, by training/scores.py, at 640", **scores},
-    }
-    path.with_suffix(".yaml").write_text(card(task, about))
-    return path
+    return facts | ({"kpt_shape": repr([nets.KEYPOINTS, 3])} if task == "pose" else {})
 
 
 def card(task: str, about: dict[str, Any]) -> str:
@@ -118,12 +135,13 @@ def plot(name: str, curve: list[dict[str, Any]], path: Path) -> None:
     right = left.twinx()
     losses = [(row["step"], row["loss"]) for row in curve if "loss" in row]
     checks = [(row["step"], row.get("map50_95", row.get("miou"))) for row in curve if "loss" not in row]
+    names = {"semantic": "mean IoU"}
     checks = [(step, score) for step, score in checks if score is not None]
     left.plot(*zip(*losses, strict=True), color="tab:blue", linewidth=1)
     if checks:
         right.plot(*zip(*checks, strict=True), color="tab:orange", marker="o")
     left.set(xlabel="step", ylabel="training loss (blue)", yscale="log", title=name)
-    right.set(ylabel=f"{'mAP50-95' if nets.TASKS[name] == 'detect' else 'mean IoU'}, validation (orange)", ylim=(0, 1))
+    right.set(ylabel=f"{names.get(nets.TASKS[name], 'mAP50-95')}, validation (orange)", ylim=(0, 1))
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

@@ -1,0 +1,135 @@
+"""The peers of benchmarks/detr.py: transformers' detectors with random weights, in an environment of their own
+(pip install torch==2.13.0 transformers onnx onnxscript pillow).
+
+    python -m benchmarks.peers.detr NAME --images FOLDER --out FILE.onnx
+
+writes the network as ONNX, a card beside it, and in FILE.npz what transformers' post-processing finds in each image.
+The logits are scaled and shifted on the images, so that about OBJECTS queries of each pass confidence 0.25.
+"""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+OBJECTS = 30
+SIZE = 640
+CLASSES = 80
+CONF = 0.25
+
+
+def network(name: str) -> Any:
+    """An untrained network, and the image processor that reads its outputs."""
+    import torch
+    import transformers as hf
+
+    torch.manual_seed(0)
+    labels = {"num_labels": CLASSES}
+    if name == "rtdetr-r18":
+        backbone = hf.RTDetrResNetConfig(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512],
+                                         embedding_size=64, out_features=["stage2", "stage3", "stage4"])  # fmt: skip
+        config = hf.RTDetrConfig(
+            backbone_config=backbone, encoder_in_channels=[128, 256, 512], decoder_layers=3, **labels
+        )
+        return hf.RTDetrForObjectDetection(config), hf.RTDetrImageProcessor()
+    if name == "rtdetrv2-r18":
+        backbone = hf.RTDetrResNetConfig(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512],
+                                         embedding_size=64, out_features=["stage2", "stage3", "stage4"])  # fmt: skip
+        config = hf.RTDetrV2Config(
+            backbone_config=backbone, encoder_in_channels=[128, 256, 512], decoder_layers=3, **labels
+        )
+        return hf.RTDetrV2ForObjectDetection(config), hf.RTDetrImageProcessor()
+    if name == "dfine-n":
+        return hf.DFineForObjectDetection(hf.DFineConfig(**labels)), hf.RTDetrImageProcessor()
+    backbone = hf.ResNetConfig(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512],
+                               out_features=["stage4"])  # fmt: skip
+    config = hf.DetrConfig(use_timm_backbone=False, backbone_config=backbone, backbone=None, encoder_layers=2,
+                           use_pretrained_backbone=False, decoder_layers=2, **labels)  # fmt: skip
+    return hf.DetrForObjectDetection(config), hf.DetrImageProcessor()
+
+
+def pixels(path: Path, mean: list[float], std: list[float]) -> tuple[Any, tuple[int, int]]:
+    """An image as the network sees it, every pixel of a block once, and its height and width."""
+    import torch
+    from PIL import Image
+
+    image = np.asarray(Image.open(path).convert("RGB"))
+    down, across = image.shape[0] // SIZE, image.shape[1] // SIZE
+    values = (image[::down, ::across].astype(np.float32) / 255 - np.float32(mean)) / np.float32(std)
+    return torch.from_numpy(values.transpose(2, 0, 1).copy())[None], image.shape[:2]
+
+
+def shift(net: Any, batch: Any, softmax: bool) -> None:
+    """Scale the logits to a standard deviation of 2 and shift them, so that OBJECTS of an image pass."""
+    import torch
+
+    last = net.class_labels_classifier if softmax else net.model.decoder.class_embed[-1]
+    with torch.no_grad():
+        found = net(pixel_values=batch).logits
+        scale = 2 / float(found.std())
+        last.weight.mul_(scale)
+        last.bias.mul_(scale)
+        found = net(pixel_values=batch).logits
+        if softmax:
+            best = (found[..., :-1].amax(-1) - found[..., -1]).flatten().sort(descending=True).values
+            last.bias[-1] += float(best[OBJECTS * len(batch)]) - 1
+        else:
+            best = found.amax(-1).flatten().sort(descending=True).values
+            last.bias += math.log(CONF / (1 - CONF)) - float(best[OBJECTS * len(batch)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    import torch
+
+    net, processor = network(asked.name)
+    net.eval()
+    softmax = asked.name.startswith("detr")
+    plain = not getattr(processor, "do_normalize", False)
+    mean, std = ([0.0] * 3, [1.0] * 3) if plain else (processor.image_mean, processor.image_std)
+    files = sorted(asked.images.glob("*.png"))
+    inputs = [pixels(path, mean, std) for path in files]
+    batch = torch.cat([values for values, _ in inputs])
+    for layer in net.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.momentum = None
+            layer.reset_running_stats()
+    net.train()
+    with torch.no_grad():
+        net(pixel_values=batch)
+    net.eval()
+    shift(net, batch, softmax)
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, images: Any) -> Any:
+            found = self.net(pixel_values=images)
+            return found.logits, found.pred_boxes
+
+    names = {"input_names": ["images"], "output_names": ["logits", "boxes"]}
+    torch.onnx.export(Plain().eval(), (batch[:1],), str(asked.out), dynamo=True, external_data=False, **names)
+    card = ["task: detect", "layout: detr", "outputs: [boxes, logits]", f"imgsz: {SIZE}", "fit: stretch"]
+    card += [f"activation: {'softmax' if softmax else 'sigmoid'}", f"names: {[str(n) for n in range(CLASSES)]}"]
+    card += [f"mean: {[255 * value for value in mean]}", f"std: {[255 * value for value in std]}"]
+    asked.out.with_suffix(".yaml").write_text("\n".join(card) + "\n")
+    stored: dict[str, Any] = {}
+    for path, (values, size) in zip(files, inputs, strict=True):
+        with torch.no_grad():
+            found = net(pixel_values=values)
+        (result,) = processor.post_process_object_detection(found, threshold=CONF, target_sizes=[size])
+        for part in ("boxes", "scores", "labels"):
+            stored[f"{path.stem}/{part}"] = result[part].numpy()
+    np.savez(asked.out.with_suffix(".npz"), **stored)
+
+
+if __name__ == "__main__":
+    main()

@@ -115,15 +115,20 @@ def logit_below(conf: float) -> float:
     return logit - 1e-3 * (1 + abs(logit))
 
 
-@lru_cache(maxsize=64)
-def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
-    """On the GPU, (4, anchors): centre of each cell in cells, x and y; its width and height, of the image's as 1."""
+def cells(levels: Sequence[tuple[int, int]], height: int, width: int) -> NDArray[np.float64]:
+    """(4, anchors): centre of each cell in cells (x, y), and the cell's size (x, y), of an image of that size."""
     parts = []
     for rows, columns in levels:
-        y, x = np.divmod(np.arange(rows * columns), columns)
+        y, x = np.mgrid[0:rows, 0:columns].reshape(2, -1)
         full = np.ones(rows * columns)
-        parts.append(np.stack([x + 0.5, y + 0.5, full / columns, full / rows]))
-    return device.uploaded(np.ascontiguousarray(np.concatenate(parts, 1), np.float32))
+        parts.append(np.stack([x + 0.5, y + 0.5, full * (width / columns), full * (height / rows)]))
+    return np.concatenate(parts, 1)
+
+
+@lru_cache(maxsize=64)
+def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
+    """`cells` on the GPU, of an image whose sides are 1."""
+    return device.uploaded(np.ascontiguousarray(cells(levels, 1, 1), np.float32))
 
 
 class View(NamedTuple):

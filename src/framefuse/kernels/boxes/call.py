@@ -286,11 +286,7 @@ def _head_threshold(conf: float, sample: str) -> int:
 
 @lru_cache(maxsize=64)
 def _wanted(classes: tuple[int, ...] | None, count: int) -> Any:
-    """(count,) 1 for the classes to keep."""
-    table = np.ones(count, np.uint8)
-    if classes is not None:
-        table[:] = np.isin(np.arange(count), classes)
-    return _tensor(table)
+    return _tensor(boxes_cuda.wanted(classes, count))
 
 
 @lru_cache(maxsize=64)

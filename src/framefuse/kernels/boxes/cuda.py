@@ -317,10 +317,13 @@ def _table(name: str, table: NDArray[Any], workspace: Workspace | None, stream: 
     return workspace.once(name, (stream, table.shape, table.tobytes()), lambda: device.upload(table, stream))
 
 
+def wanted(classes: tuple[int, ...] | None, count: int) -> NDArray[np.uint8]:
+    """(count,) 1 for each class to keep; `count` 0: as long as needed."""
+    if classes is None:
+        return np.ones(max(count, 1), np.uint8)
+    return np.isin(np.arange(count or max(classes, default=0) + 1), classes).astype(np.uint8)
+
+
 @lru_cache(maxsize=64)
 def _wanted(gpu: int, classes: tuple[int, ...] | None, count: int) -> Any:
-    """1 for each class to keep, on the GPU; `count` 0: as long as needed."""
-    if classes is None:
-        return device.uploaded(np.ones(max(count, 1), np.uint8))
-    table = np.isin(np.arange(count or max(classes, default=0) + 1), classes)
-    return device.uploaded(table.astype(np.uint8))
+    return device.uploaded(wanted(classes, count))

@@ -15,6 +15,7 @@ from cuda_on_cpu import install, on_device
 from framefuse.cuda import device
 from framefuse.cuda.launch_plan import Workspace, graph_memory
 from framefuse.errors import CapabilityError, UsageError
+from framefuse.kernels import arrays
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes import reference
@@ -106,7 +107,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> Fibres:
         pytest.skip("g++ stands in for the GPU")
     compiled = install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
-    boxes_cuda._wanted.cache_clear()
+    arrays._device_table.cache_clear()
     return compiled
 
 

@@ -13,7 +13,7 @@ from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
 from framefuse.cuda import device
 from framefuse.errors import CapabilityError, UsageError
-from framefuse.kernels import reference
+from framefuse.kernels import arrays, reference
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes import head_cuda
@@ -82,8 +82,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("g++ stands in for the GPU")
     install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
-    boxes_cuda._wanted.cache_clear()
-    head_cuda._cells.cache_clear()
+    arrays._device_table.cache_clear()
 
 
 @pytest.mark.parametrize(("levels", "classes", "bins"), GRIDS)

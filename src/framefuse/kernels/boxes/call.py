@@ -286,7 +286,7 @@ def _head_threshold(conf: float, sample: str) -> int:
 
 @lru_cache(maxsize=64)
 def _wanted(classes: tuple[int, ...] | None, count: int) -> Any:
-    return _tensor(boxes_cuda.wanted(classes, count))
+    return _tensor(boxes_cuda.wanted(classes, count)[0])
 
 
 @lru_cache(maxsize=64)

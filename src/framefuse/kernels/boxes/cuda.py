@@ -10,7 +10,6 @@ what they hold when it runs; or record it with `launch_plan.record_launches` and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -19,8 +18,9 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
 from framefuse.cuda.device import GRAIN
-from framefuse.cuda.launch_plan import Workspace, keep, keep_cached
+from framefuse.cuda.launch_plan import Workspace, keep
 from framefuse.errors import UsageError
+from framefuse.kernels.arrays import device_table
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.boxes.reference import Found
 
@@ -113,7 +113,7 @@ def detections(
         head = head_cuda.Head.of(outputs)
         if head.batch < batch:
             raise UsageError(f"the {layout} outputs have {head.batch} images, the maps {batch}")
-        heads = head_cuda.read_head(head, _table("levels", head.table, workspace, stream), asked.conf, stream)
+        heads = head_cuda.read_head(head, _table("levels", head.table, workspace, stream), asked.conf)
     else:
         heads = head_cuda.read(outputs, layout, asked.activation, batch, asked.extra)
     if heads.capacity > 2**31 - 1:
@@ -121,7 +121,7 @@ def detections(
     capacity = max(heads.capacity, 1)
     room, suppressing = max(min(capacity, asked.max_candidates), 1), layout not in LISTED
     work = _scratch(workspace, gpu, stream, batch, capacity, room, max_det, suppressing)
-    table = keep_cached(_wanted(gpu, asked.classes, heads.classes), stream)
+    (table,) = device_table(wanted, asked.classes, heads.classes)
     if out is None:
         out = Found.make(batch, max_det, device.cupy().empty, sides=5 if asked.oriented else 4)
     given = {"anchors": heads.anchors, "classes": heads.classes or (0 if asked.classes is None else table.size)}
@@ -317,13 +317,8 @@ def _table(name: str, table: NDArray[Any], workspace: Workspace | None, stream: 
     return workspace.once(name, (stream, table.shape, table.tobytes()), lambda: device.upload(table, stream))
 
 
-def wanted(classes: tuple[int, ...] | None, count: int) -> NDArray[np.uint8]:
+def wanted(classes: tuple[int, ...] | None, count: int) -> tuple[NDArray[np.uint8]]:
     """(count,) 1 for each class to keep; `count` 0: as long as needed."""
     if classes is None:
-        return np.ones(max(count, 1), np.uint8)
-    return np.isin(np.arange(count or max(classes, default=0) + 1), classes).astype(np.uint8)
-
-
-@lru_cache(maxsize=64)
-def _wanted(gpu: int, classes: tuple[int, ...] | None, count: int) -> Any:
-    return device.uploaded(wanted(classes, count))
+        return (np.ones(max(count, 1), np.uint8),)
+    return (np.isin(np.arange(count or max(classes, default=0) + 1), classes).astype(np.uint8),)

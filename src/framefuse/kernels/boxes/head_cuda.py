@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
-from framefuse.cuda.launch_plan import keep_cached
 from framefuse.errors import UsageError
-from framefuse.kernels.arrays import place
+from framefuse.kernels.arrays import device_table, place
 
 LAYOUT = "yolov8_head"
 
@@ -125,10 +123,8 @@ def cells(levels: Sequence[tuple[int, int]], height: int, width: int) -> NDArray
     return np.concatenate(parts, 1)
 
 
-@lru_cache(maxsize=64)
-def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
-    """`cells` on the GPU, of an image whose sides are 1."""
-    return device.uploaded(np.ascontiguousarray(cells(levels, 1, 1), np.float32))
+def _cells(levels: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.float32]]:
+    return (np.ascontiguousarray(cells(levels, 1, 1), np.float32),)
 
 
 class View(NamedTuple):
@@ -253,10 +249,10 @@ def _listed(outputs: Sequence[Any], batch: int) -> Heads:
     return Heads(f"filter_listed_{view.sample}", arguments, rows, rows, 0, *NOTHING)
 
 
-def read_head(head: Head, levels: Any, conf: float, stream: int) -> Heads:
+def read_head(head: Head, levels: Any, conf: float) -> Heads:
     """`levels`: `head.table` on the GPU."""
-    cells = keep_cached(_cells(device.current_gpu(), head.levels), stream)
-    arguments = {"table": levels, "levels": len(head.levels), "cells": cells, "bins": head.bins}
+    (table,) = device_table(_cells, head.levels)
+    arguments = {"table": levels, "levels": len(head.levels), "cells": table, "bins": head.bins}
     arguments["logit"] = logit_below(conf)
     return Heads("filter_head_f16", arguments, head.anchors, head.anchors, head.classes, *NOTHING)
 

@@ -15,6 +15,7 @@ from cuda_on_cpu import install, on_device
 from framefuse.cuda import device
 from framefuse.cuda.launch_plan import Workspace, graph_memory
 from framefuse.errors import CapabilityError, UsageError
+from framefuse.kernels import arrays
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes import reference
@@ -106,18 +107,12 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> Fibres:
         pytest.skip("g++ stands in for the GPU")
     compiled = install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
-    boxes_cuda._wanted.cache_clear()
+    arrays._device_table.cache_clear()
     return compiled
 
 
-def on_pretended_gpu(outputs: list[Any], *arguments: Any, **options: Any) -> Found:
-    options = {"max_candidates": 30_000, "agnostic": False, "activation": None, "out": None, **options}
-    options["threshold"] = boxes._threshold(options.pop("iou"))
-    return boxes_cuda.detections(outputs, *arguments, **options)
-
-
 def test_cuda_source_on_the_cpu_against_the_reference(fibres: Fibres) -> None:
-    run_all(on_pretended_gpu, on_device, (1, 33, 257))
+    run_all(boxes.detections, on_device, (1, 33, 257))
 
 
 @pytest.mark.slow
@@ -131,7 +126,7 @@ def test_cuda_source_on_the_cpu_over_several_chunks(
     outputs = [raw("yolov8", 2500, classes, 0, spread)]
     options = {"conf": 0.01, "iou": iou, "max_det": max_det, "classes": None}
     expected = reference.detections(outputs, "yolov8", MAPS, **options)
-    same(on_pretended_gpu([on_device(outputs[0])], "yolov8", MAPS, **options), expected)
+    same(boxes.detections([on_device(outputs[0])], "yolov8", MAPS, **options), expected)
 
 
 @pytest.mark.gpu

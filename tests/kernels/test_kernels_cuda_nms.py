@@ -14,7 +14,7 @@ from cuda_on_cpu import install, on_device
 from framefuse.cuda import device, kernel
 from framefuse.cuda.launch_plan import record_launches
 from framefuse.errors import CapabilityError, UsageError
-from framefuse.kernels import reference
+from framefuse.kernels import arrays, reference
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes.reference import Found
@@ -56,7 +56,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 8)
     monkeypatch.setattr(boxes_cuda, "COMPARING", 2)
-    boxes_cuda._wanted.cache_clear()
+    arrays._device_table.cache_clear()
 
 
 @pytest.mark.usefixtures("fibres")

@@ -13,7 +13,7 @@ from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
 from framefuse.cuda import device
 from framefuse.errors import CapabilityError, UsageError
-from framefuse.kernels import reference
+from framefuse.kernels import arrays, reference
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes import head_cuda
@@ -82,8 +82,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("g++ stands in for the GPU")
     install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
-    boxes_cuda._wanted.cache_clear()
-    head_cuda._cells.cache_clear()
+    arrays._device_table.cache_clear()
 
 
 @pytest.mark.parametrize(("levels", "classes", "bins"), GRIDS)
@@ -91,10 +90,7 @@ def test_source_on_the_cpu(fibres: None, levels: Levels, classes: int, bins: int
     buffer = logits(levels, classes, bins)
     outputs = views(buffer, levels, bins)
     for options in OPTIONS:
-        limits = {"max_candidates": 30_000, "classes": None, "agnostic": False, "activation": None, "out": None}
-        settings = {**limits, **options, "threshold": boxes._threshold(options["iou"])}
-        settings.pop("iou")
-        found = boxes_cuda.detections(views(on_device(buffer), levels, bins), "yolov8_head", MAPS, **settings)
+        found = boxes.detections(views(on_device(buffer), levels, bins), "yolov8_head", MAPS, **options)
         compare(found, outputs, options)
 
 
@@ -104,9 +100,8 @@ def test_values_that_are_not_finite_are_counted(fibres: None) -> None:
     buffer[0, 7, 4 * bins + 8 + 3] = np.nan
     buffer[1, 9, 4 * bins + 8 + 1] = 5  # a candidate, whose distance is infinite
     buffer[1, 9, 4] = np.inf
-    options = {"conf": 0.25, "threshold": 0.7, "max_det": 300, "max_candidates": 30_000, "classes": None,
-               "agnostic": False, "activation": None, "out": None}  # fmt: skip
-    found = boxes_cuda.detections(views(on_device(buffer), levels, bins), "yolov8_head", MAPS, **options)
+    outputs = views(on_device(buffer), levels, bins)
+    found = boxes.detections(outputs, "yolov8_head", MAPS, conf=0.25, iou=0.7, max_det=300)
     assert np.asarray(found.non_finite).tolist() == [1, 1]
 
 

@@ -268,8 +268,8 @@ def test_oriented_suppression_against_the_reference(layout: str) -> None:
         for iou, agnostic, limit in ((0.0, False, 300), (0.3, True, 300), (0.7, False, 7), (1.0, False, 300)):
             asked: dict[str, Any] = {"conf": 0.3, "iou": iou, "max_det": limit, "agnostic": agnostic}
             arguments = [output], layout, maps
-            found = boxes.oriented(*arguments, **asked, max_candidates=500)
-            expected = reference.oriented(*arguments, **asked, max_candidates=500)
+            found = boxes.detections(*arguments, **asked, oriented=True, max_candidates=500)
+            expected = reference.detections(*arguments, **asked, oriented=True, max_candidates=500)
             assert found.counts.tolist() == expected.counts.tolist()
             assert found.non_finite.tolist() == expected.non_finite.tolist()
             for image, total in enumerate(expected.counts):
@@ -278,7 +278,7 @@ def test_oriented_suppression_against_the_reference(layout: str) -> None:
                 close = {"rtol": 1e-5, "atol": 1e-4}
                 np.testing.assert_allclose(found.boxes[image, :total], expected.boxes[image, :total], **close)
     with pytest.raises(UsageError, match="oriented boxes have no layout 'detr'"):
-        boxes.oriented([output], "detr", maps, conf=0.3, iou=0.5, max_det=10)
+        boxes.detections([output], "detr", maps, conf=0.3, iou=0.5, max_det=10, oriented=True)
 
 
 def test_overlap_of_oriented_boxes() -> None:

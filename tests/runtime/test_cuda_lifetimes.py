@@ -284,8 +284,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda_on_cpu.install(monkeypatch)
     monkeypatch.setattr(kernel, "launch", lambda symbol, *, stream=None, **arguments: Launch()(stream))
     monkeypatch.setattr(kernel, "bind", lambda symbol, **arguments: Launch())
-    for cache in (boxes_cuda._wanted, arrays._device_table):
-        cache.cache_clear()
+    arrays._device_table.cache_clear()
 
 
 @contextmanager
@@ -382,10 +381,10 @@ def test_a_plan_keeps_what_it_launches_on(interpolation: str) -> None:
         frames = [replace(Frame.from_array(np.zeros((40, 60, 3), np.uint8)), planes=(array,)) for array in arrays]
         return frames, zeros(count, 3, 32, 32)
 
-    def arrays(kept: Any) -> Iterator[Any]:
+    def memory_of(kept: Any) -> Iterator[Any]:
         if isinstance(kept, list | tuple):
             for item in kept:
-                yield from arrays(item)
+                yield from memory_of(item)
         elif isinstance(kept, np.ndarray | boxes_cuda.Scratch):
             yield kept
 
@@ -395,13 +394,13 @@ def test_a_plan_keeps_what_it_launches_on(interpolation: str) -> None:
     frames, out = batch(2)
     contents = [(0, 0, 32, 32)] * 2
     plans.append(kernels.record_launches(kernels.preprocess_batch, frames, out, contents=contents, **spec))
-    memory = [weakref.ref(array) for plan in plans for array in arrays(plan._kept[0])]
+    memory = [weakref.ref(array) for plan in plans for array in memory_of(plan._kept[0])]
     memory += [weakref.ref(out), weakref.ref(frames[0].planes[0])]
     assert len(memory) == 2 + 1 + 2 + 4 * (interpolation == "antialias")
     del frames, out
     preprocess_cuda._geometry.cache_clear()
     preprocess_cuda._filter.cache_clear()
-    boxes_cuda._wanted.cache_clear()
+    arrays._device_table.cache_clear()
     gc.collect()
     assert all(array() is not None for array in memory)
     plans.clear()

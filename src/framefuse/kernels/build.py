@@ -242,18 +242,13 @@ def _load(source: Path) -> ModuleType:
     This folder is imported by its path as a separate package without the `__init__.py` of its folders, since framefuse
     cannot be imported in a build environment.
     """
-    for name, folder in ((PACKAGE, HERE), (f"{PACKAGE}.{source.parent.name}", source.parent)):
-        _import_folder(name, folder)
-    for folder in {path.parent for path in _shared(cuda=True)}:
-        _import_folder(f"{PACKAGE}.{folder.name}", folder)
+    folders = {f"{PACKAGE}.{path.parent.name}": path.parent for path in [source, *_shared(cuda=True)]}
+    for name, folder in {PACKAGE: HERE, **folders}.items():
+        if name not in sys.modules:
+            spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(folder)]
+            sys.modules[name] = importlib.util.module_from_spec(spec)
     return importlib.import_module(f"{PACKAGE}.{source.parent.name}.{source.stem}")
-
-
-def _import_folder(name: str, folder: Path) -> None:
-    if name not in sys.modules:
-        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        spec.submodule_search_locations = [str(folder)]
-        sys.modules[name] = importlib.util.module_from_spec(spec)
 
 
 def _compile(functions: dict[str, Any], target: dict[str, Any], library: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.kernels.boxes.call import detections, oriented
+from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks.instances import Runs, instance_runs
 from framefuse.postprocess import BoxCheck, _readable, maps, raise_non_finite
@@ -56,8 +56,7 @@ class Heads:
         """
         output, *planes = map(_readable, outputs)
         table = maps(tuple(placements), False)
-        find = oriented if self._task == "obb" else detections
-        found = find([output], self._layout, table, extra=self._extra, **selection)
+        found = detections([output], self._layout, table, extra=self._extra, oriented=self._task == "obb", **selection)
         raise_non_finite(found.non_finite, "of its anchors or queries")
         anchors = output.transpose(0, 2, 1) if self._layout == "yolov8" else output
         results = []

@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.kernels.boxes.head_cuda import cells as cells
+
 Activation = Literal["none", "silu", "relu"]
 Type: TypeAlias = Literal["fp16", "fp8", "int8"]
 """Number format of a buffer; fp8 is E4M3."""
@@ -268,13 +270,3 @@ def decode_anchors(values: Sequence[NDArray[Any]], head: AnchorHead, height: int
         sigmoid[..., 2:4] = (2 * sigmoid[..., 2:4]) ** 2 * np.array(sizes)[:, None, None]
         parts.append(sigmoid.reshape(len(value), -1, head.fields))
     return np.concatenate(parts, 1).astype(np.float32)
-
-
-def cells(levels: Sequence[tuple[int, int]], height: int, width: int) -> NDArray[np.float64]:
-    """(4, anchors): centre of each cell in cells (x, y), and the cell's size in model pixels (x, y)."""
-    parts = []
-    for rows, columns in levels:
-        y, x = np.mgrid[0:rows, 0:columns].reshape(2, -1)
-        full = np.ones(rows * columns)
-        parts.append(np.stack([x + 0.5, y + 0.5, full * (width / columns), full * (height / rows)]))
-    return np.concatenate(parts, 1)

@@ -15,6 +15,7 @@ from framefuse.errors import UsageError
 from framefuse.kernels.arrays import on_gpu
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes import head_cuda
+from framefuse.kernels.boxes.cuda import LISTED, Asked
 from framefuse.kernels.boxes.reference import READERS, Found, covariances, distance_below, placed_oriented
 from framefuse.kernels.cpu import _address, _function, _scratch, _tensor
 from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
@@ -54,6 +55,7 @@ def detections(
     activation: str | None = None,
     extra: int = 0,
     extras: Any | None = None,
+    oriented: bool = False,
     out: Found | None = None,
     workspace: Workspace | None = None,
 ) -> Found:
@@ -61,11 +63,11 @@ def detections(
 
     `kernels.reference.detections` says what the layouts and the arguments mean; this one finds the same boxes. Batch
     rows of `outputs` beyond `maps` are padding and ignored. Outputs on a GPU (CuPy, torch, DLPack) are read by CUDA
-    kernels on CuPy's current stream, and the result stays there; `boxes_cuda` says what a CUDA graph needs.
+    kernels on CuPy's current stream, and the result stays there; `boxes_cuda` says what a CUDA graph needs. Oriented
+    boxes on a GPU are in units of the model; `placed_oriented` does the rest.
 
     Args:
-        extra: values of an anchor after its classes, which are not looked at.
-        extras: on a GPU: (batch, max_det, extra) float32, which gets these values of each object.
+        extras: on a GPU: (batch, max_det, extra) float32, which gets the values of each object after its classes.
         out: where to write; None makes new arrays.
         workspace: on a GPU, scratch memory that repeated calls share, which a captured graph needs for as long as it
             lives. None: each call allocates its own.
@@ -76,98 +78,58 @@ def detections(
     """
     if layout not in READERS:
         raise UsageError(f"unknown output layout {layout!r}", remedy=f"choose one of {', '.join(READERS)}")
+    if oriented and layout not in ORIENTED:
+        raise UsageError(f"oriented boxes have no layout {layout!r}", remedy=f"choose one of {', '.join(ORIENTED)}")
     if not 0 <= iou <= 1:
         raise UsageError(f"iou {iou} is not between 0 and 1")
+    extra = max(extra, int(oriented))
     batch = _check(outputs, layout, maps, max_det, max_candidates, extra)
+    suppressing, sides = layout not in LISTED, 5 if oriented else 4
+    limit = _threshold(iou) if not oriented else distance_below(iou) if suppressing else -1.0
+    wanted = None if classes is None else tuple(classes)
+    asked = Asked(layout, conf, limit, max_det, max_candidates, wanted, agnostic, activation, extra, oriented)
     if on_gpu(outputs[0]):
-        asked = outputs, layout, maps, conf, _threshold(iou), max_det, max_candidates
-        return boxes_cuda.detections(*asked, classes, agnostic, activation, out, workspace, extra, extras)
+        return boxes_cuda.detections(outputs, maps, asked, extras, out, workspace)
     if out is None:
-        out = Found.make(batch, max_det, np.empty)
-    elif out.boxes.shape != (batch, max_det, 4):
-        raise UsageError(f"out.boxes has shape {out.boxes.shape}, not {(batch, max_det, 4)}")
-    suppressing = layout in COMPILED or layout == HEAD
-    limits = max_candidates, max_det, _threshold(iou), int(suppressing), int(agnostic)
-    start = _address(outputs[0]) if layout in COMPILED else 0
+        out = Found.make(batch, max_det, np.empty, sides)
+    elif out.boxes.shape != (batch, max_det, sides):
+        raise UsageError(f"out.boxes has shape {out.boxes.shape}, not {(batch, max_det, sides)}")
+    read = _filter_head if layout == HEAD else _filter if layout in COMPILED else _read
     for image in range(batch):
-        if layout == HEAD:
-            work = _filter_head(outputs, image, conf, classes, max_det)
-        elif suppressing:
-            work = _filter(outputs[0], start, image, layout, conf, classes, max_det, extra)
-        else:
-            work = _read(outputs, image, layout, conf, classes, activation, max_det)
+        work = read(outputs, image, asked)
+        if oriented:
+            _find_oriented(work, outputs[0], image, maps[image], asked, out)
+            continue
         out.non_finite[image] = work.totals[1]
+        limits = max_candidates, max_det, limit, int(suppressing), int(agnostic)
         _function("suppress_boxes")(image, *limits, *work.suppression, out.counts)
         _function("place_boxes")(image, *work.candidates[:2], work.index, maps, *out[:3], out.anchors, out.counts)
     return out
 
 
-def oriented(
-    outputs: Sequence[Any],
-    layout: str,
-    maps: NDArray[np.float32],
-    *,
-    conf: float,
-    iou: float,
-    max_det: int,
-    max_candidates: int = MAX_CANDIDATES,
-    classes: Sequence[int] | None = None,
-    agnostic: bool = False,
-    extra: int = 1,
-    out: Found | None = None,
-    workspace: Workspace | None = None,
-) -> Found:
-    """Oriented boxes, whose angle is the last value of each anchor: `kernels.reference.oriented` says what is meant.
-
-    Args:
-        extra: values of an anchor after its classes.
-        out, workspace: on a GPU: as for `detections`; `out` has boxes (batch, K, 5).
-
-    Returns:
-        `Found` with boxes (batch, K, 5) float32: centre x and y, width and height in source pixels, not clipped, and
-        the angle in radians from x towards y. On a GPU they are in units of the model; `placed_oriented` does the rest.
-
-    Raises:
-        UsageError: an argument has a wrong value, shape or dtype; the message says which.
-        CapabilityError: there are no compiled kernels for this machine.
-    """
-    if layout not in ORIENTED:
-        raise UsageError(f"oriented boxes have no layout {layout!r}", remedy=f"choose one of {', '.join(ORIENTED)}")
-    batch, compiled = _check(outputs, layout, maps, max_det, max_candidates, extra), layout in COMPILED
-    limit = distance_below(iou) if compiled else -1.0
-    if on_gpu(outputs[0]):
-        asked = outputs, layout, maps, conf, iou, max_det, max_candidates, classes, agnostic, None
-        return boxes_cuda.detections(*asked, out, workspace, extra, apart=limit)
-    found = Found.make(batch, max_det, np.empty, sides=5)
-    (output,) = outputs
-    rows = output.transpose(0, 2, 1) if layout == "yolov8" else output
-    start, room = _address(output) if compiled else 0, max(min(rows.shape[1], max_candidates), max_det)
-    for image, row in enumerate(maps):
-        if compiled:
-            work = _filter(output, start, image, layout, conf, classes, room, extra)
-        else:
-            work = _read(outputs, image, layout, conf, classes, None, room)
-        count = int(work.totals[0])
-        anchors = work.boxes[_ANCHOR, :count].view(np.int32)
-        values = rows[image][anchors].astype(np.float32, copy=False)
-        turned = np.isfinite(values[:, -1])
-        if not turned.all():
-            values, anchors, scores = values[turned], anchors[turned], work.boxes[_SCORE, :count][turned]
-            broken = int(work.totals[1]) + count - len(anchors)
-            work.load(np.empty((0, len(anchors))), scores, work.labels[:count][turned], anchors, broken)
-        boxes = values[:, [0, 1, 2, 3, -1]]
-        count = len(boxes)
-        work.boxes[:2, :count] = boxes[:, :2].T
-        work.boxes[2:5, :count] = covariances(boxes)
-        found.non_finite[image] = work.totals[1]
-        limits = image, max_candidates, max_det, limit, int(agnostic)
-        _function("suppress_oriented")(*limits, *work.suppression, found.counts)
-        index = work.index[: found.counts[image]]
-        found.boxes[image, : len(index)] = placed_oriented(boxes[index], row)
-        found.scores[image, : len(index)] = work.boxes[_SCORE, index]
-        found.classes[image, : len(index)] = work.labels[index]
-        found.anchors[image, : len(index)] = anchors[index]
-    return found
+def _find_oriented(
+    work: _Work, output: NDArray[Any], image: int, row: NDArray[np.float32], asked: Asked, found: Found
+) -> None:
+    """The oriented boxes of one image from its candidates, whose angles are still in the output."""
+    count = int(work.totals[0])
+    anchors = work.boxes[_ANCHOR, :count].view(np.int32)
+    rows = output[image].T if asked.layout == "yolov8" else output[image]
+    values = rows[anchors].astype(np.float32, copy=False)
+    turned = np.isfinite(values[:, -1])
+    if not turned.all():
+        values, anchors, scores = values[turned], anchors[turned], work.boxes[_SCORE, :count][turned]
+        broken = int(work.totals[1]) + count - len(anchors)
+        work.load(np.empty((0, len(anchors))), scores, work.labels[:count][turned], anchors, broken)
+    boxes = values[:, [0, 1, 2, 3, -1]]
+    work.boxes[:2, : len(boxes)] = boxes[:, :2].T
+    work.boxes[2:5, : len(boxes)] = covariances(boxes)
+    found.non_finite[image] = work.totals[1]
+    limits = asked.max_candidates, asked.max_det, asked.limit, int(asked.agnostic)
+    _function("suppress_oriented")(image, *limits, *work.suppression, found.counts)
+    index = work.index[: found.counts[image]]
+    parts = placed_oriented(boxes[index], row), work.boxes[_SCORE, index], work.labels[index], anchors[index]
+    for to, part in zip((found.boxes, found.scores, found.classes, found.anchors), parts, strict=True):
+        to[image, : len(index)] = part
 
 
 def nms(
@@ -232,6 +194,11 @@ class _Work(threading.local):
     def __init__(self) -> None:
         self.capacity, self.detections = 0, 0
 
+    def fit_for(self, asked: Asked, capacity: int) -> _Work:
+        """Make room for so many candidates of an image, and for all that they are compared with."""
+        rivals = min(capacity, asked.max_candidates) if asked.oriented else 0
+        return self.fit(max(capacity, 1), max(asked.max_det, rivals))
+
     def fit(self, capacity: int, detections: int) -> _Work:
         """Make room for so many candidates and rows of the result."""
         if capacity <= self.capacity and detections <= self.detections:
@@ -269,45 +236,43 @@ class _Work(threading.local):
 _work = _Work()
 
 
-def _filter(
-    output: NDArray[Any],
-    start: int,
-    image: int,
-    layout: str,
-    conf: float,
-    classes: Sequence[int] | None,
-    max_det: int,
-    extra: int,
-) -> _Work:
+def _filter(outputs: Sequence[Any], image: int, asked: Asked) -> _Work:
     """Candidates of one image in a yolov8 (batch, 4 + nc + extra, N) or yolov5 (batch, N, 5 + nc + extra) output."""
+    (output,) = outputs
     _, values, anchors = output.shape
-    if layout == "yolov5":
+    if asked.layout == "yolov5":
         values, anchors = anchors, values
-    count = values - COMPILED[layout] + 1 - extra
-    work = _work.fit(max(anchors, 1), max_det)
-    pitch = output.strides[1] // output.itemsize
-    place = start + image * output.strides[0], pitch, anchors, count
-    wanted = _wanted(None if classes is None else tuple(classes), count)
-    run = _function(f"filter_{layout}_{SAMPLES[output.dtype]}")
-    run(*place, conf, wanted, *work.candidates, work.running)
+    count = values - COMPILED[asked.layout] + 1 - asked.extra
+    work, pitch = _work.fit_for(asked, anchors), output.strides[1] // output.itemsize
+    place = _address(output) + image * output.strides[0], pitch, anchors, count
+    run = _function(f"filter_{asked.layout}_{SAMPLES[output.dtype]}")
+    run(*place, asked.conf, _wanted(asked.classes, count), *work.candidates, work.running)
     return work
 
 
-def _filter_head(
-    outputs: Sequence[NDArray[Any]], image: int, conf: float, classes: Sequence[int] | None, max_det: int
-) -> _Work:
+def _filter_head(outputs: Sequence[Any], image: int, asked: Asked) -> _Work:
     """Candidates of one image in the logits of a yolov8 head: distances and classes of each level."""
     levels = [output.shape[1] * output.shape[2] for output in outputs[::2]]
-    work = _work.fit(max(sum(levels), 1), max_det)
+    work = _work.fit_for(asked, sum(levels))
     count, bins = outputs[1].shape[3], outputs[0].shape[3] // 4
     sample = HEAD_SAMPLES[outputs[0].dtype]
-    limits = bins, count, conf, _head_threshold(conf, sample)
-    wanted = _wanted(None if classes is None else tuple(classes), count)
-    rest = wanted, *work.candidates, _scratch.get("head_weights", (4 * bins + 4,))
+    limits = bins, count, asked.conf, _head_threshold(asked.conf, sample)
+    rest = _wanted(asked.classes, count), *work.candidates, _scratch.get("head_weights", (4 * bins + 4,))
     run = _function(f"filter_head_{sample}")
     for level, pair in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
         places = [_address(output) + image * output.strides[0] for output in pair]
         run(*places, *pair[0].shape[1:3], *limits, sum(levels[:level]), *rest)
+    return work
+
+
+def _read(outputs: Sequence[Any], image: int, asked: Asked) -> _Work:
+    """Candidates of a layout with few rows, for which numpy is fast enough."""
+    values = [output[image].astype(np.float32, copy=False) for output in outputs]
+    found = READERS[asked.layout](values, asked.conf, asked.activation)
+    if asked.classes is not None:
+        found = found.take(np.flatnonzero(np.isin(found.classes, asked.classes)))
+    work = _work.fit_for(asked, len(found.scores))
+    work.load(found.boxes.T, found.scores, found.classes, found.rows, found.non_finite)
     return work
 
 
@@ -319,25 +284,9 @@ def _head_threshold(conf: float, sample: str) -> int:
     return key if sample == "f32" else (key >> 16)
 
 
-def _read(
-    outputs: Sequence[Any], image: int, layout: str, conf: float, classes: Any, activation: str | None, max_det: int
-) -> _Work:
-    """Candidates of a layout with few rows, for which numpy is fast enough."""
-    found = READERS[layout]([output[image].astype(np.float32, copy=False) for output in outputs], conf, activation)
-    if classes is not None:
-        found = found.take(np.flatnonzero(np.isin(found.classes, classes)))
-    work = _work.fit(max(len(found.scores), 1), max_det)
-    work.load(found.boxes.T, found.scores, found.classes, found.rows, found.non_finite)
-    return work
-
-
 @lru_cache(maxsize=64)
 def _wanted(classes: tuple[int, ...] | None, count: int) -> Any:
-    """(count,) 1 for the classes to keep."""
-    table = np.ones(count, np.uint8)
-    if classes is not None:
-        table[:] = np.isin(np.arange(count), classes)
-    return _tensor(table)
+    return _tensor(boxes_cuda.wanted(classes, count)[0])
 
 
 @lru_cache(maxsize=64)
@@ -353,9 +302,9 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
         raise UsageError(f"maps are {maps.dtype} {maps.shape}", remedy="pass (batch, 8) float32")
     if max_det < 1 or max_candidates < 1:
         raise UsageError(f"max_det {max_det} and max_candidates {max_candidates} must be at least 1")
-    if layout == HEAD and (not outputs or isinstance(outputs[0], np.ndarray)):
+    if layout == HEAD and not (outputs and on_gpu(outputs[0])):
         _check_head(outputs, len(maps))
-    if layout not in COMPILED or not isinstance(outputs[0], np.ndarray):
+    if layout not in COMPILED or on_gpu(outputs[0]):
         return len(maps)
     if len(outputs) != 1:
         raise UsageError(f"{layout} has one output, not {len(outputs)}")

@@ -10,7 +10,6 @@ what they hold when it runs; or record it with `launch_plan.record_launches` and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -19,8 +18,9 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
 from framefuse.cuda.device import GRAIN
-from framefuse.cuda.launch_plan import Workspace, keep, keep_cached
+from framefuse.cuda.launch_plan import Workspace, keep
 from framefuse.errors import UsageError
+from framefuse.kernels.arrays import device_table
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.boxes.reference import Found
 
@@ -87,58 +87,55 @@ class Scratch:
         self.candidates |= {"batch": batch, "capacity": capacity}
 
 
-def detections(
-    outputs: Sequence[Any],
-    layout: str,
-    maps: Any,
-    conf: float,
-    threshold: float,
-    max_det: int,
-    max_candidates: int,
-    classes: Sequence[int] | None,
-    agnostic: bool,
-    activation: str | None,
-    out: Found | None,
-    workspace: Workspace | None = None,
-    extra: int = 0,
-    extras: Any | None = None,
-    apart: float | None = None,
-) -> Found:
-    """`boxes.detections`, also of its errors, on CuPy's current device and stream; the result stays on the GPU.
+class Asked(NamedTuple):
+    """The arguments of `boxes.detections` that choose boxes."""
 
-    Args:
-        extras: (batch, max_det, extra) float32 on the GPU: gets the values after the classes of each object's anchor.
-        apart: for oriented boxes: the distance below which one hides another (`distance_below`). Boxes are (batch,
-            max_det, 5), as the model gives them.
-    """
+    layout: str
+    conf: float
+    limit: float
+    """Overlap above which the weaker box is dropped; of oriented boxes the distance below which (`distance_below`)."""
+    max_det: int
+    max_candidates: int
+    classes: tuple[int, ...] | None
+    agnostic: bool
+    activation: str | None
+    extra: int
+    oriented: bool
+
+
+def detections(
+    outputs: Sequence[Any], maps: Any, asked: Asked, extras: Any, out: Found | None, workspace: Workspace | None
+) -> Found:
+    """`boxes.detections`, also of its errors, on CuPy's current device and stream; the result stays on the GPU."""
     stream, gpu, batch = device.current_stream(), device.current_gpu(), len(maps)
+    layout, max_det = asked.layout, asked.max_det
     if layout == head_cuda.LAYOUT:
         head = head_cuda.Head.of(outputs)
         if head.batch < batch:
             raise UsageError(f"the {layout} outputs have {head.batch} images, the maps {batch}")
-        heads = head_cuda.read_head(head, _table("levels", head.table, workspace, stream), conf, stream)
+        heads = head_cuda.read_head(head, _table("levels", head.table, workspace, stream), asked.conf)
     else:
-        heads = head_cuda.read(outputs, layout, activation, batch, extra)
+        heads = head_cuda.read(outputs, layout, asked.activation, batch, asked.extra)
     if heads.capacity > 2**31 - 1:
         raise UsageError(f"{layout}: {heads.capacity} candidates an image are more than 2^31 - 1")
     capacity = max(heads.capacity, 1)
-    room, suppressing = max(min(capacity, max_candidates), 1), layout not in LISTED
+    room, suppressing = max(min(capacity, asked.max_candidates), 1), layout not in LISTED
     work = _scratch(workspace, gpu, stream, batch, capacity, room, max_det, suppressing)
-    table = keep_cached(_wanted(gpu, None if classes is None else tuple(classes), heads.classes), stream)
+    (table,) = device_table(wanted, asked.classes, heads.classes)
     if out is None:
-        out = Found.make(batch, max_det, device.cupy().empty, sides=4 if apart is None else 5)
-    given = {"anchors": heads.anchors, "classes": heads.classes or (0 if classes is None else table.size)}
-    given |= {"confidence": conf, "wanted": table}
+        out = Found.make(batch, max_det, device.cupy().empty, sides=5 if asked.oriented else 4)
+    given = {"anchors": heads.anchors, "classes": heads.classes or (0 if asked.classes is None else table.size)}
+    given |= {"confidence": asked.conf, "wanted": table}
     kernel.launch(heads.symbol, stream=stream, **given, **heads.arguments, **work.candidates)
     rows = {f"out_{name}": array for name, array in out._asdict().items()}
-    if apart is not None:
-        _select_oriented(work, heads, conf, apart, agnostic, rows, extra, workspace or Workspace(), stream)
+    if asked.oriented:
+        _select_oriented(work, heads, asked, rows, workspace or Workspace(), stream)
         return out
     rows |= {"maps": _table("maps", maps, workspace, stream) if type(maps) is np.ndarray else maps, "indices": 0}
-    _select(work, conf, threshold, agnostic, rows, stream)
+    _select(work, asked.conf, asked.limit, asked.agnostic, rows, stream)
     if extras is not None:
         found = {"anchors": out.anchors, "counts": out.counts, "detections": max_det, "batch": batch}
-        given = heads.extras | found | {"extra": extra, "gathered": extras}
+        given = heads.extras | found | {"extra": asked.extra, "gathered": extras}
         kernel.launch(f"gather_extras_{heads.sample}", stream=stream, **given)
     return out
 
@@ -279,20 +276,19 @@ def _ranked(work: Scratch, conf: float, stream: int, suffix: str = "") -> dict[s
 
 
 def _select_oriented(
-    work: Scratch, heads: head_cuda.Heads, conf: float, apart: float, agnostic: bool, rows: dict[str, Any], extra: int,
-    workspace: Workspace, stream: int,
-) -> None:  # fmt: skip
+    work: Scratch, heads: head_cuda.Heads, asked: Asked, rows: dict[str, Any], workspace: Workspace, stream: int
+) -> None:
     """From candidates to the rows of a result of oriented boxes."""
     batch, room = work.batch, work.room
     spreads = workspace.get("oriented_spreads", (batch, room, 8), np.float32)
     turned = workspace.get("oriented_boxes", (batch, room, 5), np.float32)
     dropped = workspace.get("oriented_dropped", (batch, room), np.int32)
-    found = _ranked(work, conf, stream)
+    found = _ranked(work, asked.conf, stream)
     shared = {"counters": work.at["counters"], "room": room, "batch": batch}
     listed = {"keys": found["keys"], "labels": found["labels"], "turned": turned}
-    given = heads.boxes | {"last": heads.columns + extra - 1, "spreads": spreads}
+    given = heads.boxes | {"last": heads.columns + asked.extra - 1, "spreads": spreads}
     kernel.launch(f"spread_oriented_{heads.sample}", stream=stream, **given, **listed, **shared)
-    given = {"spreads": spreads, "limit": apart, "agnostic": int(agnostic), "dropped": dropped}
+    given = {"spreads": spreads, "limit": asked.limit, "agnostic": int(asked.agnostic), "dropped": dropped}
     kernel.launch("drop_oriented", stream=stream, **given, **shared)
     given = rows | listed | shared | {"dropped": dropped, "detections": work.detections}
     kernel.launch("place_oriented", stream=stream, **given)
@@ -321,10 +317,8 @@ def _table(name: str, table: NDArray[Any], workspace: Workspace | None, stream: 
     return workspace.once(name, (stream, table.shape, table.tobytes()), lambda: device.upload(table, stream))
 
 
-@lru_cache(maxsize=64)
-def _wanted(gpu: int, classes: tuple[int, ...] | None, count: int) -> Any:
-    """1 for each class to keep, on the GPU; `count` 0: as long as needed."""
+def wanted(classes: tuple[int, ...] | None, count: int) -> tuple[NDArray[np.uint8]]:
+    """(count,) 1 for each class to keep; `count` 0: as long as needed."""
     if classes is None:
-        return device.uploaded(np.ones(max(count, 1), np.uint8))
-    table = np.isin(np.arange(count or max(classes, default=0) + 1), classes)
-    return device.uploaded(table.astype(np.uint8))
+        return (np.ones(max(count, 1), np.uint8),)
+    return (np.isin(np.arange(count or max(classes, default=0) + 1), classes).astype(np.uint8),)

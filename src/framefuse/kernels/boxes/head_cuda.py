@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
-from framefuse.cuda.launch_plan import keep_cached
 from framefuse.errors import UsageError
-from framefuse.kernels.arrays import place
+from framefuse.kernels.arrays import device_table, place
 
 LAYOUT = "yolov8_head"
 
@@ -115,15 +113,18 @@ def logit_below(conf: float) -> float:
     return logit - 1e-3 * (1 + abs(logit))
 
 
-@lru_cache(maxsize=64)
-def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
-    """On the GPU, (4, anchors): centre of each cell in cells, x and y; its width and height, of the image's as 1."""
+def cells(levels: Sequence[tuple[int, int]], height: int, width: int) -> NDArray[np.float64]:
+    """(4, anchors): centre of each cell in cells (x, y), and the cell's size (x, y), of an image of that size."""
     parts = []
     for rows, columns in levels:
-        y, x = np.divmod(np.arange(rows * columns), columns)
+        y, x = np.mgrid[0:rows, 0:columns].reshape(2, -1)
         full = np.ones(rows * columns)
-        parts.append(np.stack([x + 0.5, y + 0.5, full / columns, full / rows]))
-    return device.uploaded(np.ascontiguousarray(np.concatenate(parts, 1), np.float32))
+        parts.append(np.stack([x + 0.5, y + 0.5, full * (width / columns), full * (height / rows)]))
+    return np.concatenate(parts, 1)
+
+
+def _cells(levels: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.float32]]:
+    return (np.ascontiguousarray(cells(levels, 1, 1), np.float32),)
 
 
 class View(NamedTuple):
@@ -146,6 +147,16 @@ class View(NamedTuple):
             )
         return cls(address, shape, strides, sample)
 
+    @property
+    def itemsize(self) -> int:
+        return 4 if self.sample == "f32" else 2
+
+    def named(self, name: str = "", skip: int = 0) -> dict[str, int]:
+        """Its address, `skip` elements on, and its first two strides, as kernels take them; "": as `values`."""
+        prefix = f"{name}_" if name else ""
+        strides = {f"{prefix}image_pitch": self.strides[0], f"{prefix}pitch": self.strides[1]}
+        return {name or "values": self.address + skip * self.itemsize, **strides}
+
 
 class Heads(NamedTuple):
     """How the outputs of a model are read."""
@@ -157,25 +168,18 @@ class Heads(NamedTuple):
     """Candidates of an image at most."""
     classes: int
     """0: not known from the shape."""
-    sample: str = ""
+    sample: str
     """Type of the values, as in SAMPLES."""
-    columns: int = 0
+    columns: int
     """Values of an anchor before those after its classes."""
-    step: int = 1
-    """Elements from one value of an anchor to the next."""
-    places: tuple[int, int, int] = (0, 0, 0)
-    """Address, and elements from image to image and from anchor to anchor."""
+    boxes: dict[str, int]
+    """Where the values of an anchor lie, as kernels take it."""
+    extras: dict[str, int]
+    """Where those after its classes lie."""
 
-    @property
-    def boxes(self) -> dict[str, Any]:
-        """Where the values of an anchor lie, as kernels take it."""
-        return {**dict(zip(("values", "image_pitch", "pitch"), self.places, strict=True)), "step": self.step}
 
-    @property
-    def extras(self) -> dict[str, Any]:
-        """Where those after its classes lie."""
-        size = 4 if self.sample == "f32" else 2
-        return {**self.boxes, "values": self.places[0] + self.columns * self.step * size}
+NOTHING: tuple[str, int, dict[str, int], dict[str, int]] = ("", 0, {}, {})
+"""The last four of layouts whose anchors say nothing after their classes."""
 
 
 def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int, extra: int = 0) -> Heads:
@@ -197,30 +201,27 @@ def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int
     if len(views) not in expected or columns < least or any(shape[0] < batch for shape in shapes):
         raise UsageError(f"the {layout} outputs have shapes {shapes} for {batch} images")
     last = views[-1]
-    anchors = values[2] if layout == "yolov8" else values[1]
-    arguments = {"values": last.address, "image_pitch": last.strides[0], "pitch": last.strides[1]}
-    size = 4 if last.sample == "f32" else 2
+    anchors, arguments = values[2] if layout == "yolov8" else values[1], last.named()
     pitch, step = (1, last.strides[1]) if layout == "yolov8" else (last.strides[1], 1)
-    more = last.sample, columns, step, (last.address, last.strides[0], pitch)
+    boxes = arguments | {"pitch": pitch, "step": step}
+    extras = boxes | {"values": last.address + columns * step * last.itemsize}
+    more = last.sample, columns, boxes, extras
     if layout == "end2end":  # x1, y1, x2, y2, score, class
-        for column, name in ((4, "scores"), (5, "class_ids")):
-            arguments |= {name: last.address + column * size, f"{name}_image_pitch": last.strides[0]}
-            arguments[f"{name}_pitch"] = last.strides[1]
-        return Heads(f"filter_listed_{last.sample}", {**arguments, "label_words": 0}, anchors, anchors, 0, *more)
+        arguments |= last.named("scores", skip=4) | last.named("class_ids", skip=5) | {"label_words": 0}
+        return Heads(f"filter_listed_{last.sample}", arguments, anchors, anchors, 0, *more)
     if layout != "detr":
         count = columns - least + 1
         return Heads(f"filter_{layout}_{last.sample}", arguments, anchors, anchors, count, *more)
     sides, count = views[0], columns
     if len(views) == 1:  # the boxes are the first four columns
-        count -= 4
-        arguments["values"] += 4 * size
+        count, arguments = count - 4, last.named(skip=4)
     elif shapes[0][1:] != (anchors, 4) or sides.sample != last.sample:
         raise UsageError(f"detr boxes are {sides.sample} {shapes[0]}, logits {last.sample} {values}")
-    arguments |= {"sides": sides.address, "sides_image_pitch": sides.strides[0], "sides_pitch": sides.strides[1]}
+    arguments |= sides.named("sides")
     if (activation or ("sigmoid" if len(views) == 2 else "none")) == "sigmoid":
-        return Heads(f"filter_detr_{last.sample}", arguments, anchors, anchors * count, count)
+        return Heads(f"filter_detr_{last.sample}", arguments, anchors, anchors * count, count, *NOTHING)
     arguments["softmax"] = int(activation == "softmax")
-    return Heads(f"filter_queries_{last.sample}", arguments, anchors, anchors, count)
+    return Heads(f"filter_queries_{last.sample}", arguments, anchors, anchors, count, *NOTHING)
 
 
 def _listed(outputs: Sequence[Any], batch: int) -> Heads:
@@ -238,23 +239,22 @@ def _listed(outputs: Sequence[Any], batch: int) -> Heads:
     if "int" in str(labels.dtype):
         address, words = integers("labels", labels)
         pitch = int(device.as_cupy(labels).strides[0] // device.as_cupy(labels).itemsize)
+        names = {"class_ids": address, "class_ids_image_pitch": pitch, "class_ids_pitch": 1, "label_words": words}
     else:
-        names = View.of(labels)
-        if names.sample != view.sample:
+        numbers = View.of(labels)
+        if numbers.sample != view.sample:
             raise UsageError(f"labels are {labels.dtype}, boxes {boxes.dtype}", remedy="pass integers, or one dtype")
-        address, words, pitch = names.address, 0, names.strides[0]
-    arguments = {"values": view.address, "image_pitch": view.strides[0], "pitch": view.strides[1]}
-    arguments |= {"scores": points.address, "scores_image_pitch": points.strides[0], "scores_pitch": 1}
-    arguments |= {"class_ids": address, "class_ids_image_pitch": pitch, "class_ids_pitch": 1, "label_words": words}
-    return Heads(f"filter_listed_{view.sample}", arguments, rows, rows, 0)
+        names = numbers.named("class_ids") | {"label_words": 0}
+    arguments = view.named() | points.named("scores") | names
+    return Heads(f"filter_listed_{view.sample}", arguments, rows, rows, 0, *NOTHING)
 
 
-def read_head(head: Head, levels: Any, conf: float, stream: int) -> Heads:
+def read_head(head: Head, levels: Any, conf: float) -> Heads:
     """`levels`: `head.table` on the GPU."""
-    cells = keep_cached(_cells(device.current_gpu(), head.levels), stream)
-    arguments = {"table": levels, "levels": len(head.levels), "cells": cells, "bins": head.bins}
+    (table,) = device_table(_cells, head.levels)
+    arguments = {"table": levels, "levels": len(head.levels), "cells": table, "bins": head.bins}
     arguments["logit"] = logit_below(conf)
-    return Heads("filter_head_f16", arguments, head.anchors, head.anchors, head.classes)
+    return Heads("filter_head_f16", arguments, head.anchors, head.anchors, head.classes, *NOTHING)
 
 
 def integers(name: str, array: Any) -> tuple[int, int]:

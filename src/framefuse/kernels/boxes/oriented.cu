@@ -1,7 +1,7 @@
 // Oriented boxes of sorted candidates, cx cy w h in units of the model and the angle, the last value of an anchor.
 //
 // A candidate is dropped if any better one of its class overlaps it, kept or not, so each decides by itself:
-// reference.py, `oriented`, states the rule, and tir_cpu_oriented.py the arithmetic.
+// reference.py, `detections`, states the rule, and tir_cpu_oriented.py the arithmetic.
 
 #include "common.cuh"
 

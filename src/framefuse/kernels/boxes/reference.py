@@ -72,6 +72,8 @@ def detections(
     classes: Sequence[int] | None = None,
     agnostic: bool = False,
     activation: str | None = None,
+    extra: int = 0,
+    oriented: bool = False,
 ) -> Found:
     """Keep the boxes above `conf`, drop duplicates, map the rest back to the images.
 
@@ -100,76 +102,53 @@ def detections(
         classes: class numbers to keep, before anything else is counted; None keeps all.
         agnostic: a box suppresses those of other classes too.
         activation: detr: sigmoid, softmax (the last class is "no object") or none; None: sigmoid for two outputs.
-    """
-    batch = len(maps)
-    found = Found.make(batch, max_det, np.zeros)
-    for image, row in enumerate(maps):
-        candidates = READERS[layout]([_floats(output[image]) for output in outputs], conf, activation)
-        found.non_finite[image] = candidates.non_finite
-        if classes is not None:
-            candidates = candidates.take(np.flatnonzero(np.isin(candidates.classes, classes)))
-        candidates = candidates.take(np.argsort(-candidates.scores, kind="stable")[:max_candidates])
-        if layout.startswith("yolov"):
-            groups = None if agnostic else candidates.classes
-            candidates = candidates.take(nms(candidates.boxes, candidates.scores, groups, iou=iou, max_det=max_det))
-        boxes, scores, labels, rows, _ = candidates.take(np.arange(min(max_det, len(candidates.scores))))
-        unit, start, inverse, size = (np.tile(row[k : k + 2], 2) for k in range(0, 8, 2))
-        count = found.counts[image] = len(scores)
-        with np.errstate(over="ignore"):
-            found.boxes[image, :count] = ((boxes * unit - start) * inverse).clip(0, size)
-        found.scores[image, :count] = scores
-        found.classes[image, :count] = labels
-        found.anchors[image, :count] = rows
-    return found
-
-
-def oriented(
-    outputs: Sequence[NDArray[Any]],
-    layout: str,
-    maps: NDArray[np.float32],
-    *,
-    conf: float,
-    iou: float,
-    max_det: int,
-    max_candidates: int = 30_000,
-    classes: Sequence[int] | None = None,
-    agnostic: bool = False,
-    extra: int = 1,
-) -> Found:
-    """`detections` for boxes with an angle: cx cy w h and the scores as there, the angle last, in radians.
-
-    A box is dropped if any box with a higher score, kept or not, overlaps it by more than `iou`, as Fast NMS does
-    (arXiv:1904.02689), where the overlap is `probiou`: the rule of the YOLO frameworks. end2end drops none. Boxes are
-    not clipped.
+        extra: values of an anchor after its classes, which are not looked at; of oriented boxes all but the last.
+        oriented: the last value of an anchor is an angle in radians, and an anchor whose angle is not finite is left
+            out, too. Layouts yolov8, yolov5 and end2end. A box is dropped if any box with a higher score, kept or not,
+            overlaps it by more than `iou`, as Fast NMS does (arXiv:1904.02689), where the overlap is `probiou`: the
+            rule of the YOLO frameworks. end2end drops none.
 
     Returns:
-        `Found` with boxes (batch, K, 5): centre x and y, width, height, angle.
+        `Found`; of oriented boxes with boxes (batch, K, 5): centre x and y, width, height, angle, not clipped.
     """
-    batch = len(maps)
-    found = Found.make(batch, max_det, np.zeros, sides=5)
+    found = Found.make(len(maps), max_det, np.zeros, sides=5 if oriented else 4)
+    extra = max(extra, int(oriented))
     for image, row in enumerate(maps):
-        output = outputs[0][image].astype(np.float32)
-        anchors = output.T if layout == "yolov8" else output
-        plain = anchors[:, : anchors.shape[1] - extra]
-        candidates = READERS[layout]([plain.T if layout == "yolov8" else plain], conf, None)
+        values = [_floats(output[image]) for output in outputs]
+        if extra:
+            anchors = values[0].T if layout == "yolov8" else values[0]
+            plain = anchors[:, :-extra]
+            values = [plain.T if layout == "yolov8" else plain]
+        candidates = READERS[layout](values, conf, activation)
         if classes is not None:
             candidates = candidates.take(np.flatnonzero(np.isin(candidates.classes, classes)))
-        turned = np.isfinite(anchors[candidates.rows, -1])
-        found.non_finite[image] = candidates.non_finite + (~turned).sum()
-        candidates = candidates.take(np.flatnonzero(turned))
+        broken = candidates.non_finite
+        if oriented:
+            candidates = candidates._replace(boxes=anchors[candidates.rows][:, [0, 1, 2, 3, -1]])
+            turned = np.isfinite(candidates.boxes[:, -1])
+            candidates, broken = candidates.take(np.flatnonzero(turned)), broken + (~turned).sum()
         candidates = candidates.take(np.argsort(-candidates.scores, kind="stable")[:max_candidates])
-        boxes = anchors[candidates.rows][:, [0, 1, 2, 3, -1]]
-        kept = np.arange(len(boxes))
-        if layout != "end2end":
-            groups = np.zeros_like(kept) if agnostic else candidates.classes
-            overlaps = (probiou(boxes, boxes) > iou) & (groups[:, None] == groups)
-            kept = np.flatnonzero(~np.triu(overlaps, 1).any(axis=0))
-        kept = kept[:max_det]
-        count = found.counts[image] = len(kept)
-        found.boxes[image, :count] = placed_oriented(boxes[kept], row)
-        for to, part in zip((found.scores, found.classes, found.anchors), candidates[1:4], strict=True):
-            to[image, :count] = part[kept]
+        if layout.startswith("yolov"):
+            groups = np.zeros_like(candidates.classes) if agnostic else candidates.classes
+            if oriented:
+                overlaps = (probiou(candidates.boxes, candidates.boxes) > iou) & (groups[:, None] == groups)
+                candidates = candidates.take(np.flatnonzero(~np.triu(overlaps, 1).any(axis=0)))
+            else:
+                candidates = candidates.take(nms(candidates.boxes, candidates.scores, groups, iou=iou, max_det=max_det))
+        boxes, *columns, _ = candidates.take(np.arange(min(max_det, len(candidates.scores))))
+        count = found.counts[image] = len(boxes)
+        found.boxes[image, :count] = placed_oriented(boxes, row) if oriented else _placed(boxes, row)
+        for to, part in zip((found.scores, found.classes, found.anchors), columns, strict=True):
+            to[image, :count] = part
+        found.non_finite[image] = broken
     return found
+
+
+def _placed(boxes: Floats, row: Floats) -> Floats:
+    """Boxes (n, 4) of the model in source pixels, by a row of `maps` of `detections`."""
+    unit, start, inverse, size = (np.tile(row[k : k + 2], 2) for k in range(0, 8, 2))
+    with np.errstate(over="ignore"):
+        return ((boxes * unit - start) * inverse).clip(0, size)
 
 
 def placed_oriented(boxes: Floats, row: Floats) -> Floats:

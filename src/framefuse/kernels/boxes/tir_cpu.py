@@ -1,7 +1,8 @@
 """Detections in TVM TensorIR, CPU nests: raw outputs -> candidates; then sorted, suppressed, mapped.
 
     filter_yolov8_<sample>, filter_yolov5_<sample>   raw output of one image -> candidates in the order of its anchors
-    select_boxes, select_rotated                     candidates -> at most max_det rows, by descending score
+    suppress_boxes, suppress_rotated                 candidates -> at most max_det of them, by descending score
+    place_boxes                                      these -> rows of the result
 
 Candidates are a struct of arrays: boxes (ROWS, capacity), labels (capacity,); totals[0] is how many there are.
 totals[1] counts the anchors with a NaN or an infinity; they are left out. All scratch comes as arguments; nothing is

@@ -2,7 +2,7 @@
 
     suppress_oriented
 
-A candidate is compared with every one above it, kept or not (`reference.oriented`). Rows 0..4 of a candidate are the
+A candidate is compared with every one above it, kept or not (`reference.detections`). Rows 0..4 of a candidate are the
 centre and `reference.covariances`.
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 from framefuse.cuda import device
 from framefuse.cuda.launch_plan import Workspace
 from framefuse.frame import Frame, View
-from framefuse.kernels.boxes.call import detections, oriented
+from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views
 from framefuse.kernels.boxes.reference import Found, placed_oriented
 from framefuse.kernels.masks import call as masks
@@ -128,19 +128,12 @@ class BoxOutputs:
                             runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
-        found = Found(*self._device[:FOUND])
-        if self._card.task == "obb":
-            oriented(
-                outputs, self._layout, self._device_maps, **vars(self._selection), extra=self._card.extra, out=found,
-                workspace=self._workspace,
-            )  # fmt: skip
-            _download(self._device_bytes, self._host_bytes, stream)
-            return
+        found, oriented = Found(*self._device[:FOUND]), self._card.task == "obb"
         boxes = outputs[:1] if self._card.task == "segment" else outputs
         detections(
             boxes, self._layout, self._device_maps, **vars(self._selection), activation=self._card.activation,
-            extra=self._card.extra, extras=self._device[self._extras] if self._heads else None,
-            out=found, workspace=self._workspace,
+            extra=self._card.extra, extras=self._device[self._extras] if self._heads and not oriented else None,
+            oriented=oriented, out=found, workspace=self._workspace,
         )  # fmt: skip
         if self._card.task == "segment":
             self._prototypes = outputs[1]

@@ -3,7 +3,6 @@
 from framefuse.kernels.boxes.reference import Found as Found
 from framefuse.kernels.boxes.reference import detections as detections
 from framefuse.kernels.boxes.reference import nms as nms
-from framefuse.kernels.boxes.reference import oriented as oriented
 from framefuse.kernels.boxes.reference import rotated_intersection as rotated_intersection
 from framefuse.kernels.colour.reference import change_layout as change_layout
 from framefuse.kernels.colour.reference import normalize as normalize

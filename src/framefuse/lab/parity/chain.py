@@ -89,12 +89,8 @@ class Chain:
         card, table = self.card, maps((placement,), False)
         output, *planes = (np.asarray(output, np.float32) for output in outputs)
         anchors = output.transpose(0, 2, 1) if layout == "yolov8" else output
-        if card.task == "obb":
-            found = reference.oriented([output], layout, table, **vars(self.selection))
-        else:
-            plain = anchors[..., : -card.extra]
-            plain = plain.transpose(0, 2, 1) if layout == "yolov8" else plain
-            found = reference.detections([plain], layout, table, **vars(self.selection))
+        options = {"extra": card.extra, "oriented": card.task == "obb", **vars(self.selection)}
+        found = reference.detections([output], layout, table, **options)
         values = anchors[0][found.anchors[0, : found.counts[0]], -card.extra :]
         runs = None
         if card.task == "segment":

@@ -23,8 +23,9 @@ from framefuse import Pipeline
 from framefuse.lab.evaluation.counters import overlaps
 from framefuse.sources import open_source
 
-MODELS = "rtdetr-r18", "rtdetrv2-r18", "dfine-n", "detr-r18"
-SIZE = 640
+MODELS = "rtdetr-r18", "rtdetrv2-r18", "dfine-l", "rfdetr", "detr-r18"
+SIZE = 672
+"""Sides of the input: a multiple of 32 for convolutions, and of 56 for the windows of RF-DETR."""
 BLOCKS = (1, 1), (1, 2), (3, 2), (2, 2)
 """Pixels across and down of a block."""
 IMAGES = 8

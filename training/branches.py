@@ -241,7 +241,7 @@ def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str,
             print(f"{recipe.name} " + " ".join(f"{key} {value:.4g}" for key, value in curve[-1].items()), flush=True)
     about = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
     names = {0: "person"} if net.task == "pose" else _names()
-    record = {"torch": torch.__version__, "device": about, "world": supply.frames[0].world, "step": recipe.steps}
+    record = {"torch": str(torch.__version__), "device": about, "world": supply.frames[0].world, "step": recipe.steps}
     record |= {"seconds": round(time.monotonic() - begin, 1), "recipe": plain(asdict(recipe)), "curve": curve}
     return nets.fuse(net.cpu()), {**record, "trunk": TRUNK, "names": names, "name": recipe.name}
 

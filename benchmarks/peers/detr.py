@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 OBJECTS = 30
-SIZE = 640
+SIZE = 672
+"""Sides of the input: a multiple of 32 for convolutions, and of 56 for the windows of RF-DETR."""
 CLASSES = 80
 CONF = 0.25
 
@@ -26,27 +27,21 @@ def network(name: str) -> Any:
     import transformers as hf
 
     torch.manual_seed(0)
-    labels = {"num_labels": CLASSES}
-    if name == "rtdetr-r18":
-        backbone = hf.RTDetrResNetConfig(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512],
-                                         embedding_size=64, out_features=["stage2", "stage3", "stage4"])  # fmt: skip
-        config = hf.RTDetrConfig(
-            backbone_config=backbone, encoder_in_channels=[128, 256, 512], decoder_layers=3, **labels
-        )
-        return hf.RTDetrForObjectDetection(config), hf.RTDetrImageProcessor()
-    if name == "rtdetrv2-r18":
-        backbone = hf.RTDetrResNetConfig(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512],
-                                         embedding_size=64, out_features=["stage2", "stage3", "stage4"])  # fmt: skip
-        config = hf.RTDetrV2Config(
-            backbone_config=backbone, encoder_in_channels=[128, 256, 512], decoder_layers=3, **labels
-        )
-        return hf.RTDetrV2ForObjectDetection(config), hf.RTDetrImageProcessor()
-    if name == "dfine-n":
+    labels: dict[str, Any] = {"num_labels": CLASSES}
+    levels: dict[str, Any] = {"depths": [2, 2, 2, 2], "layer_type": "basic", "hidden_sizes": [64, 128, 256, 512]}
+    if name in ("rtdetr-r18", "rtdetrv2-r18"):
+        stages = ["stage2", "stage3", "stage4"]
+        backbone = hf.RTDetrResNetConfig(embedding_size=64, out_features=stages, **levels)
+        labels |= {"backbone_config": backbone, "encoder_in_channels": [128, 256, 512], "decoder_layers": 3}
+        if name == "rtdetr-r18":
+            return hf.RTDetrForObjectDetection(hf.RTDetrConfig(**labels)), hf.RTDetrImageProcessor()
+        return hf.RTDetrV2ForObjectDetection(hf.RTDetrV2Config(**labels)), hf.RTDetrImageProcessor()
+    if name == "dfine-l":
         return hf.DFineForObjectDetection(hf.DFineConfig(**labels)), hf.RTDetrImageProcessor()
-    backbone = hf.ResNetConfig(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512],
-                               out_features=["stage4"])  # fmt: skip
-    config = hf.DetrConfig(use_timm_backbone=False, backbone_config=backbone, backbone=None, encoder_layers=2,
-                           use_pretrained_backbone=False, decoder_layers=2, **labels)  # fmt: skip
+    if name == "rfdetr":
+        return hf.RfDetrForObjectDetection(hf.RfDetrConfig(**labels)), hf.DeformableDetrImageProcessor()
+    backbone = hf.ResNetConfig(out_features=["stage4"], **levels)
+    config = hf.DetrConfig(backbone_config=backbone, encoder_layers=2, decoder_layers=2, **labels)
     return hf.DetrForObjectDetection(config), hf.DetrImageProcessor()
 
 
@@ -65,7 +60,9 @@ def shift(net: Any, batch: Any, softmax: bool) -> None:
     """Scale the logits to a standard deviation of 2 and shift them, so that OBJECTS of an image pass."""
     import torch
 
-    last = net.class_labels_classifier if softmax else net.model.decoder.class_embed[-1]
+    heads = [layer for name, layer in net.named_modules() if isinstance(layer, torch.nn.Linear) and (
+        "decoder.class_embed" in name or name in ("class_embed", "class_labels_classifier"))]  # fmt: skip
+    last = heads[-1]
     with torch.no_grad():
         found = net(pixel_values=batch).logits
         scale = 2 / float(found.std())

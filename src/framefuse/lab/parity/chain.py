@@ -92,12 +92,12 @@ class Chain:
         options = {"extra": card.extra, "oriented": card.task == "obb", **vars(self.selection)}
         found = reference.detections([output], layout, table, **options)
         values = anchors[0][found.anchors[0, : found.counts[0]], -card.extra :]
-        runs = None
-        if card.task == "segment":
-            size, content = placement.source[::-1], content_of(planes[0].shape[1:], placement)
-            boxes = found.boxes[0, : len(values)]
-            runs = mask_runs(reference.instance_masks(planes[0][0], values, boxes, size, content=content))
-            assert isinstance(runs, Runs)
+        if card.task != "segment":
+            return heads.objects(found, 0, values, (), placement, table[0])
+        size, content = placement.source[::-1], content_of(planes[0].shape[1:], placement)
+        boxes = found.boxes[0, : len(values)]
+        runs = mask_runs(reference.instance_masks(planes[0][0], values, boxes, size, content=content))
+        assert isinstance(runs, Runs)
         return heads.objects(found, 0, values, (), placement, table[0], runs)
 
 

@@ -254,7 +254,7 @@ def mask_overlaps(one: Detections, other: Detections, row: int, column: int) -> 
         return []
     first, second = one[row : row + 1].mask, other[column : column + 1].mask
     assert first is not None and second is not None
-    return [float(np.count_nonzero(first & second) / max(np.count_nonzero(first | second), 1))]
+    return [int((first & second).sum()) / max(int((first | second).sum()), 1)]
 
 
 def distances(one: Detections, other: Detections, row: int, column: int) -> NDArray[Any]:
@@ -262,12 +262,17 @@ def distances(one: Detections, other: Detections, row: int, column: int) -> NDAr
     beginning where they are nearest."""
     if one.keypoints is not None and other.keypoints is not None:
         sure = one.keypoints[row, :, 2] >= SURE
-        return np.hypot(*(one.keypoints[row, sure, :2] - other.keypoints[column, sure, :2]).T)
+        return _apart(one.keypoints[row, sure, :2], other.keypoints[column, sure, :2])
     if one.xywhr is None or other.xywhr is None:
         return np.empty(0)
     first, second = corners(one.xywhr[row : row + 1])[0], corners(other.xywhr[column : column + 1])[0]
-    turned = [np.hypot(*(first - np.roll(second, turn, axis=0)).T) for turn in range(4)]
-    return min(turned, key=max)
+    return min((_apart(first, np.roll(second, turn, axis=0)) for turn in range(4)), key=max)
+
+
+def _apart(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """Distances of points (n, 2)."""
+    found: NDArray[Any] = np.hypot(*(one - other).T)
+    return found
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -46,6 +46,10 @@ SIGMAS = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
 """How exactly people place COCO's keypoints, in thousandths of the size of the person (cocodataset.org, evaluation)."""
 FAR, SEEN = 0.2, 0.3
 """Weights of distance and visibility in the loss of keypoints."""
+AROUND = 5
+"""Cells across that the result of a cell depends on: two convolutions of 3 x 3."""
+FEWEST = 8
+"""Cells of a batch to learn from."""
 FOUND = 0.05
 """Least target score (its IoU with the object) of a cell that learns."""
 
@@ -83,22 +87,26 @@ class Recipe:
         return self.pools * self.rounds * self.batches
 
 
-RECIPES = {name: Recipe(name) for name, task in nets.TASKS.items() if task in nets.EXTRA}
+RECIPES = {
+    "scout-n-seg": Recipe("scout-n-seg", pools=4, rounds=6, rate=3e-3),
+    "scout-n-pose": Recipe("scout-n-pose", pools=2, batches=160, rounds=30, rate=4e-3),
+}
 
 
 @dataclass(frozen=True)
 class View:
-    """What the branches read of a batch, and their goals; n cells learn."""
+    """What the branches read of a batch, and their goals; n cells learn, sorted by level."""
 
-    levels: list[Tensor]
-    """Features at strides 8, 16 and 32, float16."""
-    fine: Tensor
-    """Features at stride 4, float16."""
-    size: tuple[int, int]
+    around: list[Tensor]
+    """Of each level (n, channels, AROUND, AROUND) float16: the features that the results of a cell depend on."""
+    fine: list[Tensor]
+    """Features at strides 4 and 8, float16; nothing for keypoints."""
     image: Tensor
     """(n,)"""
-    cell: Tensor
-    """(n,) place in the flattened levels."""
+    centres: Tensor
+    """(2, n) of the cells, in strides."""
+    strides: Tensor
+    """(1, n)"""
     boxes: Tensor
     """(n, 4) x1 y1 x2 y2 in pixels, of the object."""
     number: Tensor
@@ -167,24 +175,56 @@ def look_at(net: Detector, supply: Supply, recipe: Recipe, number: int, generato
         visible = (seen.keypoints[..., 2] > 0).any(-1)
         objects = type(objects)(objects.boxes, torch.where((objects.classes == 0) & visible, 0, -1))
     row, target, _ = assign(logits.sigmoid().transpose(1, 2), found, (centres * strides).T, objects)
-    image, cell = torch.nonzero(target > FOUND, as_tuple=True)
+    cell, image = torch.nonzero(target.T > FOUND, as_tuple=True)
     own = row[image, cell]
     # The corners of each square of 4 x 4 pixels, so that its middle is the middle of the prototypes' pixel.
     samples = [seen.masks[:, y::4, x::4] for y in (0, 3) for x in (0, 3)]
-    levels, first = [x.half() for x in levels], fine[1].half()
     masks = torch.stack(samples, 1).to(torch.uint8)
-    return View(levels, first, size, image, cell, objects.boxes[image, own], own, masks, seen.keypoints[image, own])
+    about = objects.boxes[image, own], own, masks, seen.keypoints[image, own]
+    whole = [] if net.task == "pose" else [fine[1].half(), levels[0].half()]
+    return View(neighbourhoods(levels, image, cell), whole, image, centres[:, cell], strides[:, cell], *about)
+
+
+def neighbourhoods(levels: list[Tensor], image: Tensor, cell: Tensor) -> list[Tensor]:
+    """`View.around` of cells (n,), numbered through all levels and sorted, of images (n,)."""
+    found, first = [], 0
+    steps = torch.arange(AROUND, device=cell.device)
+    for x in levels:
+        height, width = x.shape[2:]
+        own = (cell >= first) & (cell < first + height * width)
+        row, column = (cell[own] - first) // width, (cell[own] - first) % width
+        padded = functional.pad(x, [AROUND // 2] * 4).permute(0, 2, 3, 1)
+        places = image[own, None, None], row[:, None, None] + steps[:, None], column[:, None, None] + steps
+        found.append(padded[places].permute(0, 3, 1, 2).half())
+        first += height * width
+    return found
+
+
+def of_cells(branch: Any, around: Tensor) -> Tensor:
+    """(n, values): the results of a branch for the cells in the middle of their neighbourhoods."""
+    x = around.float()
+    for layer in branch[:-1]:
+        x = layer.act(layer.norm(functional.conv2d(x, layer.conv.weight)))
+    found: Tensor = branch[-1](x)[:, :, 0, 0]
+    return found
 
 
 def loss_of(net: Detector, view: View, recipe: Recipe, generator: torch.Generator) -> dict[str, Tensor]:
     """Terms of the loss of some cells of a view; `loss` is their sum."""
-    levels = [x.float() for x in view.levels]
-    chosen = torch.randperm(len(view.cell), generator=generator, device=view.cell.device)[: recipe.cells]
-    raw = torch.cat([branch(x).flatten(2) for branch, x in zip(net.head.extra, levels, strict=True)], 2)
+    device = view.image.device
+    chosen = torch.randperm(len(view.image), generator=generator, device=device)[: recipe.cells].sort().values
+    found, first = [], 0
+    for branch, around in zip(net.head.extra, view.around, strict=True):
+        part = chosen[(chosen >= first) & (chosen < first + len(around))] - first
+        first += len(around)
+        if len(part) > 1:  # a mean over a batch needs several
+            found.append(of_cells(branch, around[part]))
+        elif len(part):
+            chosen = chosen[chosen != part + first - len(around)]
+    own = torch.cat(found)
     image, boxes = view.image[chosen], view.boxes[chosen]
-    own = raw.transpose(1, 2)[image, view.cell[chosen]]
     if isinstance(net.prototypes, Prototypes):
-        masks = net.prototypes(view.fine.float(), levels[0]).permute(0, 2, 3, 1)
+        masks = net.prototypes(*(x.float() for x in view.fine)).permute(0, 2, 3, 1)
         shares = torch.rand(2, len(chosen), recipe.points, generator=generator, device=own.device)
         low, high = boxes[:, :2].T[..., None] / 4, boxes[:, 2:].T[..., None] / 4
         x, y = (low + shares * (high - low)).long()
@@ -192,8 +232,7 @@ def loss_of(net: Detector, view: View, recipe: Recipe, generator: torch.Generato
         logits = torch.einsum("nk,npk->np", own, masks[at, y, x])
         goal = (view.masks[at, :, y, x] == (view.number[chosen] + 1)[:, None, None]).float().mean(-1)
         return {"loss": functional.binary_cross_entropy_with_logits(logits, goal)}
-    centres, strides = grid([(x.shape[2], x.shape[3]) for x in levels], own.device)
-    places = centres[:, view.cell[chosen]], strides[:, view.cell[chosen]]
+    places = view.centres[:, chosen], view.strides[:, chosen]
     points = to_keypoints(own.T[None], *places)[0].permute(2, 0, 1)
     goal = view.keypoints[chosen]
     seen = (goal[..., 2] > 0).float()
@@ -227,7 +266,7 @@ def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str,
         for turn in range(recipe.rounds):
             sums: list[dict[str, float]] = []
             for number in torch.randperm(recipe.batches, generator=generator, device=device).tolist():
-                if not len(views[number].cell):
+                if len(views[number].image) < FEWEST:
                     continue
                 parts = loss_of(net, views[number], recipe, generator)
                 optimizer.zero_grad()

@@ -113,7 +113,7 @@ def main() -> None:
             return found.logits, found.pred_boxes
 
     names = {"input_names": ["images"], "output_names": ["logits", "boxes"]}
-    torch.onnx.export(Plain().eval(), (batch[:1],), str(asked.out), dynamo=True, external_data=False, **names)
+    torch.onnx.export(Plain().eval(), (batch[:1],), str(asked.out), dynamo=False, opset_version=17, **names)
     card = ["task: detect", "layout: detr", "outputs: [boxes, logits]", f"imgsz: {SIZE}", "fit: stretch"]
     card += [f"activation: {'softmax' if softmax else 'sigmoid'}", f"names: {[str(n) for n in range(CLASSES)]}"]
     card += [f"mean: {[255 * value for value in mean]}", f"std: {[255 * value for value in std]}"]

@@ -84,17 +84,16 @@ def test_an_oriented_box_is_the_same_a_quarter_turn_further() -> None:
     assert compared(objects(xywhr=boxes), objects(xywhr=turned)).verdict == "outside"
 
 
-@pytest.mark.parametrize("name", ["scout-n-seg", "scout-n-pose"])
-def test_a_shipped_scout_in_fp16_keeps_what_it_finds(tmp_path: Path, name: str) -> None:
+def test_the_shipped_scout_in_fp16_keeps_the_masks_that_it_finds(tmp_path: Path) -> None:
     clip = "synthetic://street?seed=3&complexity=0.6&frames=12&size=640x360&split=val"
-    report = build_model(name, "fp16", calib=clip, frames=4, out=tmp_path / "low.onnx")
+    report = build_model("scout-n-seg", precision="fp16", calib=clip, frames=4, out=tmp_path / "low.onnx")
     assert report.accuracy is not None and report.accuracy.loss < 1
-    assert report.accuracy.measure == f"mAP50 of {'masks' if name.endswith('seg') else 'keypoints'}"
+    assert report.accuracy.measure == "mAP50 of masks"
 
 
-@pytest.mark.parametrize("name", ["scout-n-seg", "scout-n-pose"])
-def test_a_shipped_scout_finds_masks_or_keypoints(name: str) -> None:
-    scores = validate(name, "synthetic://street?split=test&frames=40&size=640x360", limit=12, precision="fp32").boxes
+def test_the_shipped_scout_finds_masks() -> None:
+    data = "synthetic://street?split=test&frames=900&size=640x360"
+    scores = validate("scout-n-seg", data, limit=12, precision="fp32").boxes
     assert scores is not None and scores.shape_map50 is not None and scores.shape_map50 > 0.3
 
 

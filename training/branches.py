@@ -1,9 +1,11 @@
-"""Trains scout-n-seg and scout-n-pose: branches for masks or keypoints on scout-n, whose weights stay as shipped.
+"""Trains scout-n-seg and scout-n-pose: branches for masks or keypoints on the shipped scout-n.
 
     python -m training.branches scout-n-seg
+    python -m training.branches scout-n-pose --device cuda
 
-So they find the boxes of scout-n (scout-n-pose: of people only). What the branches read is computed once for a pool of
-augmented views, from which they learn several times: minutes on a CPU.
+Where the trunk stays frozen, the boxes are those of scout-n. What the branches read is computed once for a pool of
+augmented views, from which they learn several times: minutes on a CPU. Where it does not, every step trains the whole
+network on new views, on boxes and branches together (scout-n-pose finds people only): minutes on a GPU.
 
     masks       binary cross-entropy of random pixels in the box (Bolya et al. 2019; Kirillov et al. 2020)
     keypoints   1 - OKS, COCO's similarity, of each keypoint, plus the distance over the size of the object for those
@@ -16,7 +18,7 @@ import argparse
 import ast
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +32,15 @@ from torch.nn import functional
 from framefuse.lab.evaluation import validate
 from framefuse.models import DATA
 from training import checkpoint, nets
-from training.augment import Augmentation, draw
+from training.augment import Augmentation, Batch, draw
 from training.command import count, run
 from training.data import Supply
 from training.export import metadata
-from training.losses import assign
-from training.nets import BINS, Detector, Prototypes, expected, grid, to_boxes, to_keypoints
+from training.losses import Objects, assign, detection_loss
+from training.nets import BINS, Detector, expected, grid, to_boxes, to_keypoints
 from training.onnx_writer import write_onnx
 from training.recipe import LARGE, WIDE, plain
-from training.rendering import Render, render
+from training.rendering import IGNORED, NONE, Render, render
 from training.train import device_of
 
 TRUNK = "scout-n"
@@ -46,6 +48,8 @@ SIGMAS = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
 """How exactly people place COCO's keypoints, in thousandths of the size of the person (cocodataset.org, evaluation)."""
 FAR, SEEN = 0.2, 0.3
 """Weights of distance and visibility in the loss of keypoints."""
+BRANCH = 10.0
+"""Weight of the branches beside the boxes, where both are trained."""
 AROUND = 5
 """Cells across that the result of a cell depends on: two convolutions of 3 x 3."""
 FEWEST = 8
@@ -75,6 +79,10 @@ class Recipe:
     """Cells of a batch that learn, chosen at random."""
     points: int = 256
     """Pixels of each from which masks are learnt."""
+    frozen: bool = True
+    """Whether the trunk keeps its weights; if not, every view is seen once."""
+    clip: float = 10.0
+    """Largest norm of the gradient."""
     rate: float = 2e-3
     """Peak learning rate (AdamW); linear warm-up, then half a cosine."""
     warmup: int = 100
@@ -89,36 +97,51 @@ class Recipe:
 
 RECIPES = {
     "scout-n-seg": Recipe("scout-n-seg", pools=4, rounds=6, rate=3e-3),
-    "scout-n-pose": Recipe("scout-n-pose", pools=2, batches=160, rounds=30, rate=4e-3),
+    "scout-n-pose": Recipe("scout-n-pose", pools=40, batches=100, rounds=1, batch=32, frozen=False, rate=5e-4),
 }
 
 
 @dataclass(frozen=True)
-class View:
-    """What the branches read of a batch, and their goals; n cells learn, sorted by level."""
+class Cells:
+    """The cells that learn, n of a batch, sorted by level, and their goals."""
 
-    around: list[Tensor]
-    """Of each level (n, channels, AROUND, AROUND) float16: the features that the results of a cell depend on."""
-    fine: list[Tensor]
-    """Features at strides 4 and 8, float16; nothing for keypoints."""
     image: Tensor
     """(n,)"""
+    cell: Tensor
+    """(n,) number through all levels."""
     centres: Tensor
-    """(2, n) of the cells, in strides."""
+    """(2, n) in strides."""
     strides: Tensor
     """(1, n)"""
     boxes: Tensor
     """(n, 4) x1 y1 x2 y2 in pixels, of the object."""
     number: Tensor
     """(n,) row of the object."""
-    masks: Tensor
-    """(b, 4, h / 4, w / 4) uint8 object rows + 1, four samples of each pixel of the prototypes."""
     keypoints: Tensor
     """(n, 17, 3)"""
+    masks: Tensor
+    """(b, 4, h / 4, w / 4) uint8 object rows + 1, four samples of each pixel of the prototypes."""
+
+    def take(self, rows: Tensor) -> Cells:
+        """Some of them."""
+        columns = self.centres[:, rows], self.strides[:, rows]
+        values = self.boxes[rows], self.number[rows], self.keypoints[rows]
+        return Cells(self.image[rows], self.cell[rows], *columns, *values, self.masks)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the branches read of a batch, if the trunk is frozen."""
+
+    around: list[Tensor]
+    """Of each level (n, channels, AROUND, AROUND) float16: the features that the results of a cell depend on."""
+    fine: list[Tensor]
+    """Features at strides 4 and 8, float16; nothing for keypoints."""
+    cells: Cells
 
 
 def on_trunk(name: str) -> Detector:
-    """The untrained network `name` on the weights of TRUNK, folded and frozen but for its new branches."""
+    """The untrained network `name` on the weights of TRUNK, folded but for its new branches."""
     task = nets.TASKS[name]
     names = {0: "person"} if task == "pose" else _names()
     whole = Detector(nets.WIDTHS[name], len(names), task)
@@ -126,8 +149,6 @@ def on_trunk(name: str) -> Detector:
     net.load_state_dict({key: _chosen(key, value, len(names)) for key, value in _trunk().items()})
     whole.backbone, whole.neck = net.backbone, net.neck
     whole.head.boxes, whole.head.classes = net.head.boxes, net.head.classes
-    for value in net.parameters():
-        value.requires_grad_(False)
     return whole
 
 
@@ -153,36 +174,47 @@ def _chosen(key: str, value: Tensor, classes: int) -> Tensor:
     return value[:classes] if last else value
 
 
-@torch.no_grad()
-def look_at(net: Detector, supply: Supply, recipe: Recipe, number: int, generator: torch.Generator) -> View:
-    """Features and goals of one batch of augmented views."""
+def views(net: Detector, supply: Supply, recipe: Recipe, number: int, generator: torch.Generator) -> Batch:
+    """A batch of augmented views with the objects that the network knows."""
     half = number % 3 == 2
     size = (recipe.size[0] // 2, recipe.size[1] // 2) if half else recipe.size
     chance = float(torch.rand((), generator=generator, device=generator.device))
     frames = supply.pick(chance, largest=half)
     seen = draw(frames, recipe.augmentation, recipe.batch * (1 + half), size, generator, mosaic=False)
+    if net.task != "pose":
+        return seen
+    classes = seen.objects.classes
+    known = (classes == 0) | (classes == IGNORED)
+    return replace(seen, objects=Objects(seen.objects.boxes, torch.where(known, classes, NONE)))
+
+
+@torch.no_grad()
+def goals(net: Detector, raw: list[Tensor], seen: Batch) -> Cells:
+    """The cells of a batch that learn, by what the head finds: raw maps (b, 4 BINS + classes, h, w)."""
     assert seen.masks is not None and seen.keypoints is not None
-    fine = net.backbone(seen.images)
-    levels = net.neck(fine)
-    raw = [torch.cat([boxes(x), classes(x)], 1)
-           for x, boxes, classes in zip(levels, net.head.boxes, net.head.classes, strict=True)]  # fmt: skip
-    centres, strides = grid([(x.shape[2], x.shape[3]) for x in levels], seen.images.device)
-    sides, logits = torch.cat([r.flatten(2) for r in raw], 2).split([4 * BINS, net.class_count], 1)
+    centres, strides = grid([(x.shape[2], x.shape[3]) for x in raw], seen.images.device)
+    sides, logits = torch.cat([r.flatten(2) for r in raw], 2).float().split([4 * BINS, net.class_count], 1)
     middle, extent = to_boxes(expected(sides), centres, strides).transpose(1, 2).split(2, -1)
     found = torch.cat([middle - extent / 2, middle + extent / 2], -1)
-    objects = seen.objects
-    if net.task == "pose":
-        visible = (seen.keypoints[..., 2] > 0).any(-1)
-        objects = type(objects)(objects.boxes, torch.where((objects.classes == 0) & visible, 0, -1))
-    row, target, _ = assign(logits.sigmoid().transpose(1, 2), found, (centres * strides).T, objects)
+    row, target, _ = assign(logits.sigmoid().transpose(1, 2), found, (centres * strides).T, seen.objects)
     cell, image = torch.nonzero(target.T > FOUND, as_tuple=True)
     own = row[image, cell]
     # The corners of each square of 4 x 4 pixels, so that its middle is the middle of the prototypes' pixel.
     samples = [seen.masks[:, y::4, x::4] for y in (0, 3) for x in (0, 3)]
-    masks = torch.stack(samples, 1).to(torch.uint8)
-    about = objects.boxes[image, own], own, masks, seen.keypoints[image, own]
+    about = seen.objects.boxes[image, own], own, seen.keypoints[image, own]
+    return Cells(image, cell, centres[:, cell], strides[:, cell], *about, torch.stack(samples, 1).to(torch.uint8))
+
+
+@torch.no_grad()
+def look_at(net: Detector, seen: Batch) -> View:
+    """Features and goals of one batch."""
+    fine = net.backbone(seen.images)
+    levels = net.neck(fine)
+    raw = [torch.cat([boxes(x), classes(x)], 1)
+           for x, boxes, classes in zip(levels, net.head.boxes, net.head.classes, strict=True)]  # fmt: skip
+    cells = goals(net, raw, seen)
     whole = [] if net.task == "pose" else [fine[1].half(), levels[0].half()]
-    return View(neighbourhoods(levels, image, cell), whole, image, centres[:, cell], strides[:, cell], *about)
+    return View(neighbourhoods(levels, cells.image, cells.cell), whole, cells)
 
 
 def neighbourhoods(levels: list[Tensor], image: Tensor, cell: Tensor) -> list[Tensor]:
@@ -209,10 +241,10 @@ def of_cells(branch: Any, around: Tensor) -> Tensor:
     return found
 
 
-def loss_of(net: Detector, view: View, recipe: Recipe, generator: torch.Generator) -> dict[str, Tensor]:
+def frozen_loss(net: Detector, view: View, recipe: Recipe, generator: torch.Generator) -> dict[str, Tensor]:
     """Terms of the loss of some cells of a view; `loss` is their sum."""
-    device = view.image.device
-    chosen = torch.randperm(len(view.image), generator=generator, device=device)[: recipe.cells].sort().values
+    device = generator.device
+    chosen = torch.randperm(len(view.cells.image), generator=generator, device=device)[: recipe.cells].sort().values
     found, first = [], 0
     for branch, around in zip(net.head.extra, view.around, strict=True):
         part = chosen[(chosen >= first) & (chosen < first + len(around))] - first
@@ -221,23 +253,47 @@ def loss_of(net: Detector, view: View, recipe: Recipe, generator: torch.Generato
             found.append(of_cells(branch, around[part]))
         elif len(part):
             chosen = chosen[chosen != part + first - len(around)]
-    own = torch.cat(found)
-    image, boxes = view.image[chosen], view.boxes[chosen]
-    if isinstance(net.prototypes, Prototypes):
-        masks = net.prototypes(*(x.float() for x in view.fine)).permute(0, 2, 3, 1)
-        shares = torch.rand(2, len(chosen), recipe.points, generator=generator, device=own.device)
-        low, high = boxes[:, :2].T[..., None] / 4, boxes[:, 2:].T[..., None] / 4
+    masks = None if net.prototypes is None else net.prototypes(*(x.float() for x in view.fine))
+    return branch_loss(torch.cat(found), masks, view.cells.take(chosen), recipe, generator)
+
+
+def whole_loss(net: Detector, seen: Batch, recipe: Recipe, generator: torch.Generator) -> dict[str, Tensor]:
+    """Terms of the loss of boxes and branches of a batch; `loss` is their sum."""
+    fine = net.backbone(seen.images)
+    levels = net.neck(fine)
+    plain_channels = 4 * BINS + net.class_count
+    raw = net.head(levels)
+    boxes = [x[:, :plain_channels] for x in raw]
+    cells = goals(net, boxes, seen)
+    parts = detection_loss(boxes, seen.objects)
+    if len(cells.image):
+        cells = cells.take(
+            torch.randperm(len(cells.image), generator=generator, device=generator.device)[: recipe.cells]
+        )
+        own = torch.cat([x[:, plain_channels:].flatten(2) for x in raw], 2)[cells.image, :, cells.cell]
+        masks = None if net.prototypes is None else net.prototypes(fine[1], levels[0])
+        found = branch_loss(own, masks, cells, recipe, generator)
+        parts |= found | {"loss": parts["loss"] + BRANCH * found["loss"]}
+    return parts
+
+
+def branch_loss(
+    own: Tensor, prototypes: Tensor | None, cells: Cells, recipe: Recipe, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Terms of the loss of what the branch says of cells (n, values), and of the prototypes (b, PROTOTYPES, h, w)."""
+    if prototypes is not None:
+        masks = prototypes.permute(0, 2, 3, 1)
+        shares = torch.rand(2, len(own), recipe.points, generator=generator, device=own.device)
+        low, high = cells.boxes[:, :2].T[..., None] / 4, cells.boxes[:, 2:].T[..., None] / 4
         x, y = (low + shares * (high - low)).long()
-        x, y, at = x.clamp(max=masks.shape[2] - 1), y.clamp(max=masks.shape[1] - 1), image[:, None]
+        x, y, at = x.clamp(max=masks.shape[2] - 1), y.clamp(max=masks.shape[1] - 1), cells.image[:, None]
         logits = torch.einsum("nk,npk->np", own, masks[at, y, x])
-        goal = (view.masks[at, :, y, x] == (view.number[chosen] + 1)[:, None, None]).float().mean(-1)
+        goal = (cells.masks[at, :, y, x] == (cells.number + 1)[:, None, None]).float().mean(-1)
         return {"loss": functional.binary_cross_entropy_with_logits(logits, goal)}
-    places = view.centres[:, chosen], view.strides[:, chosen]
-    points = to_keypoints(own.T[None], *places)[0].permute(2, 0, 1)
-    goal = view.keypoints[chosen]
-    seen = (goal[..., 2] > 0).float()
-    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1).clamp(min=16)[:, None]
-    away = (points[..., :2] - goal[..., :2]).square().sum(-1) / area
+    points = to_keypoints(own.T[None], cells.centres, cells.strides)[0].permute(2, 0, 1)
+    seen = (cells.keypoints[..., 2] > 0).float()
+    area = (cells.boxes[:, 2:] - cells.boxes[:, :2]).prod(-1).clamp(min=16)[:, None]
+    away = (points[..., :2] - cells.keypoints[..., :2]).square().sum(-1) / area
     sigmas = 2 * torch.tensor(SIGMAS, device=own.device) / 1000
     similar = torch.exp(-away / (2 * sigmas.square()))
     near = ((1 - similar) * seen).sum() / seen.sum().clamp(min=1)
@@ -252,7 +308,8 @@ def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str,
     begin, supply = time.monotonic(), Supply(recipe.renders, cache, device)
     net = on_trunk(recipe.name).to(device)
     branches = nn.ModuleList([net.head.extra, *([net.prototypes] if net.prototypes is not None else [])])
-    optimizer = torch.optim.AdamW(branches.parameters(), recipe.rate, weight_decay=recipe.decay)
+    learns: nn.Module = branches if recipe.frozen else net
+    optimizer = torch.optim.AdamW(learns.parameters(), recipe.rate, weight_decay=recipe.decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         lambda step: min((step + 1) / recipe.warmup, 0.5 + 0.5 * math.cos(math.pi * step / recipe.steps)),
@@ -261,20 +318,26 @@ def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str,
     curve: list[dict[str, Any]] = []
     for pool in range(recipe.pools):
         net.eval()
-        views = [look_at(net, supply, recipe, number, generator) for number in range(recipe.batches)]
+        batches = (views(net, supply, recipe, number, generator) for number in range(recipe.batches))
+        pooled = [look_at(net, seen) for seen in batches] if recipe.frozen else []
         branches.train()
         for turn in range(recipe.rounds):
-            sums: list[dict[str, float]] = []
-            for number in torch.randperm(recipe.batches, generator=generator, device=device).tolist():
-                if len(views[number].image) < FEWEST:
-                    continue
-                parts = loss_of(net, views[number], recipe, generator)
+            sums: list[dict[str, Tensor]] = []
+            order = torch.randperm(recipe.batches, generator=generator, device=device).tolist()
+            for view in (pooled[number] for number in order) if recipe.frozen else batches:
+                if isinstance(view, View):
+                    if len(view.cells.image) < FEWEST:
+                        continue
+                    parts = frozen_loss(net, view, recipe, generator)
+                else:
+                    parts = whole_loss(net, view, recipe, generator)
                 optimizer.zero_grad()
                 parts["loss"].backward()
+                nn.utils.clip_grad_norm_(learns.parameters(), recipe.clip)
                 optimizer.step()
                 schedule.step()
-                sums.append({name: float(value.detach()) for name, value in parts.items()})
-            means = {name: float(np.mean([row[name] for row in sums])) for name in sums[0]}
+                sums.append({name: value.detach() for name, value in parts.items()})
+            means = {name: float(torch.stack([row[name] for row in sums if name in row]).mean()) for name in sums[-1]}
             step = (pool * recipe.rounds + turn + 1) * recipe.batches
             curve.append({"step": step, "seconds": round(time.monotonic() - begin, 1), **means})
             print(f"{recipe.name} " + " ".join(f"{key} {value:.4g}" for key, value in curve[-1].items()), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,14 +33,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe(name: str) -> branches.Recipe:
-    return replace(branches.RECIPES[name], renders=(RENDER,), pools=1, batches=3, rounds=4, batch=2, size=(192, 320))
+def recipe(name: str, **changes: Any) -> branches.Recipe:
+    small = {"renders": (RENDER,), "pools": 1, "batches": 3, "rounds": 4, "batch": 2, "size": (192, 320)}
+    return replace(branches.RECIPES[name], **{**small, **changes})
 
 
 @pytest.mark.parametrize("name", ["scout-n-seg", "scout-n-pose"])
 def test_branches_learn_and_the_trunk_stays(cache: Path, tmp_path: Path, name: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    net, record = branches.train(recipe(name), cache, "cpu")
+    net, record = branches.train(recipe(name, frozen=True), cache, "cpu")
     losses = [row["loss"] for row in record["curve"]]
     assert losses[-1] < losses[0]
     path = write_onnx(net, tmp_path / f"{name}.onnx", metadata(name, net.task, record["names"]))
@@ -54,6 +56,14 @@ def test_branches_learn_and_the_trunk_stays(cache: Path, tmp_path: Path, name: s
         np.testing.assert_allclose(found, net(image).numpy(), atol=1e-3)
     card = read_card(path)
     assert (card.task, card.extra) == (net.task, nets.EXTRA[net.task])
+
+
+@pytest.mark.parametrize("name", ["scout-n-seg", "scout-n-pose"])
+def test_the_whole_network_learns(cache: Path, name: str) -> None:
+    net, record = branches.train(recipe(name, frozen=False, pools=2, rounds=1), cache, "cpu")
+    assert all(np.isfinite(value) for row in record["curve"] for value in row.values())
+    shipped = branches.on_trunk(name).backbone.stem.conv.weight
+    assert not torch.equal(net.backbone.stem.conv.weight, shipped)
 
 
 def test_cells_learn_what_the_whole_map_gives() -> None:

@@ -348,13 +348,21 @@ def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str,
     return nets.fuse(net.cpu()), {**record, "trunk": TRUNK, "names": names, "name": recipe.name}
 
 
-def scored(path: Path) -> dict[str, float | None]:
-    """Scores of a network on held-out worlds."""
+def score(weights: Path) -> dict[str, float | None]:
+    """Write the network of a weights.pt as ONNX beside it, and its scores on held-out worlds into it."""
+    state = checkpoint.load(weights, "cpu", {"name", "average", "names"})
+    state.pop("version", None)
+    name = state["name"]
+    net = nets.fuse(nets.build(name, len(state["names"])))
+    net.load_state_dict(state["average"])
+    path = write_onnx(net, weights.with_name(f"{name}.onnx"), metadata(name, nets.TASKS[name], state["names"]))
     found = validate(path, [f"synthetic://street?split=test&seed={seed}&frames=900" for seed in range(6)], limit=300)
     assert found.boxes is not None
     about = found.shape
-    shapes = {f"{about}_map50_95": found.boxes.shape_map50_95, f"{about}_map50": found.boxes.shape_map50}
-    return {"map50_95": found.boxes.map50_95, "map50": found.boxes.map50, **shapes}
+    scores = {"map50_95": found.boxes.map50_95, "map50": found.boxes.map50}
+    scores |= {f"{about}_map50_95": found.boxes.shape_map50_95, f"{about}_map50": found.boxes.shape_map50}
+    checkpoint.save(weights, {**state, "scores": {"test": scores}})
+    return scores
 
 
 def main() -> None:
@@ -365,18 +373,18 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"), help="rendered frames")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=count, help="rendering processes; default: one per core")
+    parser.add_argument("--score", action="store_true", help="only score what was trained, perhaps elsewhere")
     options = parser.parse_args()
-    device_of(options.device)
     recipe = RECIPES[options.name]
-    folder = options.out / recipe.name
-    checkpoint.check_folder(folder)
-    for what in recipe.renders:
-        render(what, options.cache, processes=options.processes)
-    net, record = train(recipe, options.cache, options.device)
-    path = write_onnx(net, folder / f"{recipe.name}.onnx", metadata(recipe.name, net.task, record["names"]))
-    record["scores"] = {"test": scored(path)}
-    checkpoint.save(folder / "weights.pt", {"average": net.state_dict(), **record})
-    print(record["scores"])
+    weights = options.out / recipe.name / "weights.pt"
+    if not options.score:
+        device_of(options.device)
+        checkpoint.check_folder(weights.parent)
+        for what in recipe.renders:
+            render(what, options.cache, processes=options.processes)
+        net, record = train(recipe, options.cache, options.device)
+        checkpoint.save(weights, {"average": net.state_dict(), "scores": {}, **record})
+    print(score(weights))
 
 
 if __name__ == "__main__":

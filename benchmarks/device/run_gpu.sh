@@ -23,6 +23,7 @@
 # MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
 # Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.gpu.tvm_cuda
 # yolov8n.onnx --compile TVM` made elsewhere.
+# Step train: scout-n-pose by training/branches.py; its weights.pt comes back in $OUT/train.
 # SOAK: seconds of the soak of throughput (60). FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. FLEET_FILES:
 # how many are in the list (48); two GPUs need a longer one. TESTS: those to be run, with options of pytest.
 # COMMIT=$(git describe --always --dirty), from where the tree comes, goes into the results.
@@ -44,8 +45,8 @@ for word in "${@:-all}"; do
         second) STEPS+=($SECOND) ;;
         all) STEPS+=($FIRST $SECOND tvm) ;;
         *) for name in ${word//+/ }; do
-                [[ " ${FIRST//+/ } ${SECOND//+/ } tvm " == *" $name "* ]] ||
-                    { echo "no step $name: first, second, all, $FIRST $SECOND tvm" >&2; exit 2; }
+                [[ " ${FIRST//+/ } ${SECOND//+/ } tvm train " == *" $name "* ]] ||
+                    { echo "no step $name: first, second, all, $FIRST $SECOND tvm train" >&2; exit 2; }
             done
             STEPS+=("$word") ;;
     esac
@@ -121,6 +122,10 @@ run_tests() {
     # shellcheck disable=SC2086 # several
     step tests 420 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -p benchmarks.device.gpu_tests -q -m gpu --tb=short \
         --continue-on-collection-errors --durations=10 $TESTS
+}
+
+run_train() {
+    step train 400 "$PYTHON" -m training.branches scout-n-pose --device cuda --cache "$WORK/frames" --out "$OUT/train"
 }
 
 run_network() {

@@ -85,8 +85,8 @@ def test_an_oriented_box_is_the_same_a_quarter_turn_further() -> None:
 
 
 def test_the_shipped_scout_in_fp16_keeps_the_masks_that_it_finds(tmp_path: Path) -> None:
-    clip = "synthetic://street?seed=3&complexity=0.6&frames=12&size=640x360&split=val"
-    report = build_model("scout-n-seg", precision="fp16", calib=clip, frames=4, out=tmp_path / "low.onnx")
+    clip = "synthetic://street?seed=3&complexity=0.6&frames=24&size=640x360&split=val"
+    report = build_model("scout-n-seg", precision="fp16", calib=clip, frames=8, out=tmp_path / "low.onnx")
     assert report.accuracy is not None and report.accuracy.loss < 1
     assert report.accuracy.measure == "mAP50 of masks"
 

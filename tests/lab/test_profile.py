@@ -59,7 +59,7 @@ def test_a_run_takes_the_rung_that_its_rate_leaves_time_for(written: Path, tmp_p
     path = tmp_path / "ladder.json"
     path.write_text(json.dumps(content))
     for given, size, said in (
-        ({}, "320", "the best one"), ({"target_fps": 60}, "160", "scout-n 320 bf16 is too slow"),
+        ({}, "320", "the best one"), ({"target_fps": 60}, "160", "is too slow"),
         ({"target_fps": 60, "adaptive": True}, "320", "on 25% of the frames"),
     ):  # fmt: skip
         with Pipeline(STREET, path, end=0.2, **given) as pipeline:

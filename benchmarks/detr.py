@@ -18,14 +18,13 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.clips import STREET
+from benchmarks.peers.detr import CONF, SIZE
 from benchmarks.protocol import RECORDS, ROOT, save
 from framefuse import Pipeline
 from framefuse.lab.evaluation.counters import overlaps
 from framefuse.sources import open_source
 
 MODELS = "rtdetr-r18", "rtdetrv2-r18", "dfine-l", "rfdetr", "detr-r18"
-SIZE = 672
-"""Sides of the input: a multiple of 32 for convolutions, and of 56 for the windows of RF-DETR."""
 BLOCKS = (1, 1), (1, 2), (3, 2), (2, 2)
 """Pixels across and down of a block."""
 IMAGES = 8
@@ -57,7 +56,7 @@ def compare(python: Path, name: str, folder: Path, file: Path) -> dict[str, Any]
         "confidence": 0.0,
         "iou": 1.0,
     }
-    pipeline = Pipeline(folder, file, precision="fp32", engine="onnxruntime", conf=0.25)
+    pipeline = Pipeline(folder, file, precision="fp32", engine="onnxruntime", conf=CONF)
     for result in pipeline:
         ours, stem = result.detections, Path(result.frame.source_id).stem
         boxes, scores, labels = (stored[f"{stem}/{part}"] for part in ("boxes", "scores", "labels"))

@@ -14,7 +14,6 @@ network on new views, on boxes and branches together (scout-n-pose finds people 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import math
 import time
@@ -33,15 +32,15 @@ from framefuse.lab.evaluation import validate
 from framefuse.models import DATA
 from training import checkpoint, nets
 from training.augment import Augmentation, Batch, draw
-from training.command import count, run
+from training.command import arguments, run
 from training.data import Supply
-from training.export import metadata
+from training.export import metadata, restored
 from training.losses import Objects, assign, detection_loss
 from training.nets import BINS, Detector, expected, grid, to_boxes, to_keypoints
 from training.onnx_writer import write_onnx
 from training.recipe import LARGE, WIDE, plain
 from training.rendering import IGNORED, NONE, Render, render
-from training.train import device_of
+from training.train import device_name, device_of
 
 TRUNK = "scout-n"
 SIGMAS = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
@@ -341,9 +340,13 @@ def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str,
             step = (pool * recipe.rounds + turn + 1) * recipe.batches
             curve.append({"step": step, "seconds": round(time.monotonic() - begin, 1), **means})
             print(f"{recipe.name} " + " ".join(f"{key} {value:.4g}" for key, value in curve[-1].items()), flush=True)
-    about = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
     names = {0: "person"} if net.task == "pose" else _names()
-    record = {"torch": str(torch.__version__), "device": about, "world": supply.frames[0].world, "step": recipe.steps}
+    record = {
+        "torch": str(torch.__version__),
+        "device": device_name(torch.device(device)),
+        "world": supply.frames[0].world,
+        "step": recipe.steps,
+    }
     record |= {"seconds": round(time.monotonic() - begin, 1), "recipe": plain(asdict(recipe)), "curve": curve}
     return nets.fuse(net.cpu()), {**record, "trunk": TRUNK, "names": names, "name": recipe.name}
 
@@ -353,8 +356,7 @@ def score(weights: Path) -> dict[str, float | None]:
     state = checkpoint.load(weights, "cpu", {"name", "average", "names"})
     state.pop("version", None)
     name = state["name"]
-    net = nets.fuse(nets.build(name, len(state["names"])))
-    net.load_state_dict(state["average"])
+    net = restored(state)
     path = write_onnx(net, weights.with_name(f"{name}.onnx"), metadata(name, nets.TASKS[name], state["names"]))
     found = validate(path, [f"synthetic://street?split=test&seed={seed}&frames=900" for seed in range(6)], limit=300)
     assert found.boxes is not None
@@ -367,12 +369,7 @@ def score(weights: Path) -> dict[str, float | None]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=RECIPES)
-    parser.add_argument("--out", type=Path, default=Path("runs/train"))
-    parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"), help="rendered frames")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=count, help="rendering processes; default: one per core")
+    parser = arguments(__doc__, RECIPES, "cpu")
     parser.add_argument("--score", action="store_true", help="only score what was trained, perhaps elsewhere")
     options = parser.parse_args()
     recipe = RECIPES[options.name]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NoReturn
 
 from framefuse.errors import FramefuseError
@@ -24,6 +25,17 @@ def run(main: Callable[[], None]) -> NoReturn:
         print("error: interrupted", file=sys.stderr)
         code = INTERRUPTED
     sys.exit(code)
+
+
+def arguments(about: str | None, names: Iterable[str], device: str) -> argparse.ArgumentParser:
+    """The arguments of a command that trains one of `names`, by default on `device`."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=names)
+    parser.add_argument("--out", type=Path, default=Path("runs/train"))
+    parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"), help="rendered frames")
+    parser.add_argument("--device", default=device)
+    parser.add_argument("--processes", type=count, help="rendering processes; default: one per core")
+    return parser
 
 
 def count(text: str) -> int:

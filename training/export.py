@@ -42,22 +42,27 @@ def load(weights: Path) -> tuple[Detector | Segmenter, dict[str, Any]]:
     """
     remedy = "pass the weights.pt that python -m training.train writes at its end"
     state = checkpoint.load(weights, "cpu", KEYS, remedy=remedy)
-    average = state.pop("average")
     try:
-        net = nets.build(state["name"], len(state["names"]))
-        if "trunk" in state:  # its weights were folded before the branches were trained
-            nets.fuse(net)
-        net.load_state_dict(average)
+        net = restored(state)
         state["scores"]["test"], state["recipe"]["seed"]
     except (RuntimeError, TypeError, KeyError, AttributeError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
         raise ModelError(
             f"{weights} does not fit the current networks: {' '.join(lines[:2])[:300]}", remedy=remedy
         ) from error
-    if broken := checkpoint.first_not_finite(average.items()):
+    if broken := checkpoint.first_not_finite(state.pop("average").items()):
         raise ModelError(f"{weights} has NaN or infinity in {broken}", remedy="train again with a lower --rate")
     state.pop("version", None)
     return net, {**state, "parameters": nets.parameters(net)}
+
+
+def restored(state: Mapping[str, Any]) -> Detector | Segmenter:
+    """The network of what is in a weights.pt."""
+    net = nets.build(state["name"], len(state["names"]))
+    if "trunk" in state:  # its weights were folded before the branches were trained
+        nets.fuse(net)
+    net.load_state_dict(state["average"])
+    return net
 
 
 def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, binary: bool = False) -> Path:
@@ -135,13 +140,14 @@ def plot(name: str, curve: list[dict[str, Any]], path: Path) -> None:
     right = left.twinx()
     losses = [(row["step"], row["loss"]) for row in curve if "loss" in row]
     checks = [(row["step"], row.get("map50_95", row.get("miou"))) for row in curve if "loss" not in row]
-    names = {"semantic": "mean IoU"}
     checks = [(step, score) for step, score in checks if score is not None]
     left.plot(*zip(*losses, strict=True), color="tab:blue", linewidth=1)
     if checks:
         right.plot(*zip(*checks, strict=True), color="tab:orange", marker="o")
     left.set(xlabel="step", ylabel="training loss (blue)", yscale="log", title=name)
-    right.set(ylabel=f"{names.get(nets.TASKS[name], 'mAP50-95')}, validation (orange)", ylim=(0, 1))
+    right.set(
+        ylabel=f"{'mean IoU' if nets.TASKS[name] == 'semantic' else 'mAP50-95'}, validation (orange)", ylim=(0, 1)
+    )
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from framefuse.common.keypoints import COCO_KEYPOINTS
+
 STRIDES = (8, 16, 32)
 BINS = 16
 """A distance is the expected bin of a distribution over 0..15, in strides (Li et al. 2020, distribution focal loss)."""
@@ -55,7 +57,7 @@ TASKS = {
     "scout-n-pose": "pose",
 }
 PROTOTYPES = 16
-KEYPOINTS = 17
+KEYPOINTS = len(COCO_KEYPOINTS)
 EXTRA = {"segment": PROTOTYPES, "pose": 3 * KEYPOINTS}
 """Values of a cell besides box and classes, by task."""
 

@@ -8,7 +8,6 @@ writes into OUT/scout-n/: last.pt, a checkpoint to resume from; and at the end w
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -24,7 +23,7 @@ from framefuse.errors import CapabilityError, ModelError, SinkError, UsageError
 from training import checkpoint, nets, scores
 from training.augment import Batch, draw
 from training.checkpoint import TrainingStopped
-from training.command import count, run, seconds
+from training.command import arguments, run, seconds
 from training.data import Frames, Supply, wait_for
 from training.losses import Objects, detection_loss, segmentation_loss
 from training.recipe import RECIPES, Recipe
@@ -71,7 +70,7 @@ class Trainer:
         self.curve: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {
             "torch": str(torch.__version__),
-            "device": _device_name(self.device),
+            "device": device_name(self.device),
             "world": supply.frames[0].world,
         }
 
@@ -378,18 +377,13 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+def device_name(device: torch.device) -> str:
+    return torch.cuda.getdevice_name(device) if device.type == "cuda" else "cpu"
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=RECIPES)
-    parser.add_argument("--out", type=Path, default=Path("runs/train"))
-    parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"), help="rendered frames")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--processes", type=count, help="rendering processes; default: one per core")
+    parser = arguments(__doc__, RECIPES, "cuda")
     parser.add_argument(
         "--patience",
         type=seconds,

@@ -127,9 +127,6 @@ class Pipeline:
         self._last: Threaded[Any] | None = None
         self._sink_set: SinkSet | None = None
         self._counts: Counter[int] = Counter()
-        self._counting = threading.Lock()
-        self._untaken: dict[int, Result] = {}
-        """Results that the sinks have written, and the caller has not received."""
         self._warnings = [UNNAMED] if model is None else []
         self._error: ErrorFacts | None = None
         self._begun = self._closed = False
@@ -229,8 +226,6 @@ class Pipeline:
                 results = iter(()) if self._closed else self._start()
             caller = self._recorder.stage("caller", thread="caller")
             for result in results:
-                self._untaken.pop(id(result), None)
-                self._count(result, None if result.arrival is None else monotonic() - result.arrival)
                 started, cpu_started = perf_counter(), thread_time()
                 yield result
                 caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
@@ -245,8 +240,6 @@ class Pipeline:
         finally:
             self._recorder.stop()
             self._stop()
-            for result in list(self._untaken.values()):  # they are in the outputs
-                self._count(result)
             self._save_report()
             self._ended.set()
 
@@ -438,18 +431,18 @@ class Pipeline:
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded(
-            [self._noted(written)],
+            [written],
             name="write",
             cancel=found.close,
             capacity=self._burst,
             **self._young(lambda result: result.arrival),
             keep_newest=True,
-            on_drop=self._pass_over,
+            on_drop=lambda result, cause: self._inputs.drop(None, result.frame.source_id, NOT_TAKEN),
         )
         return iter(self._last)
 
     def _accounted(self, results: Iterator[Result]) -> Iterator[Result]:
-        return self._inputs.accounted(results, self._leave, stopped=lambda: self._closed)
+        return self._counted(self._inputs.accounted(results, self._leave, stopped=lambda: self._closed))
 
     def _info_of(self, source_id: str) -> SourceInfo:
         return self._inputs.info_of(source_id)
@@ -463,21 +456,14 @@ class Pipeline:
         if self._sink_set:
             self._sink_set.end(unit)
 
-    def _noted(self, written: Iterator[Result]) -> Iterator[Result]:
-        with closing(cast("Generator[Result]", written)):
-            for result in written:
-                self._untaken[id(result)] = result
+    def _counted(self, results: Iterator[Result]) -> Iterator[Result]:
+        """Count each result in the thread that writes it, which no signal interrupts: the report has what the outputs
+        have."""
+        with closing(cast("Generator[Result]", results)):
+            for result in results:
+                self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
+                self._counts.update(result.detections.class_id.tolist())
                 yield result
-
-    def _count(self, result: Result, latency: float | None = None) -> None:
-        with self._counting:
-            self._recorder.frame(latency)
-            self._counts.update(result.detections.class_id.tolist())
-
-    def _pass_over(self, result: Result, cause: str) -> None:
-        """The caller of a live source was too slow to take a result that the outputs have."""
-        self._count(self._untaken.pop(id(result)))
-        self._inputs.drop(None, result.frame.source_id, NOT_TAKEN)
 
     def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:
         rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride

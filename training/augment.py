@@ -39,6 +39,8 @@ class Augmentation:
     """Largest change of brightness, contrast and colour balance."""
     noise: float = 0.03
     """Largest standard deviation of added noise, on the scale 0..1."""
+    toward: int | None = None
+    """Class of which every view that is not plain shows an object."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,19 @@ def fitted(frames: Frames, rows: Tensor, size: tuple[int, int]) -> Batch:
 
 
 def draw(
-    frames: Frames, how: Augmentation, count: int, size: tuple[int, int], generator: torch.Generator, *, mosaic: bool
+    frames: Frames,
+    how: Augmentation,
+    count: int,
+    size: tuple[int, int],
+    generator: torch.Generator,
+    *,
+    mosaic: bool,
+    part: tuple[int, int] | None = None,
 ) -> Batch:
-    """A batch of `count` augmented images on canvases of (height, width)."""
+    """A batch of `count` augmented images on canvases of (height, width), or on parts of that size of them."""
     if mosaic:
         quarter = (size[0] // 2, size[1] // 2)
-        four = _views(frames, how, 4 * count, quarter, generator, zoomed=2.0)
+        four = _views(frames, how, 4 * count, quarter, quarter, generator, zoomed=2.0)
         corner = torch.tensor(
             [[0, 0], [quarter[1], 0], [0, quarter[0]], [quarter[1], quarter[0]]], device=generator.device
         )
@@ -111,33 +120,50 @@ def draw(
         masks = None if four.masks is None else _tile(four.masks[:, None], count)[:, 0]
         batch = Batch(_tile(four.images, count), objects, masks)
     else:
-        batch = _views(frames, how, count, size, generator, zoomed=1.0)
+        batch = _views(frames, how, count, size, part or size, generator, zoomed=1.0)
     return replace(batch, images=_relight(batch.images, how, generator))
 
 
 def _views(
-    frames: Frames, how: Augmentation, count: int, size: tuple[int, int], generator: torch.Generator, *, zoomed: float
+    frames: Frames,
+    how: Augmentation,
+    count: int,
+    size: tuple[int, int],
+    canvas: tuple[int, int],
+    generator: torch.Generator,
+    *,
+    zoomed: float,
 ) -> Batch:
-    """Random views of random frames; `zoomed` multiplies the scale of views that are not plain."""
+    """Random views of random frames at the scale of `size`; `zoomed` multiplies that of views that are not plain."""
     device = generator.device
 
     def chance(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, device=device)
 
-    rows = torch.randint(len(frames), (count,), generator=generator, device=device)
+    offered = torch.arange(len(frames), device=device)
+    if how.toward is not None:
+        offered = torch.nonzero((frames.classes == how.toward).any(1))[:, 0]
+    rows = offered[torch.randint(len(offered), (count,), generator=generator, device=device)]
     height, width = frames.images.shape[1:3]
     fit = min(size[0] / height, size[1] / width)
     low, high = (torch.tensor(zoom).log() for zoom in how.zoom)
     zoom = zoomed * (low + (high - low) * chance(count, 1)).exp() * (0.9 + 0.2 * chance(count, 2))
     zoom = torch.where(chance(count, 1) < how.plain, 1.0, zoom)
     scale = fit * zoom
-    room = torch.tensor([size[1], size[0]], device=device) - scale * torch.tensor([width, height], device=device)
+    extent = torch.tensor([canvas[1], canvas[0]], device=device)
+    room = extent - scale * torch.tensor([width, height], device=device)
     place = torch.where(zoom == 1, 0.5, chance(count, 2))
     offset = (room * place).round()
     flip = chance(count) < 0.5
+    if how.toward is not None:
+        own = (frames.classes[rows] == how.toward).float() * chance(count, frames.classes.shape[1])
+        box = frames.boxes[rows].gather(1, own.argmax(1)[:, None, None].expand(-1, 1, 4))[:, 0]
+        box = torch.where(flip[:, None], box.new_tensor([width, 0, width, 0]) + box * box.new_tensor([-1, 1, -1, 1]), box)
+        middle = scale * (box[:, :2] + box[:, 2:]) / 2
+        offset = torch.where(zoom == 1, offset, (extent * (0.3 + 0.4 * chance(count, 2)) - middle).round())
     offset[:, 0] += flip * scale[:, 0] * width
     scale[:, 0] *= 1 - 2 * flip.float()
-    return look(frames, rows, scale, offset, size)
+    return look(frames, rows, scale, offset, canvas)
 
 
 def _tile(parts: Tensor, count: int) -> Tensor:

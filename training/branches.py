@@ -74,6 +74,9 @@ class Recipe:
     """How often the branches see a pool."""
     batch: int = 8
     size: tuple[int, int] = (384, 640)
+    part: tuple[int, int] | None = None
+    """Of most views, which show a person each, of a trunk that learns; one batch in four has a quarter as many whole
+    views."""
     cells: int = 256
     """Cells of a batch that learn, chosen at random."""
     points: int = 256
@@ -96,7 +99,17 @@ class Recipe:
 
 RECIPES = {
     "scout-n-seg": Recipe("scout-n-seg", pools=4, rounds=6, rate=3e-3),
-    "scout-n-pose": Recipe("scout-n-pose", pools=40, batches=100, rounds=1, batch=32, frozen=False, rate=5e-4),
+    "scout-n-pose": Recipe(
+        "scout-n-pose",
+        pools=20,
+        batches=100,
+        rounds=1,
+        batch=32,
+        part=(160, 160),
+        frozen=False,
+        rate=1e-3,
+        augmentation=Augmentation(zoom=(0.5, 1.8), plain=0.0, mosaic=0.0),
+    ),
 }
 
 
@@ -119,7 +132,7 @@ class Cells:
     keypoints: Tensor
     """(n, 17, 3)"""
     masks: Tensor
-    """(b, 4, h / 4, w / 4) uint8 object rows + 1, four samples of each pixel of the prototypes."""
+    """(b, 4, h / 4, w / 4) uint8 object rows + 1, four samples of each pixel of the prototypes; none for keypoints."""
 
     def take(self, rows: Tensor) -> Cells:
         """Some of them."""
@@ -175,13 +188,18 @@ def _chosen(key: str, value: Tensor, classes: int) -> Tensor:
 
 def views(net: Detector, supply: Supply, recipe: Recipe, number: int, generator: torch.Generator) -> Batch:
     """A batch of augmented views with the objects that the network knows."""
-    half = number % 3 == 2
-    size = (recipe.size[0] // 2, recipe.size[1] // 2) if half else recipe.size
     chance = float(torch.rand((), generator=generator, device=generator.device))
-    frames = supply.pick(chance, largest=half)
-    seen = draw(frames, recipe.augmentation, recipe.batch * (1 + half), size, generator, mosaic=False)
+    how = recipe.augmentation
     if net.task != "pose":
-        return seen
+        half = number % 3 == 2
+        size = (recipe.size[0] // 2, recipe.size[1] // 2) if half else recipe.size
+        return draw(supply.pick(chance, largest=half), how, recipe.batch * (1 + half), size, generator, mosaic=False)
+    frames, whole = replace(supply.pick(chance), masks=None), number % 4 == 3
+    if whole:
+        seen = draw(frames, replace(how, plain=0.5), recipe.batch // 4, recipe.size, generator, mosaic=False)
+    else:
+        how = replace(how, toward=0)
+        seen = draw(frames, how, recipe.batch, recipe.size, generator, mosaic=False, part=recipe.part)
     classes = seen.objects.classes
     known = (classes == 0) | (classes == IGNORED)
     return replace(seen, objects=Objects(seen.objects.boxes, torch.where(known, classes, NONE)))
@@ -190,7 +208,7 @@ def views(net: Detector, supply: Supply, recipe: Recipe, number: int, generator:
 @torch.no_grad()
 def goals(net: Detector, raw: list[Tensor], seen: Batch) -> Cells:
     """The cells of a batch that learn, by what the head finds: raw maps (b, 4 BINS + classes, h, w)."""
-    assert seen.masks is not None and seen.keypoints is not None
+    assert seen.keypoints is not None
     centres, strides = grid([(x.shape[2], x.shape[3]) for x in raw], seen.images.device)
     sides, logits = torch.cat([r.flatten(2) for r in raw], 2).float().split([4 * BINS, net.class_count], 1)
     middle, extent = to_boxes(expected(sides), centres, strides).transpose(1, 2).split(2, -1)
@@ -199,7 +217,8 @@ def goals(net: Detector, raw: list[Tensor], seen: Batch) -> Cells:
     cell, image = torch.nonzero(target.T > FOUND, as_tuple=True)
     own = row[image, cell]
     # The corners of each square of 4 x 4 pixels, so that its middle is the middle of the prototypes' pixel.
-    samples = [seen.masks[:, y::4, x::4] for y in (0, 3) for x in (0, 3)]
+    drawn = seen.objects.classes.new_zeros(1, 4, 4) if seen.masks is None else seen.masks
+    samples = [drawn[:, y::4, x::4] for y in (0, 3) for x in (0, 3)]
     about = seen.objects.boxes[image, own], own, seen.keypoints[image, own]
     return Cells(image, cell, centres[:, cell], strides[:, cell], *about, torch.stack(samples, 1).to(torch.uint8))
 

@@ -114,8 +114,10 @@ class Settings(BaseModel):
         "look only here: x,y,width,height or a polygon x1,y1,x2,y2,x3,y3 in pixels or shares of the frame; "
         "several with semicolons",
     )
-    stereo: Literal["sbs", "tb", "left", "right"] | None = option(
-        None, "both eyes of a stereo frame as two images: side by side or top and bottom; or one eye"
+    stereo: Literal["auto", "sbs", "tb", "left", "right"] | None = option(
+        None,
+        "both eyes of a stereo frame as two images: side by side or top and bottom; or one eye; auto: as the video's "
+        "metadata or name says",
     )
 
     # tracks
@@ -205,6 +207,13 @@ class Settings(BaseModel):
     crf: int = option(23, "quality of --save; lower is better", ge=0, le=51)
     encode_preset: Text = option("ultrafast", "speed preset of the encoder")
     encode_threads: int = option(0, "threads of the encoder; 0: its default", ge=0, le=64)
+    save_matte: Literal["gray", "alpha", "green", "blur", "overlay", "packed"] | None = option(
+        None,
+        "write what a segmenter finds as a video: a gray matte, transparent, before green or a blurred background, "
+        "tinted, or packed into the corners of VR video",
+    )
+    matte_steady: Share = option(0.8, "how much the matte keeps of the frame before where nothing moves")
+    matte_feather: float = option(2.0, "width of the matte's soft edge in pixels", gt=0, le=64)
     show: bool = option(False, "show the annotated frames in a window (needs opencv-python)")
     show_views: bool = option(False, "--save and --show: outline the tiles, regions and eyes, dashed")
 

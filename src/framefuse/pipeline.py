@@ -41,6 +41,7 @@ from framefuse.runtime.inputs import Inputs
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ladder import rungs_below, with_rungs
 from framefuse.runtime.ledger import Copy
+from framefuse.runtime.matting import Matting
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
 from framefuse.runtime.power import Meter, find_counters
@@ -165,6 +166,7 @@ class Pipeline:
             self._batcher: FrameBatcher[Frame] = FrameBatcher(plan.batch, settings.batch_timeout)
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)
+            self._matting = Matting(plan.settings, self._info_of) if plan.settings.save_matte else None
             own = self._events.sink if self._events else None
             self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own)
             given: dict[str, Any] = {
@@ -421,6 +423,8 @@ class Pipeline:
         results: Iterator[FrameResult] = watched(found, self._program, self.settings.request_timeout)
         if self._events is not None:
             results = self._events.follow(results, self._inputs.reader_of, stopped=lambda: self._closed)
+        if self._matting is not None:
+            results = self._matting.follow(results)
         if self._sink_set is None:
             return self._accounted(frame_result.result for frame_result in results)
         clock, inputs = self._recorder.stage("write"), self._inputs
@@ -453,6 +457,8 @@ class Pipeline:
             self._tracks.leave(info)
         if self._events:
             self._events.leave(unit)
+        if self._matting:
+            self._matting.leave(unit)
         if self._sink_set:
             self._sink_set.end(unit)
 

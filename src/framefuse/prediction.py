@@ -229,6 +229,48 @@ class Masks:
         return {self.name(n): count / self.class_id.size for n, count in enumerate(counts.tolist()) if count}
 
 
+class MattePart(NamedTuple):
+    """The matte of one view of a frame."""
+
+    region: tuple[int, int, int, int]
+    """x, y, width and height in pixels of the frame."""
+    alpha: Array
+    """(rows, columns) float32 in 0..1, at the resolution of the model: how much of each sample is foreground."""
+    guide: Array | None = None
+    """Luma of the region in 0..1 at that resolution."""
+
+
+@dataclass(frozen=True)
+class Matte:
+    """How much of each pixel of one frame is foreground, on the host."""
+
+    parts: tuple[MattePart, ...]
+    """What the model says about each view; what is in none is background."""
+    size: tuple[int, int]
+    """Width and height of the frame as displayed."""
+    feather: float = 2.0
+    """Width of the soft edge, in pixels of the frame; one of the model's samples is the widest."""
+
+    def alpha(self, luma: Array | None = None) -> Array:
+        """(height, width) uint8, from 0 for background to 255 for foreground.
+
+        Args:
+            luma: (height, width) uint8: the frame as displayed, whose edges the matte follows; None: it is stretched.
+        """
+        from framefuse.kernels.masks import guided
+
+        whole = np.zeros(self.size[::-1], np.uint8)
+        for (x, y, width, height), alpha, guide in self.parts:
+            own = whole[y : y + height, x : x + width]
+            gain = max(1.0, width / alpha.shape[1] / max(self.feather, 0.1))
+            if luma is None:
+                luma = np.zeros_like(whole)
+            seen = luma[y : y + height, x : x + width]
+            low = guided.shrink(seen, alpha.shape) if guide is None else guide
+            guided.guided(alpha, low, seen, gain=gain, out=own)
+        return whole
+
+
 class Classification:
     """What one frame shows as a whole, on the host.
 
@@ -383,6 +425,8 @@ class Result:
     """time.monotonic() at which the frame was decoded, or received from a live source."""
     masks: Masks | None = None
     """Only from a semantic segmenter."""
+    matte: Matte | None = None
+    """With the setting `save_matte`: how much of each pixel is foreground."""
     pixels: Frame | None = None
     """The frame itself, from a `Model`. A `Pipeline` does not keep frames, as its decoder reuses their memory."""
     views: tuple[View, ...] = ()

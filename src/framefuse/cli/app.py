@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import config, doctor, interrupts, models, predict, profile, sweep, synth, val
+from framefuse.cli import config, doctor, interrupts, matte, models, predict, profile, sweep, synth, val
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.mistakes import explain, reconsider
@@ -25,6 +25,7 @@ ABOUT = "Video in, detections out, with as little work per frame as the hardware
 SHOWN = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 app = typer.Typer(name="framefuse", help=ABOUT, context_settings=SHOWN, rich_markup_mode=None)
 app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
+app.command(cls=Command, epilog="Example: framefuse matte clip_180_LR.mp4 --mode green")(matte.matte)
 app.command(cls=Command)(synth.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
 app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)

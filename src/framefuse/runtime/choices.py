@@ -18,6 +18,8 @@ from framefuse.errors import CapabilityError, ConfigError, UsageError
 from framefuse.models.card import Card
 from framefuse.models.layouts import UNDECODED, WHOLE
 from framefuse.preprocess import Preprocess
+from framefuse.sources import SourceInfo
+from framefuse.sources.stereo import find
 
 Refuses = Callable[[Backend], str | None]
 """Why an engine cannot run the model, or None; called last, since it reads the model."""
@@ -277,15 +279,42 @@ def check_task(card: Card, settings: Settings) -> None:
     if settings.adaptive and card.task != "detect":
         what = f"adaptive compute interpolates boxes, and {card.path.name} has the task {card.task}"
         raise CapabilityError(what, remedy="leave it out")
+    if settings.save_matte and card.task not in ("semantic", "segment"):
+        message = f"save_matte was asked for, and {card.path.name} has the task {card.task}, which gives no masks"
+        raise UsageError(message, remedy="use a segmenter, such as body-n or scout-n-seg")
+    if settings.save_matte and card.task == "semantic":
+        _check_matte(card, settings)
     if card.task not in WHOLE:
         return
     fields = ["save_mot", "save_cvat", "save_label_studio", "save_crop", "classes", "track", "zones", "events"]
     fields += ["save_events", *NOT_OF[card.task]]
     for field in fields:
-        if getattr(settings, field):
+        if getattr(settings, field) and not (field == "classes" and settings.save_matte):
             what = "a class to each pixel" if card.task == "semantic" else "classes to whole frames"
             message = f"{field} was asked for, but {card.path.name} assigns {what} and finds no boxes"
             raise UsageError(message, remedy="leave it out; --save and --save-jsonl also work without boxes")
+
+
+def _check_matte(card: Card, settings: Settings) -> None:
+    """Raise an error if a semantic segmenter cannot give mattes, or is asked for what it gives instead."""
+    if settings.on_gpu:
+        message = f"mattes of {card.path.name}, a semantic segmenter, are made on the CPU only"
+        raise CapabilityError(message, remedy="run it with --device cpu")
+    for field in ("save", "show", "save_json", "save_jsonl"):
+        if getattr(settings, field):
+            message = f"save_matte and {field} were asked for: {card.path.name} gives either a matte or class masks"
+            raise UsageError(message, remedy="leave one of them out")
+
+
+def choose_stereo(settings: Settings, info: SourceInfo) -> tuple[Settings, str | None]:
+    """The settings with the arrangement of the eyes, where that is left open, and what says it."""
+    if settings.stereo != "auto":
+        return settings, None
+    found = find(info)
+    if found.arrangement in (None, "mono"):
+        why = f"stereo off: {found.source} says so" if found.arrangement else "stereo off: nothing says it is stereo"
+        return settings.model_copy(update={"stereo": None}), why
+    return settings.model_copy(update={"stereo": found.arrangement}), f"stereo {found.arrangement}: {found.source}"
 
 
 def choose_classes(card: Card, settings: Settings) -> Settings:

@@ -67,7 +67,9 @@ class RunPlan:
     def for_input(self, info: SourceInfo) -> Self:
         """The plan with the size of the model input; UsageError if the model does not take the requested size."""
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
-        return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason}, live=info.live)
+        settings, eyes = choices.choose_stereo(self.settings, info)
+        reasons = {**self.reasons, "input": reason, "stereo": eyes}
+        return replace(self, settings=settings, preprocess=preprocess, reasons=reasons, live=info.live)
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> Self:
         """The plan with batches that hold all views of a frame, where a GPU runs them. Another `batch` than 1 stays."""
@@ -109,7 +111,10 @@ class RunPlan:
     def for_output(self, info: SourceInfo) -> Self:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
         settings, encoder = self.settings, None
-        if settings.save and (info.kind not in STILLS or not all(is_image_path(str(path)) for path in info.files)):
+        transparent = settings.save_matte == "alpha"  # it has its own encoder
+        if (settings.save or (settings.save_matte and not transparent)) and (
+            info.kind not in STILLS or not all(is_image_path(str(path)) for path in info.files)
+        ):
             from framefuse.sinks.video import choose_encoder
 
             chosen, encoder = choose_encoder(settings.encoder, self.gpu)
@@ -154,6 +159,8 @@ class RunPlan:
         given = engine, self.card, self.preprocess, selection
         options |= {"batch": self.batch, "slots": settings.slots}
         if not settings.on_gpu:
+            if settings.save_matte and self.card.task == "semantic":
+                options["mattes"] = classes or ()
             return HostProgram(*given, observe=observe, **options)
         if observe is not None:
             raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
@@ -164,7 +171,7 @@ class RunPlan:
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
-        before, after = ("device", "engine"), ("input", "batch", "memory", "encoder", "track")
+        before, after = ("device", "engine"), ("input", "stereo", "batch", "memory", "encoder", "track")
         return list(filter(None, [*map(self.reasons.get, before), *of_engine, *map(self.reasons.get, after)]))
 
 

@@ -18,7 +18,8 @@ from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, ClassMasks, postprocess
 from framefuse.postprocess.decoders import DECODERS, decoded
 from framefuse.postprocess.heads import Heads, classify
-from framefuse.prediction import Classification, Detections, FrameInfo, Masks, Result
+from framefuse.postprocess.mattes import Foreground
+from framefuse.prediction import Classification, Detections, FrameInfo, Masks, Matte, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder, median_seconds
@@ -53,6 +54,7 @@ class FrameOutput(NamedTuple):
     detections: Detections
     masks: Masks | None = None
     classification: Classification | None = None
+    matte: Matte | None = None
 
 
 class FrameResult(NamedTuple):
@@ -208,7 +210,7 @@ class Program(ABC):
         rows = zip(batch.infos, batch.frames, batch.arrivals, (found[row] for row in batch.rows), strict=True)
         for info, frame, arrival, output in rows:
             facts = info, output.detections, self.rung, timings, arrival, output.masks
-            yield FrameResult(Result(*facts, classification=output.classification), frame)
+            yield FrameResult(Result(*facts, output.matte, classification=output.classification), frame)
 
     @abstractmethod
     def passed(self, frame: Frame) -> Frame | None:
@@ -282,14 +284,18 @@ class HostProgram(Program):
 
     Args:
         observe: called for each batch of boxes.
+        mattes: a semantic segmenter gives mattes instead of class masks, of these classes: all but the background if
+            there are none; None: it gives class masks.
     """
 
     observe: Observer | None = None
+    mattes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()  # its ledger stays empty: nothing leaves the host
         card = self.card
         self._class_masks = ClassMasks() if card.task == "semantic" else None
+        self._foreground = None if self.mattes is None else Foreground(card.names, self.mattes)
         self._heads = heads_of(card, self.checked)
         self._pools: dict[tuple[int, int], RequestPool] = {}
         self._starting: Slot | None = None
@@ -379,7 +385,10 @@ class HostProgram(Program):
                 layout, size = "yolov5", flight.placements[0].size[::-1]
                 outputs = (decoded(card.layout, outputs[: len(card.outputs)], size, self.selection.conf),)
             found: list[FrameOutput]
-            if self._class_masks is not None:
+            if self._foreground is not None:
+                mattes = self._foreground(outputs[0], flight.placements)
+                found = [FrameOutput(Detections.none(card.names), matte=matte) for matte in mattes]
+            elif self._class_masks is not None:
                 masks = self._class_masks(outputs[0], flight.placements)
                 found = [FrameOutput(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
             elif card.task == "classify":

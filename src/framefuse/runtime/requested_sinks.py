@@ -21,7 +21,7 @@ def writes(settings: Settings) -> bool:
 
 def needs_frames(settings: Settings, factories: Sequence[SinkFactory]) -> bool:
     """Whether a sink may need the pixels of frames; one that the caller provides may."""
-    fields = "save", "save_crop", "save_frames", "save_hits", "show"
+    fields = "save", "save_crop", "save_frames", "save_hits", "save_matte", "show"
     thumbnails = settings.save_events and settings.thumbnails
     return bool(factories) or thumbnails or any(getattr(settings, name) for name in fields)
 
@@ -53,6 +53,9 @@ def sinks_for(
     elif settings.save:
         encoding = {"encoder": settings.encoder, "crf": settings.crf, "preset": settings.encode_preset}
         sinks.append(open_sink("video", **encoding, threads=settings.encode_threads, gpu=settings.gpu, style=style))
+    if settings.save_matte:
+        encoding = {"crf": settings.crf, "preset": settings.encode_preset, "threads": settings.encode_threads}
+        sinks.append(open_sink("matte", mode=settings.save_matte, encoder=settings.encoder, **encoding))
     if settings.show:
         sinks.append(open_sink("show", style=style))
     for make in factories:

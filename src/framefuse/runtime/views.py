@@ -16,6 +16,7 @@ from framefuse.config import Settings
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame, View
 from framefuse.models.card import Card
+from framefuse.postprocess.mattes import in_views
 from framefuse.postprocess.merge import join, merge
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Preprocess
@@ -279,9 +280,12 @@ class Viewer:
             # The program may have merged them.
             merged = self._merge(parts, views, size) if parts[0].view is None else parts[0]
             result, kept = replace(found[-1].result, detections=merged, views=views), found[0].frame
-        if self._segments:
+        if self._segments and result.matte is None:
             masks = [row.result.masks for row in found if row.result.masks is not None]
             result = replace(result, masks=Masks(join(masks, views, size), self._names))
+        if found and found[0].result.matte is not None:
+            mattes = [row.result.matte for row in found if row.result.matte is not None]
+            result = replace(result, matte=in_views(mattes, views, size))
         shown = result
         if found and self._least is not None:
             strong = self._merge([part[part.confidence > self._least] for part in parts], views, size)

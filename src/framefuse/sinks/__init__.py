@@ -25,6 +25,7 @@ from framefuse.sources import SourceInfo
 
 SINKS: dict[str, str] = {
     "video": "framefuse.sinks.video:VideoSink",
+    "matte": "framefuse.sinks.matte:MatteSink",
     "images": "framefuse.sinks.images:ImagesSink",
     "crops": "framefuse.sinks.images:CropsSink",
     "frames": "framefuse.sinks.images:FramesSink",

@@ -90,10 +90,10 @@ class FrameConverter:
         height, width = target[0].shape
         scale = min(Fraction(width, source.width), Fraction(height, source.height))
         across, along = (max(2, int(side * scale) // 2 * 2) for side in (source.width, source.height))
-        scaled = self._reformat(source, "yuv420p", meaning, wanted, width=across, height=along)
+        scaled = self._reformat(source, source.format.name, meaning, wanted, width=across, height=along)
         left, top = (width - across) // 4, (height - along) // 4
-        black = (0 if wanted.full_range else 16, 128, 128)
-        for plane, into, value, step in zip(planes_of(scaled), target, black, (2, 1, 1), strict=True):
+        black = (0 if wanted.full_range else 16, 128, 128, 0)
+        for plane, into, value, step in zip(planes_of(scaled), target, black, (2, 1, 1, 2), strict=False):
             into[:] = value
             rows, columns = plane.shape
             into[top * step : top * step + rows, left * step : left * step + columns] = plane

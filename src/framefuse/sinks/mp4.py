@@ -7,6 +7,7 @@ on a full disk, the fragmented file gets the name.
 """
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
 from av.stream import Discard
 from av.video.frame import PictureType
-from av.video.reformatter import ColorRange
+from av.video.reformatter import ColorRange, VideoReformatter
 from numpy.typing import NDArray
 
 from framefuse.common.text import counted
@@ -30,6 +31,7 @@ from framefuse.frame import Matrix
 from framefuse.sinks.images import planes_of
 from framefuse.sinks.run_folder import check_unmoved, make_durable, open_output, part_of, write_error
 from framefuse.sources.ffmpeg import TAGS, demuxed
+from framefuse.sources.stereo import ENTRIES, boxes_of
 
 UNFINISHED = "being written by framefuse"
 """Comment in a file that is not complete, by which `repair` knows it."""
@@ -60,6 +62,10 @@ class Encoding:
     matrix: Matrix
     full_range: bool
     sample_aspect_ratio: Fraction
+    pixels: str = "yuv420p"
+    """Pixel format of the frames, 8 bits and planar."""
+    stored: str = "yuv420p"
+    """Pixel format of what is encoded."""
 
 
 class Mp4File:
@@ -84,15 +90,16 @@ class Mp4File:
         flags = {"movflags": "+empty_moov+delay_moov+default_base_moof+skip_trailer", "flush_packets": "1"}
         scale = {"movie_timescale": str(encoding.time_base.denominator)}
         options = {**flags, **scale, "frag_duration": str(round(FRAGMENT_SECONDS * 1e6))}
-        self._container = av.open(f"file:{self._written}", "w", format="mp4", options=options)
+        self._container = av.open(f"file:{self._written}", "w", format=path.suffix[1:], options=options)
         self._container.metadata["comment"] = UNFINISHED
         if title is not None:
             self._container.metadata["title"] = title
-        self._av_frame = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
+        self._scaler = VideoReformatter()
+        self._av_frame = av.VideoFrame(encoding.width, encoding.height, encoding.pixels)
         encoder, width, height = encoding.encoder, encoding.width, encoding.height
         try:
             stream: Any = self._container.add_stream(encoder, rate=encoding.rate, options=dict(encoding.options))
-            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            stream.width, stream.height, stream.pix_fmt = width, height, encoding.stored
             self._stream, context = stream, stream.codec_context
             context.time_base = encoding.time_base
             context.color_range = ColorRange.JPEG if encoding.full_range else ColorRange.MPEG
@@ -120,15 +127,21 @@ class Mp4File:
     def encode(self, pts: int, source_end: Fraction, *, alone: bool = False) -> None:
         """Encode the frame with this pts, and copy the audio before `source_end` (seconds of the source's own time);
         alone: without reference to other frames, and in their order."""
-        self._av_frame.pts, self._av_frame.time_base = pts, self._encoding.time_base
-        self._av_frame.pict_type = PictureType.I if alone else PictureType.NONE
+        frame = self._av_frame
+        if self._encoding.stored != self._encoding.pixels:
+            frame = self._scaler.reformat(frame, format=self._encoding.stored)
+            frame.colorspace = MATRIX_CODE[
+                self._encoding.matrix
+            ]  # reformat forgets it, and ProRes stores that of frames
+        frame.pts, frame.time_base = pts, self._encoding.time_base
+        frame.pict_type = PictureType.I if alone else PictureType.NONE
         try:
             if self._opened is None:
                 descriptor = open_output(self._written)  # an invalid path fails before any work
                 self._opened = os.fstat(descriptor)
                 os.close(descriptor)
                 self._container.start_encoding()
-            self._container.mux(self._stream.encode(self._av_frame))
+            self._container.mux(self._stream.encode(frame))
             if self._audio is not None:
                 self._audio.copy_until(source_end)
         except (av.FFmpegError, OSError) as error:
@@ -212,7 +225,10 @@ def finish_unfinished(path: Path) -> str:
 def remux(source: Path, target: Path, movie_timescale: int) -> None:
     """Copy all packets and the title of an MP4 into a plain MP4 with its index in front."""
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
-    with av.open(f"file:{source}") as reader, av.open(f"file:{target}", "w", format="mp4", options=options) as writer:
+    with (
+        av.open(f"file:{source}") as reader,
+        av.open(f"file:{target}", "w", format="mov" if ".mov" in target.suffixes else "mp4", options=options) as writer,
+    ):
         writer.metadata.update({key: text for key, text in reader.metadata.items() if key == "title"})
         streams: dict[int, Any] = {one.index: writer.add_stream_from_template(one) for one in reader.streams}
         for stream in reader.streams:
@@ -241,6 +257,50 @@ def cut_to_whole_boxes(path: Path) -> None:
     os.truncate(path, whole)
     if not fragments:
         path.unlink()
+
+
+def add_boxes(path: Path, boxes: bytes) -> bool:
+    """Add boxes to the description of the video of a plain MP4 whose index comes first; whether it is one, and could
+    be rewritten."""
+    changed, described = path.with_name(path.name + ".index.part"), False
+    try:
+        with open(path, "rb") as source, os.fdopen(open_output(changed), "wb") as target:
+            while len(header := source.read(8)) == 8 and header[4:] != b"mdat":
+                body = source.read(max(0, int.from_bytes(header[:4], "big") - 8))
+                described = described or header[4:] == b"moov"
+                target.write(_box(header[4:], _described(body, boxes)) if header[4:] == b"moov" else header + body)
+            target.write(header)
+            shutil.copyfileobj(source, target)
+        if described:
+            os.replace(changed, path)
+            make_durable(path)
+    except OSError:
+        described = False
+    with suppress(OSError):
+        changed.unlink()
+    return described
+
+
+def _described(data: bytes, boxes: bytes) -> bytes:
+    """The boxes in `data`, those of the index, with others in the entries of videos, and offsets that are so many bytes
+    greater."""
+    written = []
+    for kind, body in boxes_of(data):
+        if kind in (b"trak", b"mdia", b"minf", b"stbl"):
+            body = _described(body, boxes)
+        elif kind == b"stsd":
+            body = body[:8] + b"".join(
+                _box(name, entry + boxes if name in ENTRIES else entry) for name, entry in boxes_of(body[8:])
+            )
+        elif kind in (b"stco", b"co64"):
+            values = np.frombuffer(body[8:], ">u4" if kind == b"stco" else ">u8")
+            body = body[:8] + (values + len(boxes)).astype(values.dtype).tobytes()
+        written.append(_box(kind, body))
+    return b"".join(written)
+
+
+def _box(kind: bytes, body: bytes) -> bytes:
+    return (len(body) + 8).to_bytes(4, "big") + kind + body
 
 
 class AudioCopy:

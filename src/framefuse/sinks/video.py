@@ -166,6 +166,8 @@ class VideoSink(BaseSink):
 
     name = "video"
     needs_frame = True
+    suffix, pixels, stored = ".mp4", "yuv420p", "yuv420p"
+    """Of the files, of the frames that are drawn, and of those that are encoded."""
 
     def __init__(self, *, encoder: str = SOFTWARE, style: Style = USUAL, **options: Any) -> None:
         super().__init__()
@@ -179,8 +181,8 @@ class VideoSink(BaseSink):
         if not is_video_encoder(self._encoder):
             remedy = f"choose another --encoder: {', '.join(filter(is_video_encoder, ENCODERS))}"
             raise SinkError(f"this FFmpeg has no video encoder {self._encoder!r}", remedy=remedy)
-        self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
         super().open(context)
+        self._first = context.output(self._called(context.stem))  # checked now, before any sink writes
         self._trails = Trails(self._style.trail, float(context.source.fps or DEFAULT_FPS))
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -194,23 +196,33 @@ class VideoSink(BaseSink):
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
             self._file.encode(repeat, self._times.source_seconds(), alone=True)
-        target, views = self._file.planes(), result.views if self._style.views else ()
-        drawn = result.detections, result.masks, self._trails.after(result), views, result.classification
+        target = self._file.planes()
         if format == self._format:
             fill(target, planes, frame.rotation)
-            self._annotator.draw(target, *drawn)
+            self._draw(target, format, result)
         else:
-            own = av.VideoFrame(*format.even, "yuv420p")
+            own = av.VideoFrame(*format.even, self.pixels)
             fill(planes_of(own), planes, frame.rotation)
-            annotator_of(format, self._style).draw(planes_of(own), *drawn)
+            self._draw(planes_of(own), format, result)
             self._converter.fit(own, meaning, target, self._format.meaning)
         self._file.encode(pts, self._times.source_seconds(), alone=bool(repeats))
+
+    def _called(self, stem: str) -> str:
+        """The name of the file."""
+        return f"{stem}{self.suffix}"
+
+    def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
+        """Draw on the planes of a frame, upright and of even size, what the result says about it."""
+        views = result.views if self._style.views else ()
+        annotator = self._annotator if format == self._format else annotator_of(format, self._style)
+        trails = self._trails.after(result)
+        annotator.draw(planes, result.detections, result.masks, trails, views, result.classification)
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
         number, path, source = len(self.paths) + 1, self._first, self._context.source
         if number > 1:
             stem = self._context.taken["stem"].take(f"{self._context.stem}_{number}")
-            path = self._context.output(f"{stem}.mp4")
+            path = self._context.output(self._called(stem))
         size, (width, height) = f"{format.width}x{format.height}", format.even
         if number == FILES:
             self.notes.append(f"{path.name}: the frames keep changing; all from here on are scaled to {size}")
@@ -225,7 +237,8 @@ class VideoSink(BaseSink):
         aspect = frame.sample_aspect_ratio ** (-1 if frame.rotation in (90, 270) else 1)
         self._format, self._annotator = format, annotator_of(format, self._style)
         codec = self._encoder, *self._options(rate=rate), self._times.time_base, rate
-        file = Mp4File(path, Encoding(*codec, width, height, *format.meaning, aspect), part=self._context.ends)
+        encoding = Encoding(*codec, width, height, *format.meaning, aspect, self.pixels, self.stored)
+        file = Mp4File(path, encoding, part=self._context.ends)
         self.paths.append(path)
         if source.path is not None and source.kind == "file":
             start = Fraction(0) if frame.pts is None else frame.pts * frame.time_base
@@ -247,8 +260,9 @@ def annotator_of(format: VideoFormat, style: Style) -> Annotator:
 
 
 def fill(targets: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:
-    """Copy planes upright into those of a frame of even size; a missing last row or column repeats the previous one."""
-    for source, target in zip(planes, targets, strict=True):
+    """Copy planes upright into the first of those of a frame of even size; a missing last row or column repeats the
+    previous one."""
+    for source, target in zip(planes, targets, strict=False):
         source = upright(source, rotation)
         height, width = source.shape
         np.copyto(target[:height, :width], source)

@@ -95,6 +95,33 @@ def fisheye_to_perspective(
     return (middle[0] + scale * right).astype(np.float32), (middle[1] + scale * down).astype(np.float32)
 
 
+def equirectangular_to_fisheye(
+    source_size: tuple[int, int], size: tuple[int, int], *, fov: float = 180.0, span: float = 360.0
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """map_x and map_y for `remap` that show part of an equirectangular panorama as an equidistant fisheye image.
+
+    A pixel at (x, y) from the middle looks along theta = fov / 2 hypot(x, y) / r from the axis, r half of the shorter
+    side. Its longitude and latitude lead to map_x and map_y as in `equirectangular_to_perspective`. Beyond r both are
+    NaN, which `remap` reads as outside.
+
+    Args:
+        source_size: W, H of the panorama, or of one eye of a stereo panorama.
+        size: w, h of the fisheye image.
+        fov: degrees across its circle.
+        span: degrees of longitude across the panorama; 180 for VR180.
+    """
+    width, height = size
+    y, x = np.mgrid[:height, :width] - np.array([height - 1, width - 1])[:, None, None] / 2
+    aside = np.hypot(x, y)
+    theta = aside / (min(size) / 2) * np.radians(fov) / 2
+    theta[aside > min(size) / 2] = np.nan
+    share = np.divide(np.sin(theta), aside, out=np.zeros_like(aside), where=aside > 0)
+    right, down, forward = share * x, share * y, np.cos(theta)
+    map_x = (np.arctan2(right, forward) / np.radians(span) + 0.5) * source_size[0] - 0.5
+    map_y = (np.arctan2(down, np.hypot(right, forward)) / np.pi + 0.5) * source_size[1] - 0.5
+    return map_x.astype(np.float32), map_y.astype(np.float32)
+
+
 def _rays(
     size: tuple[int, int], horizontal_fov: float, yaw: float, pitch: float, roll: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

@@ -1,0 +1,71 @@
+"""framefuse matte: people cut out of a video, VR video too."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from framefuse.cli.console import run
+from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
+from framefuse.common.text import counted
+from framefuse.config import load_settings
+from framefuse.errors import SinkError, UsageError
+from framefuse.sinks.matte import MODES
+
+FIELDS: Final = (
+    *("device", "engine", "precision", "imgsz", "batch", "streams", "classes", "stereo", "matte_steady"),
+    *("matte_feather", "start", "end", "vid_stride", "decode_threads", "project", "name", "exist_ok", "encoder", "crf"),
+    *("encode_preset", "encode_threads"),
+)
+MODEL: Final = "body-n"
+DEFAULTS: Final[Mapping[str, Any]] = {"stereo": "auto", "project": Path("runs/matte"), "name": "matte"}
+
+
+@partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
+def matte(
+    source: Annotated[str, typer.Argument(help="video, or address of a synthetic one")],
+    target: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="where the video goes; default: into runs/matte")
+    ] = None,
+    model: Annotated[
+        str, option("MODEL", "segmenter: an ONNX file or the name of a shipped one", "--model", "-m")
+    ] = MODEL,
+    mode: Annotated[str, option("|".join(MODES), "what is written (default: gray, the matte itself)")] = "gray",
+    config: ConfigFile = None,
+    preset: Preset = None,
+    print_report: PrintReport = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> int:
+    """Cut people out of a video: a gray matte, a transparent video, a green or a blurred background."""
+    defaults: Mapping[str, Any] = DEFAULTS | {"save_matte": mode}
+    settings = load_settings(config, preset, given, defaults=defaults, environment=os.environ).settings
+    if target is not None:
+        _check_target(target, ".mov" if settings.save_matte == "alpha" else ".mp4", settings.exist_ok)
+
+    from framefuse.pipeline import Pipeline
+
+    pipeline = Pipeline(source, model, settings=settings)
+    pipeline.inputs += [config] if config else []
+    code = run(pipeline, quiet=quiet, print_report=print_report)
+    if target is not None:
+        videos = [path for path in map(Path, pipeline.report.outputs) if path.suffix == target.suffix]
+        if len(videos) != 1:
+            raise SinkError(f"the run wrote {counted(len(videos), 'video')}, so none is moved to {target}")
+        shutil.move(videos[0], target)
+        if not quiet:
+            typer.echo(f"moved to {target}", err=True)
+    return code
+
+
+def _check_target(target: Path, suffix: str, exist_ok: bool) -> None:
+    if target.suffix != suffix:
+        raise UsageError(f"{target} is to be a video of another kind than is written", remedy=f"end it in {suffix}")
+    if target.exists() and not exist_ok:
+        raise UsageError(f"{target} exists", remedy="choose another name, or add --exist-ok")
+    if not target.parent.is_dir():
+        raise UsageError(f"the folder of {target} does not exist", remedy="create it first")

@@ -1,0 +1,70 @@
+"""Mattes at the resolution of a frame from those of a model: the fast guided filter (He and Sun, arXiv:1505.00996).
+
+A matte follows the edges of the picture that guides it: within a small window alpha is a linear function of the luma,
+fitted at the resolution of the model and applied at that of the frame. On the host only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import UsageError
+from framefuse.kernels.masks.call import box_blur, upsample
+
+RADIUS = 1
+"""Samples of the model's grid on each side of a window."""
+SMALLEST_VARIANCE = 1e-3
+"""Variance of luma (0..1) below which a window has no edge to follow."""
+
+
+def shrink(plane: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.float32]:
+    """(h, w) uint8 to `size` (rows, columns) float32 in 0..1: the mean of the pixels of each cell, whose borders are
+    rounded down to whole pixels.
+
+    Raises:
+        UsageError: `size` is larger than the plane, or empty.
+    """
+    (height, width), (rows, columns) = plane.shape, size
+    if not (0 < rows <= height and 0 < columns <= width):
+        raise UsageError(f"a plane of {width}x{height} pixels cannot be shrunk to {columns}x{rows}")
+    down, across = np.arange(rows + 1) * height // rows, np.arange(columns + 1) * width // columns
+    sums: NDArray[Any] = np.add.reduceat(plane, across[:-1], axis=1, dtype=np.uint32)
+    sums = np.add.reduceat(sums, down[:-1], axis=0)
+    areas = np.diff(down)[:, None] * np.diff(across) * 255
+    shrunk: NDArray[np.float32] = (sums / areas).astype(np.float32)
+    return shrunk
+
+
+def guided(
+    alpha: NDArray[np.float32],
+    low: NDArray[np.float32],
+    guide: NDArray[np.uint8],
+    *,
+    gain: float = 1.0,
+    out: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
+    """The matte of `guide`, (h, w) uint8, whose edges it follows.
+
+    Args:
+        alpha: (rows, columns) float32 in 0..1.
+        low: `guide` at that size, as `shrink` makes it.
+        guide: (h, w) uint8, the luma of the frame.
+        gain: what the distance of alpha from 1/2 is multiplied by: the softness of edges divided by it.
+        out: (h, w) uint8.
+    """
+    mean_alpha, mean_low = box_blur(alpha, RADIUS), box_blur(low, RADIUS)
+    variance = box_blur(low * low, RADIUS) - mean_low * mean_low
+    slope = (box_blur(alpha * low, RADIUS) - mean_alpha * mean_low) / (variance.clip(min=0) + SMALLEST_VARIANCE)
+    level = mean_alpha - slope * mean_low
+    # 255 (gain (slope guide / 255 + level - 1/2) + 1/2), halves up
+    slope = upsample(box_blur(slope * np.float32(gain), RADIUS), guide.shape)
+    level = upsample(box_blur((level - 0.5) * np.float32(255 * gain) + np.float32(128), RADIUS), guide.shape)
+    np.multiply(slope, guide, out=slope)
+    np.add(slope, level, out=slope)
+    np.clip(slope, 0, 255, out=slope)
+    matte = np.empty(guide.shape, np.uint8) if out is None else out
+    np.copyto(matte, slope, casting="unsafe")
+    return matte

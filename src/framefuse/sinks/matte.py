@@ -1,0 +1,193 @@
+"""Video of what a segmenter finds: a gray matte, a transparent video, or a composition, with the source's audio."""
+
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import SinkError, UsageError
+from framefuse.kernels.geometry.call import remap
+from framefuse.kernels.geometry.projections import equirectangular_to_fisheye
+from framefuse.kernels.masks.call import box_blur, composite, upsample
+from framefuse.kernels.masks.guided import shrink
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks.draw import encode_colour
+from framefuse.sinks.images import Plane
+from framefuse.sinks.mp4 import add_boxes
+from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
+from framefuse.sources.stereo import Stereo, find, said_by_name
+
+MODES = "gray", "alpha", "green", "blur", "overlay", "packed"
+COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
+TINT = 0.5
+"""Opacity of an overlay."""
+COARSE = 8
+"""Pixels, across and down, that a blurred background gives one sample."""
+BLUR = 2
+"""Samples on each side that it takes in."""
+PRORES = "prores_ks"
+PACKED = 0.4
+"""Size of the packed matte of an eye over that of the eye: its circle just fits between the corner and the picture."""
+FISHEYE = 190
+"""Degrees of the fisheye picture that a VR180 panorama becomes."""
+
+
+class MatteSink(VideoSink):
+    """Writes <stem>_<mode>.mp4, of the mode alpha .mov (ProRes 4444). What a video player takes as the projection and
+    the arrangement of the eyes from the end of a name, such as _180_LR, stays at its end.
+
+    Args:
+        mode: gray: the matte itself; alpha: transparent; green, blur: before green, or the blurred background;
+            overlay: the foreground tinted; packed: of VR video side by side: a fisheye picture that has the mattes of
+            both eyes in its corners, as VR players read it by the end of the name, _FISHEYE190_alpha.
+        encoder: FFmpeg's name; auto: x264, in the mode alpha ProRes.
+        options: see `encoder_options`.
+
+    Raises:
+        UsageError: an encoder without transparency was asked for in the mode alpha.
+    """
+
+    name = "matte"
+
+    def __init__(self, *, mode: str = "gray", encoder: str = "auto", **options: Any) -> None:
+        if mode == "alpha" and encoder not in (PRORES, "auto"):
+            remedy = f"leave --encoder out: {PRORES} stores it"
+            raise UsageError(f"the encoder {encoder} stores no transparency", remedy=remedy)
+        usual = PRORES if mode == "alpha" else SOFTWARE
+        super().__init__(encoder=usual if encoder == "auto" else encoder, **options)
+        self._mode = mode
+        if mode == "alpha":
+            self.suffix, self.pixels, self.stored = ".mov", "yuva420p", "yuva444p10le"
+            self._options = partial(_prores, options.get("threads", 0))
+
+    def open(self, context: SinkContext) -> None:
+        self._stereo = find(context.source)
+        if self._mode == "packed" and (why := _not_packable(self._stereo)):
+            remedy = "name the video as players expect it, such as clip_180_LR.mp4 or clip_FISHEYE190.mp4"
+            raise SinkError(f"{context.source.uri} cannot be packed with its mattes: {why}", remedy=remedy)
+        super().open(context)
+
+    def close(self) -> None:
+        written = self._file is not None and self.paths[-1]
+        super().close()
+        boxes = b"" if self._mode == "packed" else self._stereo.boxes
+        if written and boxes and not add_boxes(written, boxes):
+            self.notes.append(f"{written.name}: what its source says about VR could not be carried over")
+
+    def _called(self, stem: str) -> str:
+        begin, end = said_by_name(stem).parts
+        if self._mode == "packed":
+            end = f"_FISHEYE{FISHEYE}" if self._stereo.projection == "equirect180" else end
+            return f"{begin}{end}_alpha{self.suffix}"
+        return f"{begin}_{self._mode}{end}{self.suffix}"
+
+    def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
+        """Compose the frame, which the planes hold, with the matte."""
+        assert result.matte is not None, "the sink matte needs mattes"
+        luma = planes[0][: format.height, : format.width]
+        alpha = np.empty_like(planes[0])
+        fill((alpha,), (result.matte.alpha(luma),), 0)
+        if self._mode == "gray":
+            np.take(_levels(format.meaning.full_range), alpha, out=planes[0])
+            for plane in planes[1:]:
+                plane[:] = 128
+        elif self._mode == "alpha":
+            planes[3][:] = alpha
+        elif self._mode == "packed":
+            if self._stereo.projection == "equirect180":
+                black = encode_colour((0, 0, 0), *format.meaning)
+                for plane, role in zip((*planes, alpha), "yuvA", strict=True):
+                    _to_fisheye(plane, black.get(role, 0))
+            _pack(planes, alpha, format)
+        else:
+            for plane, background in zip(planes, self._backgrounds(planes, format), strict=True):
+                own = alpha if plane.shape == alpha.shape else upsample(alpha, plane.shape)
+                if self._mode == "overlay":
+                    composite(background, plane, (own * np.float32(TINT)).astype(np.uint8), out=plane)
+                else:
+                    composite(plane, background, own, out=plane)
+
+    def _backgrounds(self, planes: tuple[Plane, ...], format: VideoFormat) -> list[Plane]:
+        """What each plane is composed with."""
+        if self._mode == "blur":
+            return [_blurred(plane) for plane in planes]
+        values = encode_colour(COLOURS[self._mode], *format.meaning)
+        return [_constant(values[role], plane.shape) for role, plane in zip("yuv", planes, strict=True)]
+
+
+def _not_packable(stereo: Stereo) -> str:
+    """Why a video cannot be packed; "": it can."""
+    if stereo.arrangement != "sbs":
+        return "nothing says that its eyes are side by side"
+    known = stereo.projection == "equirect180" or str(stereo.projection).startswith("fisheye")
+    return "" if known else "nothing says that it is VR180 or fisheye"
+
+
+def _to_fisheye(plane: Plane, outside: int) -> None:
+    """Turn both eyes of a VR180 panorama into fisheye pictures, in place."""
+    half = plane.shape[1] // 2
+    tables = _fisheye_tables(half, plane.shape[0])
+    for eye in (plane[:, :half], plane[:, half : 2 * half]):
+        eye[:] = remap(np.ascontiguousarray(eye)[..., None], *tables, value=outside)[..., 0]
+
+
+@lru_cache(maxsize=4)
+def _fisheye_tables(width: int, height: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    return equirectangular_to_fisheye((width, height), (width, height), fov=FISHEYE, span=180)
+
+
+def _pack(planes: tuple[Plane, ...], alpha: Plane, format: VideoFormat) -> None:
+    """Put the matte of the left eye around the middle of the upper and the lower edge, that of the right eye around the
+    four corners. Only its circle is put there, which lies where the fisheye picture has none."""
+    height, width = alpha.shape
+    eye = width // 2
+    size = round(height * PACKED), round(eye * PACKED)
+    y, x = ((np.arange(side) + 0.5) / side * 2 - 1 for side in size)
+    circle = np.hypot(y[:, None], x) <= 1
+    levels = _levels(format.meaning.full_range)
+    left, right = (
+        levels[(shrink(part, size) * 255 + 0.5).astype(np.uint8)] for part in (alpha[:, :eye], alpha[:, eye : 2 * eye])
+    )
+    for matte, columns in ((left, (eye,)), (right, (0, 2 * eye))):
+        for across in columns:
+            for down in (0, height):
+                _overlay(planes[0], matte, circle, down - size[0] // 2, across - size[1] // 2)
+                for plane in planes[1:]:
+                    neutral = np.full((size[0] // 2, size[1] // 2), 128, np.uint8)
+                    _overlay(plane, neutral, circle[::2, ::2], down // 2 - size[0] // 4, across // 2 - size[1] // 4)
+
+
+def _overlay(plane: Plane, image: Plane, where: NDArray[np.bool_], top: int, left: int) -> None:
+    """Copy what of an image is inside the plane."""
+    height, width = (min(a, b) for a, b in zip(image.shape, where.shape, strict=True))
+    rows = slice(max(0, -top), min(height, plane.shape[0] - top))
+    columns = slice(max(0, -left), min(width, plane.shape[1] - left))
+    target = plane[top + rows.start : top + rows.stop, left + columns.start : left + columns.stop]
+    np.copyto(target, image[rows, columns], where=where[rows, columns])
+
+
+@lru_cache(maxsize=8)
+def _constant(value: int, shape: tuple[int, int]) -> Plane:
+    plane = np.full(shape, value, np.uint8)
+    plane.flags.writeable = False
+    return plane
+
+
+def _blurred(plane: Plane) -> Plane:
+    height, width = plane.shape
+    coarse = shrink(plane, (max(1, height // COARSE), max(1, width // COARSE))) * 255
+    blurred: Plane = upsample(box_blur(box_blur(coarse, BLUR), BLUR), plane.shape).astype(np.uint8)
+    return blurred
+
+
+@lru_cache
+def _levels(full_range: bool) -> NDArray[np.uint8]:
+    """Luma of each alpha."""
+    base, span = (0, 255) if full_range else (16, 219)
+    return (base + np.arange(256) * span / 255 + 0.5).astype(np.uint8)
+
+
+def _prores(threads: int, **_: Any) -> tuple[dict[str, str], int]:
+    return {"profile": "4444", "vendor": "apl0", "alpha_bits": "8"}, threads

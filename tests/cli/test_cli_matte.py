@@ -1,0 +1,97 @@
+"""framefuse matte: videos in, mattes out, compared with the exact masks of the synthetic world."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from framefuse.sinks.images import planes_of
+from framefuse.world import World
+from reading import decoded
+
+EYES = {"scene": "bodies", "seed": 3, "split": "test", "frames": 8, "size": (1280, 640), "stereo": "sbs"}
+ADDRESS = "synthetic://bodies?seed=3&split=test&frames=8&size=1280x640&stereo=sbs"
+
+
+def test_the_matte_is_that_of_the_world(run: Any, tmp_path: Path) -> None:
+    code, out, err = run("matte", ADDRESS, "people.mp4")
+    assert (code, out) == (0, "")
+    assert "choice   stereo sbs: its address" in err and "people.mp4" in err
+    world = World(**EYES)  # type: ignore[arg-type]
+    frames = decoded(tmp_path / "people.mp4")
+    assert len(frames) == 8
+    inside = outside = 0
+    for index, one in enumerate(frames):
+        found, truth = planes_of(one)[0] > 125, world[index].truth.class_mask > 0
+        inside, outside = inside + (found & truth).sum(), outside + (found | truth).sum()
+    assert inside / outside > 0.94
+
+
+def test_both_eyes_of_a_video_are_found_by_its_name(run: Any, tmp_path: Path) -> None:
+    clip = tmp_path / "party_180_LR.mp4"
+    with av.open(clip, "w") as container:
+        stream: Any = container.add_stream("libx264", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 640, 320, "yuv420p"
+        world = World(**EYES | {"size": (640, 320)})  # type: ignore[arg-type]
+        for snapshot in world:
+            image = np.ascontiguousarray(snapshot.image)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    code, _, err = run("matte", clip, "--mode", "green")
+    assert code == 0 and "stereo sbs: the name ends in _180_LR" in err
+    assert len(decoded(tmp_path / "runs/matte/matte/party_green_180_LR.mp4")) == 8
+    code, _, err = run("matte", clip, "--stereo", "left", "--mode", "packed")
+    assert code == 0
+    assert len(decoded(tmp_path / "runs/matte/matte2/party_FISHEYE190_alpha.mp4")) == 8
+
+
+def test_objects_are_cut_out_too(run: Any, tmp_path: Path) -> None:
+    address = "synthetic://street?seed=2&frames=3&size=1280x720&complexity=0.8"
+    code, _, _ = run("matte", address, "out.mp4", "--model", "scout-n-seg")
+    assert code == 0
+    world = World(scene="street", seed=2, frames=3, size=(1280, 720), complexity=0.8)
+    found, truth = planes_of(decoded(tmp_path / "out.mp4")[0])[0] > 125, world[0].truth.class_mask > 0
+    assert (found & truth).sum() > 0.7 * (found | truth).sum()
+
+
+def test_a_file_of_that_name_is_not_overwritten(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "out.mp4").write_text("mine")
+    code, _, err = run("matte", ADDRESS, "out.mp4")
+    assert code == 2 and "error: out.mp4 exists\n" in err
+    assert (tmp_path / "out.mp4").read_text() == "mine"
+
+
+def test_the_suffix_has_to_be_that_of_what_is_written(run: Any, tmp_path: Path) -> None:
+    address = ADDRESS.replace("frames=8", "frames=2")
+    code, _, err = run("matte", address, "out.mp4", "--mode", "alpha")
+    assert code == 2 and "end it in .mov" in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "scout-n"], "gives no masks"),
+        (["--mode", "violet"], "violet"),
+        (["--classes", "zebra"], "zebra"),
+        (["--stereo", "up"], "stereo"),
+        (["--mode", "packed", "--stereo", "left"], "side by side"),
+    ],
+)
+def test_what_cannot_be_done_is_said(run: Any, words: list[str], message: str) -> None:
+    address = ADDRESS.replace("&stereo=sbs", "").replace("frames=8", "frames=1")
+    code, out, err = run("matte", address, *words)
+    assert code != 0 and out == "" and message in err and "Traceback" not in err and "bug" not in err
+
+
+def test_predict_saves_mattes_too(run: Any, tmp_path: Path) -> None:
+    address = ADDRESS.replace("frames=8", "frames=2")
+    code, _, err = run("predict", address, "body-n", "--save-matte", "green", "--stereo", "sbs", "--no-save-jsonl")
+    assert code == 0, err
+    report = json.loads((tmp_path / "runs/predict/predict/report.json").read_text())
+    assert [Path(path).name for path in report["outputs"]] == ["synthetic_green.mp4"]

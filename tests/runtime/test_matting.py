@@ -1,0 +1,130 @@
+"""Mattes that are steadied from frame to frame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framefuse.config import Settings
+from framefuse.errors import CardError
+from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.postprocess.mattes import Foreground
+from framefuse.prediction import FrameInfo, Matte, MattePart, Result
+from framefuse.preprocess import Preprocess
+from framefuse.runtime.matting import Matting, of_objects
+from framefuse.runtime.program import FrameResult
+from framefuse.sources import SourceInfo
+from sink_frames import MS, NONE, detections
+
+SIZE = 64, 32
+
+
+def found(index: int, alpha: Any, luma: int = 100, *, pts: int | None = None, source: str = "a") -> FrameResult:
+    width, height = SIZE
+    shapes = PIXEL_FORMATS["yuv420p"].plane_shapes(width, height)
+    planes = tuple(np.full(shape, value, np.uint8) for shape, value in zip(shapes, (luma, 128, 128), strict=True))
+    time = index * 40 if pts is None else pts
+    frame = Frame(planes, PIXEL_FORMATS["yuv420p"], index=index, pts=time, time_base=MS, source_id=source)
+    part = MattePart((0, 0, width, height), np.full((8, 16), alpha, np.float32))
+    return FrameResult(Result(FrameInfo.of(frame), NONE, matte=Matte((part,), SIZE)), frame)
+
+
+def alphas(results: list[FrameResult], steady: float = 0.8) -> list[float]:
+    matting = Matting(Settings(matte_steady=steady), lambda source: SourceInfo(source, "file"))
+    mattes = [result.result.matte for result in matting.follow(results)]
+    return [float(matte.parts[0].alpha.mean()) for matte in mattes if matte is not None]
+
+
+def test_what_flickers_where_nothing_moves_is_damped() -> None:
+    flicker = [found(i, 0.5 + 0.4 * (-1) ** i) for i in range(40)]
+    plain, steady = alphas(flicker, 0), alphas(flicker)
+    assert np.abs(np.diff(plain)).mean() == pytest.approx(0.8)
+    assert np.abs(np.diff(steady))[10:].mean() < 0.2
+
+
+def test_what_moves_is_followed_at_once() -> None:
+    moves = [found(i, i % 2, luma=100 + 20 * (i % 2)) for i in range(6)]
+    assert alphas(moves) == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "second", [found(1, 1, luma=180), found(1, 1, pts=2000), found(1, 1, pts=-40), found(1, 1, source="b")]
+)
+def test_nothing_stays_after_a_cut_a_gap_a_seek_or_of_another_source(second: FrameResult) -> None:
+    assert alphas([found(0, 0), second]) == [0, 1]
+
+
+def test_a_source_that_has_ended_is_forgotten() -> None:
+    matting = Matting(Settings(), lambda source: SourceInfo(source, "file"))
+    list(matting.follow([found(0, 0)]))
+    matting.leave("a")
+    (again,) = matting.follow([found(1, 1)])
+    assert again.result.matte is not None and again.result.matte.parts[0].alpha.mean() == 1
+
+
+def test_the_matte_of_a_frame_is_put_together_from_its_views() -> None:
+    left, right = np.zeros((4, 4), np.float32), np.ones((4, 4), np.float32)
+    whole = Matte((MattePart((0, 0, 33, 20), left), MattePart((33, 0, 31, 20), right)), (64, 20)).alpha()
+    assert (whole[:, :33] == 0).all() and (whole[:, 33:] == 255).all()
+    assert (Matte((), (5, 3)).alpha() == 0).all()
+
+
+def test_the_matte_of_objects_is_their_union() -> None:
+    one = detections((0, 0, 32, 32, 0.9, 0), (40, 8, 60, 24, 0.8, 0))
+    masks = np.zeros((2, 32, 64), bool)
+    masks[0, :, :32], masks[1, 8:24, 40:60] = True, True
+
+    class Masked:
+        mask = masks
+
+    matte = of_objects(Masked(), SIZE)  # type: ignore[arg-type]
+    alpha = matte.alpha()
+    assert alpha[16, 10] == 255 and alpha[16, 50] == 255 and alpha[4, 50] == 0
+    assert (of_objects(one, SIZE).alpha() == 0).all(), "boxes without masks cover nothing"
+
+
+def mattes(scores: Any, names: dict[int, str], classes: tuple[int, ...] = (), size: tuple[int, int] = (64, 64)) -> Any:
+    spec = Preprocess(64, 64)
+    return Foreground(names, classes)(np.asarray(scores, np.float32), [spec.place(*size)])[0].parts[0].alpha
+
+
+def test_foreground_of_scores() -> None:
+    names = {0: "sky", 1: "background", 2: "person"}
+    scores = np.zeros((1, 3, 16, 16))
+    scores[:, 2, :, 8:] = 20
+    scores[:, 1, :, :8] = 20
+    assert mattes(scores, names)[:, [0, 15]].round(3).tolist() == [[0, 1]] * 16
+    assert mattes(scores, names, (0, 1))[:, [0, 15]].round(3).tolist() == [[1, 0]] * 16
+    assert mattes(scores[:, ::2], {})[:, [0, 15]].round(3).tolist() == [[0.5, 1]] * 16, "class 0 is the background"
+
+
+def test_one_channel_is_a_matte_or_its_logit() -> None:
+    ramp = np.linspace(0, 1, 256).reshape(1, 1, 16, 16)
+    np.testing.assert_allclose(mattes(ramp, {}), ramp[0, 0], atol=1e-6)
+    np.testing.assert_allclose(mattes(ramp * 200 - 100, {}), 1 / (1 + np.exp(100 - ramp[0, 0] * 200)), atol=1e-6)
+
+
+def test_padding_is_cut_off() -> None:
+    scores = np.full((1, 1, 16, 16), -50.0)
+    scores[:, :, 4:12] = 50  # a frame of 64x32 lies in the middle of 64x64
+    assert mattes(scores, {}, size=(64, 32)).shape == (8, 16)
+    assert mattes(scores, {}, size=(64, 32)).min() > 0.99
+
+
+def test_bad_scores_are_refused() -> None:
+    with pytest.raises(CardError, match="all 2 classes are background"):
+        mattes(np.zeros((1, 2, 16, 16)), {0: "void", 1: "background"})
+    scores = np.zeros((1, 2, 16, 16))
+    scores[0, 1, 3, 3] = np.nan
+    with pytest.raises(Exception, match="of its scores"):
+        mattes(scores, {})
+
+
+def test_results_keep_everything_else() -> None:
+    one = found(0, 1)
+    one = one._replace(result=replace(one.result, rung="x", arrival=3.0))
+    (after,) = Matting(Settings(), lambda source: SourceInfo(source, "file")).follow([one])
+    assert (after.result.rung, after.result.arrival, after.frame) == ("x", 3.0, one.frame)

@@ -1,0 +1,142 @@
+"""Videos of mattes, read back by PyAV."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from framefuse.errors import SinkError, UsageError
+from framefuse.frame import Frame
+from framefuse.prediction import Matte, MattePart
+from framefuse.sinks import open_sink
+from framefuse.sinks.draw import encode_colour
+from framefuse.sinks.images import planes_of
+from reading import decoded
+from sink_frames import NONE, audio_packets, context, frame, make_clip, result
+
+
+def written(folder: Path, mode: str, frames: list[Frame], stem: str = "clip", **info: Any) -> Any:
+    """Videos of frames whose right half is foreground."""
+    sink: Any = open_sink("matte", mode=mode, crf=8)
+    sink.open(context(folder, stem=stem, **info))
+    try:
+        for one in frames:
+            alpha = np.zeros((8, 12), np.float32)
+            alpha[:, 6:] = 1
+            part = MattePart((0, 0, one.width, one.height), alpha)
+            sink.write(replace(result(one, NONE), matte=Matte((part,), (one.width, one.height), 1.0)), one)
+    finally:
+        sink.close()
+    return sink
+
+
+def sides(planes: tuple[Any, ...]) -> list[tuple[int, ...]]:
+    """The values of the planes on the left and on the right."""
+    return [tuple(round(float(np.median(plane[:, columns]))) for plane in planes)
+            for columns in (slice(0, 20), slice(-20, None))]  # fmt: skip
+
+
+GREEN = tuple(encode_colour((0, 255, 0), "bt601", False)[role] for role in "yuv")
+
+
+@pytest.mark.parametrize(
+    ("mode", "left", "right"),
+    [
+        ("gray", (16, 128, 128), (235, 128, 128)),
+        ("green", GREEN, (100, 128, 128)),
+        ("blur", (100, 128, 128), (100, 128, 128)),
+    ],
+)
+@pytest.mark.parametrize("size", [(96, 64), (97, 63)])
+def test_modes(tmp_path: Path, mode: str, left: tuple[int, ...], right: tuple[int, ...], size: tuple[int, int]) -> None:
+    sink = written(tmp_path, mode, [frame(i, *size) for i in range(5)])
+    assert [path.name for path in sink.paths] == [f"clip_{mode}.mp4"]
+    for one in decoded(sink.paths[0]):
+        for found, expected in zip(sides(planes_of(one)), (left, right), strict=True):
+            assert np.abs(np.subtract(found, expected)).max() <= 2, (mode, found)
+
+
+def test_overlay_tints_the_foreground_only(tmp_path: Path) -> None:
+    left, right = sides(planes_of(decoded(written(tmp_path, "overlay", [frame()]).paths[0])[0]))
+    assert np.abs(np.subtract(left, (100, 128, 128))).max() <= 2
+    assert right[2] > 150, "red"
+
+
+def test_a_blurred_background_keeps_no_detail(tmp_path: Path) -> None:
+    noisy = frame(seed=3)
+    before, after = noisy.planes[0], planes_of(decoded(written(tmp_path, "blur", [noisy]).paths[0])[0])[0]
+    assert after[:, :20].std() < before[:, :20].std() / 3
+    assert after[:, -20:].std() > before[:, -20:].std() / 2
+
+
+def test_alpha_is_transparent(tmp_path: Path) -> None:
+    sink = written(tmp_path, "alpha", [frame(i) for i in range(3)])
+    assert [path.name for path in sink.paths] == ["clip_alpha.mov"]
+    with av.open(sink.paths[0]) as container:
+        stream = container.streams.video[0]
+        assert (stream.codec_context.name, stream.pix_fmt) == ("prores", "yuva444p10le")
+        images = [one.to_ndarray(format="rgba") for one in container.decode(video=0)]
+    assert len(images) == 3
+    assert images[0][:, :20, 3].max() == 0 and images[0][:, -20:, 3].min() == 255
+
+
+def test_an_encoder_without_transparency_is_refused() -> None:
+    with pytest.raises(UsageError, match="stores no transparency"):
+        open_sink("matte", mode="alpha", encoder="libx265")
+
+
+@pytest.mark.parametrize(("stem", "name"), [("a_180_LR", "a_green_180_LR.mp4"), ("a.b", "a.b_green.mp4")])
+def test_what_players_read_stays_at_the_end_of_the_name(tmp_path: Path, stem: str, name: str) -> None:
+    assert [path.name for path in written(tmp_path, "green", [frame()], stem).paths] == [name]
+
+
+def test_sound_is_kept(tmp_path: Path) -> None:
+    clip = make_clip(tmp_path / "tone.mp4")
+    (tmp_path / "out").mkdir()
+    for mode in ("gray", "alpha"):
+        sink = written(tmp_path / "out", mode, [frame(i) for i in range(50)], path=clip)
+        assert [data for _, data in audio_packets(sink.paths[0])] == [data for _, data in audio_packets(clip)]
+
+
+def eyes(tmp_path: Path, name: str) -> Any:
+    path = tmp_path / f"{name}.mp4"
+    path.touch()
+    return {"stem": name, "path": path, "uri": str(path)}
+
+
+def test_mattes_are_packed_into_the_corners(tmp_path: Path) -> None:
+    """Each eye is 200 pixels across; the right half of the whole frame, the right eye, is foreground."""
+    sink = written(tmp_path, "packed", [frame(0, 400, 200)], **eyes(tmp_path, "a_FISHEYE190"))
+    assert [path.name for path in sink.paths] == ["a_FISHEYE190_alpha.mp4"]
+    luma = planes_of(decoded(sink.paths[0])[0])[0].astype(int)
+    assert luma[5, 5] > 225 and luma[195, 5] > 225 and luma[5, 395] > 225 and luma[195, 395] > 225, "the right eye"
+    assert luma[5, 200] < 25 and luma[195, 200] < 25, "the left eye"
+    assert np.abs(luma[100, [20, 100, 300, 380]] - 100).max() < 5, "the picture stays"
+    assert np.abs(luma[60:140, 20:180] - 100).max() < 8
+
+
+def test_vr180_becomes_fisheye(tmp_path: Path) -> None:
+    sink = written(tmp_path, "packed", [frame(0, 400, 200)], **eyes(tmp_path, "a_180_LR"))
+    assert [path.name for path in sink.paths] == ["a_FISHEYE190_alpha.mp4"]
+    luma = planes_of(decoded(sink.paths[0])[0])[0].astype(int)
+    assert np.abs(luma[100, [20, 100, 300, 380]] - 100).max() < 8
+    assert luma[100, [2, 197, 202, 397]].max() < 25, "the outermost five degrees are black"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("a", "side by side"), ("a_TB", "side by side"), ("a_LR", "VR180 or fisheye")]
+)
+def test_other_videos_are_not_packed(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(SinkError, match=why):
+        written(tmp_path, "packed", [frame(0, 400, 200)], **eyes(tmp_path, name))
+
+
+def test_a_new_size_goes_on_in_a_second_file(tmp_path: Path) -> None:
+    sink = written(tmp_path, "alpha", [frame(0), frame(1, 64, 48), frame(2, 64, 48)])
+    assert [path.name for path in sink.paths] == ["clip_alpha.mov", "clip_2_alpha.mov"]
+    assert [len(decoded(path)) for path in sink.paths] == [1, 2]

@@ -33,6 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "tracking": ("tracking/*.py", "kernels/tracking/*.py", "benchmarks/tracking.py"),
     "views": ("runtime/views.py",),
     "sink": ("sinks/*.py",),
+    "matting": ("runtime/matting.py", "benchmarks/segmentation.py"),
     "fleet": ("fleet/*.py",),
     "engine openvino": ("engines/openvino.py",),
     "engine onnxruntime": ("engines/onnxruntime.py", "engines/requests.py"),

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, adaptive, cpu, gpu, hardening, heads, kernels, throughput, tracking, views
+from benchmarks.results import accuracy, adaptive, cpu, gpu, hardening, heads, kernels, mattes, throughput, tracking, views
 from benchmarks.results.pages import Table, load, render, stale
 
 TABLES: dict[str, Table] = {
@@ -26,6 +26,7 @@ TABLES: dict[str, Table] = {
     **views.TABLES,
     **throughput.TABLES,
     **heads.TABLES,
+    **mattes.TABLES,
 }
 """By the name in a marker."""
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from framefuse.frame import View as View
     from framefuse.lab.building import BuiltEngine as BuiltEngine
     from framefuse.lab.building import build_engine as build_engine
+    from framefuse.lab.loading import LoadedEngine as LoadedEngine
+    from framefuse.lab.loading import load_engine as load_engine
     from framefuse.pipeline import Pipeline as Pipeline
     from framefuse.prediction import Detections as Detections
     from framefuse.prediction import Event as Event
@@ -40,6 +42,7 @@ _NAMES = {
     "fleet.fleet": "Fleet",
     "frame": "Frame View",
     "lab.building": "BuiltEngine build_engine",
+    "lab.loading": "LoadedEngine load_engine",
     "pipeline": "Pipeline",
     "prediction": "Detections Event Result",
     "report.report": "Report",

@@ -22,7 +22,7 @@ FIELDS: Final = (
     *("encode_preset", "encode_threads"),
 )
 MODEL: Final = "body-n"
-DEFAULTS: Final[Mapping[str, Any]] = {"stereo": "auto", "project": Path("runs/matte"), "name": "matte"}
+DEFAULTS: Final[dict[str, Any]] = {"stereo": "auto", "project": Path("runs/matte"), "name": "matte"}
 
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)

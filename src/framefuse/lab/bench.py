@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,9 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import Device, DeviceExecution, Engine, EngineOptions, Precision, engine_names, open_engine
 from framefuse.engines.requests import RequestPool, Slot, capture, device_request_pool
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
-from framefuse.lab.building import usable_device
 from framefuse.lab.doctor import facts
+from framefuse.lab.loading import usable_device
+from framefuse.lab.timing import Timing
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.onnx_file import read_onnx
@@ -38,27 +39,6 @@ from framefuse.runtime.power import EnergyFacts, Meter, find_counters
 WARMUPS, RUNS, ROUNDS = 20, 100, 10
 SECONDS, ENERGY_SECONDS = 60.0, 3.0
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Statistics of several runs, in milliseconds."""
-
-    runs: int
-    min: float
-    median: float
-    mean: float
-    p95: float
-    p99: float
-    max: float
-    std: float
-
-    @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> Self:
-        values = np.asarray(milliseconds, np.float64)
-        median, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
-        std = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        return cls(len(values), float(values.min()), median, float(values.mean()), p95, p99, float(values.max()), std)
 
 
 @dataclass

@@ -28,10 +28,10 @@ import yaml
 
 from framefuse.common.files import os_errors_as, write_atomically
 from framefuse.common.text import first_line
-from framefuse.cuda import device as gpus
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
 from framefuse.errors import CapabilityError, CardError, FramefuseError, ModelError, SinkError, UsageError
+from framefuse.lab.loading import Benchmark, LoadedEngine, load_engine, usable_device
 from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
 from framefuse.models.onnx_file import is_quantised, load_onnx, read_onnx
@@ -56,6 +56,16 @@ class BuiltEngine:
     """From the call until the engine has run once; for TensorRT, until the plan is built."""
     reasons: list[str] = field(default_factory=list)
     """Each choice, with its reason."""
+
+    def load(self) -> LoadedEngine:
+        """Open it for arrays; close what comes back."""
+        ran = cast(Device, self.device), cast(Precision, self.precision)
+        return load_engine(self.path, engine=self.engine, device=ran[0], precision=ran[1])
+
+    def benchmark(self, *, warmup: int = 20, runs: int = 100, batch: int | None = None) -> Benchmark:
+        """Open it, time it and close it; see `LoadedEngine.benchmark`."""
+        with self.load() as engine:
+            return engine.benchmark(warmup=warmup, runs=runs, batch=batch)
 
 
 def build_engine(
@@ -268,14 +278,6 @@ def _trace(module: Any, path: Path, shape: Sequence[int], free: Mapping[int, str
             )  # fmt: skip
     finally:
         module.train(was_training)
-
-
-def usable_device() -> Device:
-    """cuda if CuPy finds a usable GPU, else cpu."""
-    with contextlib.suppress(FramefuseError):
-        gpus.cupy()
-        return "cuda"
-    return "cpu"
 
 
 def _check_sizes(path: Path, profile: Profile) -> None:

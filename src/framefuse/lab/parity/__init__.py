@@ -25,7 +25,7 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import ENGINES, find_backend
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
-from framefuse.lab.building import usable_device
+from framefuse.lab.loading import usable_device
 from framefuse.lab.parity.chain import Chain, Selection, Stage, colours, decoded, on_host, preprocessed, reference_stage
 from framefuse.lab.parity.compare import GRID, LIMITS, BoxDifference, Check, Limits, PixelDifference
 from framefuse.lab.parity.peer import Peer, compare, run_ours, run_peer

@@ -12,7 +12,19 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, adaptive, cpu, gpu, hardening, heads, kernels, mattes, throughput, tracking, views
+from benchmarks.results import (
+    accuracy,
+    adaptive,
+    cpu,
+    gpu,
+    hardening,
+    heads,
+    kernels,
+    mattes,
+    throughput,
+    tracking,
+    views,
+)
 from benchmarks.results.pages import Table, load, render, stale
 
 TABLES: dict[str, Table] = {

@@ -15,7 +15,10 @@ def quality(records: Records) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for row in found["quality"]:
-        ious, edges = (" / ".join(f"{row[f'{name}_{size}']:.3f}" for size in SIZES) for name in ("iou", "boundary"))
+        ious, edges = (
+            " / ".join(f"{row.get(f'{name}_{size}', float('nan')):.3f}" for size in SIZES)
+            for name in ("iou", "boundary")
+        )
         rows.append(
             f"| {row['way']} | {row['iou']:.3f} | {ious} | {row['boundary']:.3f} | {edges} "
             f"| {row['flicker']:.2f} | {row['agreement']:.3f} |"

@@ -424,7 +424,7 @@ class Pipeline:
         if self._events is not None:
             results = self._events.follow(results, self._inputs.reader_of, stopped=lambda: self._closed)
         if self._matting is not None:
-            results = self._matting.follow(results)
+            results = self._matting.follow(results, self._inputs.reader_of)
         if self._sink_set is None:
             return self._accounted(frame_result.result for frame_result in results)
         clock, inputs = self._recorder.stage("write"), self._inputs

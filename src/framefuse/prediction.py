@@ -263,10 +263,8 @@ class Matte:
         for (x, y, width, height), alpha, guide in self.parts:
             own = whole[y : y + height, x : x + width]
             gain = max(1.0, width / alpha.shape[1] / max(self.feather, 0.1))
-            if luma is None:
-                luma = np.zeros_like(whole)
-            seen = luma[y : y + height, x : x + width]
-            low = guided.shrink(seen, alpha.shape) if guide is None else guide
+            seen = own if luma is None else luma[y : y + height, x : x + width]  # black has no edges to follow
+            low = guided.shrink(seen, alpha.shape) if luma is None or guide is None else guide
             guided.guided(alpha, low, seen, gain=gain, out=own)
         return whole
 

@@ -94,6 +94,22 @@ def test_masks_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
     program.close()
 
 
+def test_mattes_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
+    """Of the classes that count as foreground, at the resolution of the model and without its padding."""
+    frames = [*pictures(4), *pictures(3, 50, 70)]
+    for classes in ((), (0, 2)):
+        answer = NullEngine(lambda pixels: scores(2, *pixels.shape[2:]))
+        host = HostProgram(answer, segmenter, Preprocess(*SIZE), Selection(), batch=2, mattes=classes)
+        program = on_cuda(segmenter, mattes=classes)
+        for part in (frames[:4], frames[4:]):
+            for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
+                one, other = expected.result.matte, found.result.matte
+                assert one is not None and other is not None and found.result.masks is None
+                assert one.size == other.size == (part[0].width, part[0].height)
+                np.testing.assert_allclose(one.parts[0].alpha, other.parts[0].alpha, atol=1e-6)
+        program.close()
+
+
 def test_masks_of_views_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
     """Both eyes, and tiles of one size, share what was captured; the whole frame, whose mask is larger, does not."""
     regions = [(0, 0, 40, 61), (40, 0, 40, 61), None, (0, 0, 33, 31), (47, 30, 33, 31), (3, 7, 33, 31)]

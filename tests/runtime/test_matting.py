@@ -32,9 +32,9 @@ def found(index: int, alpha: Any, luma: int = 100, *, pts: int | None = None, so
     return FrameResult(Result(FrameInfo.of(frame), NONE, matte=Matte((part,), SIZE)), frame)
 
 
-def alphas(results: list[FrameResult], steady: float = 0.8) -> list[float]:
-    matting = Matting(Settings(matte_steady=steady), lambda source: SourceInfo(source, "file"))
-    mattes = [result.result.matte for result in matting.follow(results)]
+def alphas(results: list[FrameResult], steady: float = 0.9, kind: str = "file") -> list[float]:
+    matting = Matting(Settings(matte_steady=steady), lambda source: SourceInfo(source, kind))
+    mattes = [result.result.matte for result in matting.follow(results, lambda source: ord(source))]
     return [float(matte.parts[0].alpha.mean()) for matte in mattes if matte is not None]
 
 
@@ -45,9 +45,30 @@ def test_what_flickers_where_nothing_moves_is_damped() -> None:
     assert np.abs(np.diff(steady))[10:].mean() < 0.2
 
 
+@pytest.mark.parametrize(("kind", "seen"), [("file", [0, 0, 0, 0]), ("live", [0, 1, 0, 0])])
+def test_what_one_frame_alone_shows_is_taken_out_of_files(kind: str, seen: list[float]) -> None:
+    """Even where something moves. A live source does not wait for its next frame."""
+    moves = [found(i, float(i == 1), luma=100 + 20 * (i % 2)) for i in range(4)]
+    assert alphas(moves, kind=kind) == seen
+
+
+def test_each_result_comes_once_and_in_order(gone: int = 5) -> None:
+    def results() -> Any:
+        for i in range(gone):
+            yield found(i, 0, source="ab"[i % 2])
+        raise RuntimeError("the disk is full")
+
+    matting = Matting(Settings(), lambda source: SourceInfo(source, "file"))
+    seen = []
+    with pytest.raises(RuntimeError, match="full"):
+        for one in matting.follow(results(), lambda source: ord(source)):
+            seen.append(one.result.frame.index)
+    assert sorted(seen) == list(range(gone)) and seen[:2] == [0, 1]
+
+
 def test_what_moves_is_followed_at_once() -> None:
-    moves = [found(i, i % 2, luma=100 + 20 * (i % 2)) for i in range(6)]
-    assert alphas(moves) == [0, 1, 0, 1, 0, 1]
+    moves = [found(i, float(i > 2), luma=100 + 20 * (i % 2)) for i in range(6)]
+    assert alphas(moves) == alphas(moves, kind="live") == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -59,9 +80,9 @@ def test_nothing_stays_after_a_cut_a_gap_a_seek_or_of_another_source(second: Fra
 
 def test_a_source_that_has_ended_is_forgotten() -> None:
     matting = Matting(Settings(), lambda source: SourceInfo(source, "file"))
-    list(matting.follow([found(0, 0)]))
+    list(matting.follow([found(0, 0)], lambda source: 0))
     matting.leave("a")
-    (again,) = matting.follow([found(1, 1)])
+    (again,) = matting.follow([found(1, 1)], lambda source: 0)
     assert again.result.matte is not None and again.result.matte.parts[0].alpha.mean() == 1
 
 
@@ -126,5 +147,5 @@ def test_bad_scores_are_refused() -> None:
 def test_results_keep_everything_else() -> None:
     one = found(0, 1)
     one = one._replace(result=replace(one.result, rung="x", arrival=3.0))
-    (after,) = Matting(Settings(), lambda source: SourceInfo(source, "file")).follow([one])
+    (after,) = Matting(Settings(), lambda source: SourceInfo(source, "file")).follow([one], lambda source: 0)
     assert (after.result.rung, after.result.arrival, after.frame) == ("x", 3.0, one.frame)

@@ -296,10 +296,7 @@ def check_task(card: Card, settings: Settings) -> None:
 
 
 def _check_matte(card: Card, settings: Settings) -> None:
-    """Raise an error if a semantic segmenter cannot give mattes, or is asked for what it gives instead."""
-    if settings.on_gpu:
-        message = f"mattes of {card.path.name}, a semantic segmenter, are made on the CPU only"
-        raise CapabilityError(message, remedy="run it with --device cpu")
+    """Raise UsageError if a semantic segmenter is asked for what it gives instead of mattes."""
     for field in ("save", "show", "save_json", "save_jsonl"):
         if getattr(settings, field):
             message = f"save_matte and {field} were asked for: {card.path.name} gives either a matte or class masks"

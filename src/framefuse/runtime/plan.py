@@ -158,9 +158,9 @@ class RunPlan:
         selection = Selection(least, settings.iou, settings.max_det, classes, settings.agnostic_nms)
         given = engine, self.card, self.preprocess, selection
         options |= {"batch": self.batch, "slots": settings.slots}
+        if settings.save_matte and self.card.task == "semantic":
+            options["mattes"] = classes or ()
         if not settings.on_gpu:
-            if settings.save_matte and self.card.task == "semantic":
-                options["mattes"] = classes or ()
             return HostProgram(*given, observe=observe, **options)
         if observe is not None:
             raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")

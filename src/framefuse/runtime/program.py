@@ -103,6 +103,8 @@ class Program(ABC):
         batch: rows of a batch.
         slots: batches in flight at most; 0: as many as suit the engine.
         keep_frames: a sink needs the frames.
+        mattes: a semantic segmenter gives mattes instead of class masks, of these classes: all but the background if
+            there are none; None: it gives class masks.
         closes_engine: `close` closes the engine, too.
 
     Attributes:
@@ -120,6 +122,7 @@ class Program(ABC):
     batch: int = 1
     slots: int = 0
     keep_frames: bool = False
+    mattes: Sequence[int] | None = None
     recorder: Recorder | None = None
     closes_engine: bool = True
 
@@ -284,12 +287,9 @@ class HostProgram(Program):
 
     Args:
         observe: called for each batch of boxes.
-        mattes: a semantic segmenter gives mattes instead of class masks, of these classes: all but the background if
-            there are none; None: it gives class masks.
     """
 
     observe: Observer | None = None
-    mattes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()  # its ledger stays empty: nothing leaves the host

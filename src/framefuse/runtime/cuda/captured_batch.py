@@ -23,7 +23,7 @@ from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.device_outputs import BoxOutputs, ClassOutputs, DeviceOutputs, MaskOutputs
+from framefuse.runtime.cuda.device_outputs import BoxOutputs, ClassOutputs, DeviceOutputs, MaskOutputs, MatteOutputs
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.program import Selection
 
@@ -49,6 +49,7 @@ class CapturedBatch:
         ledger: Ledger,
         mode: memory.UploadMode,
         merges: int = 0,
+        mattes: Sequence[int] | None = None,
     ) -> None:
         cp = device.cupy()
         self.model = model
@@ -68,7 +69,9 @@ class CapturedBatch:
             )
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
             self.outputs: DeviceOutputs
-            if card.task == "semantic":
+            if card.task == "semantic" and mattes is not None:
+                self.outputs = MatteOutputs(outputs[0], card, placement, mattes)
+            elif card.task == "semantic":
                 self.outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
             elif card.task == "classify":
                 self.outputs = ClassOutputs(outputs[0], card)

@@ -19,6 +19,7 @@ from framefuse.kernels.masks.instances import Runs, packed_runs
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, maps, raise_non_finite, scored
 from framefuse.postprocess.heads import Heads, classify, content_of, runs_of
+from framefuse.postprocess.mattes import Foreground
 from framefuse.postprocess.merge import edges
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
@@ -270,6 +271,27 @@ class ClassOutputs:
         names = self._card.names
         classes = classify(self._host[:count], names, self._card.activation)
         return [FrameOutput(Detections.none(names), None, one) for one in classes]
+
+
+class MatteOutputs(ClassOutputs):
+    """The scores of the pixels at the resolution of the model, of which the host makes mattes.
+
+    Args:
+        scores: of the model, (batch, classes, h, w).
+        placement: where every frame, or its view, lies in the model input.
+        classes: see `Foreground`.
+    """
+
+    def __init__(self, scores: Any, card: Card, placement: Placement, classes: Sequence[int]) -> None:
+        super().__init__(scores, card)
+        self._foreground, self._placement = Foreground(card.names, classes), placement
+
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+        assert all(_place_of(placement) == _place_of(self._placement) for placement in placements)
+
+    def read(self, count: int) -> list[FrameOutput]:
+        mattes = self._foreground(self._host[:count], [self._placement] * count)
+        return [FrameOutput(Detections.none(self._card.names), matte=matte) for matte in mattes]
 
 
 def _pinned_bytes(size: int) -> Any:

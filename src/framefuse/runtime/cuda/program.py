@@ -219,7 +219,7 @@ class CudaProgram(Program):
             model = models[len(batches)]
             try:
                 with self._translating_errors(f"capture batches of {model.input.shape[0]} x {size[1]}x{size[0]}"):
-                    given = self.card, self.selection, self.checked, self.ledger, self.mode, self.merges
+                    given = self.card, self.selection, self.checked, self.ledger, self.mode, self.merges, self.mattes
                     batches.append(CapturedBatch(model, frame, placement, *given))
                 continue
             except GpuMemoryError as error:

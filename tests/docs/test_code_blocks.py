@@ -33,7 +33,7 @@ ELSEWHERE += ("MOT17", "doctor", "power ", "bench ", "parity ", "tune ", "demo",
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages name: video.mp4, photo.jpg, clips/, photos/, model.onnx, zones.yaml, ..."""
+    """A folder with what the pages name: video.mp4, talk.mp4, photo.jpg, clips/, photos/, model.onnx, ..."""
     folder = tmp_path_factory.mktemp("pages")
     clip = "synthetic://street?frames=12&size=640x360&split=test"
     assert main(["synth", clip, "--out", str(folder / "made"), "--images"]) == 0
@@ -49,6 +49,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "clips").mkdir()
     for name in ("1.mp4", "2.mp4"):
         shutil.copy(video, folder / "clips" / name)
+    people = "synthetic://bodies?frames=6&size=640x320&stereo=sbs&split=test"
+    assert main(["synth", people, "--out", str(folder / "people")]) == 0
+    for name in ("party_180_LR.mp4", "clip_180_LR.mp4", "talk.mp4"):
+        shutil.copy(next((folder / "people").glob("*.mp4")), folder / name)
     shutil.copy(truth, folder / "annotations.json")
     box = {"x": 10, "y": 20, "width": 30, "height": 40, "rotation": 0, "rectanglelabels": ["car"]}
     row = {"type": "rectanglelabels", "original_width": 640, "original_height": 360, "value": box}

@@ -74,7 +74,7 @@ def said_by_file(path: Path) -> Stereo:
 
 def find(info: SourceInfo) -> Stereo:
     """What is known about a video: its metadata decides, then its name; what contradicts them is noted."""
-    if info.synthetic:
+    if info.uri.startswith("synthetic:"):
         said = "stereo=sbs" in info.uri
         return Stereo("sbs" if said else "mono", "flat", "its address")
     if info.path is None:

@@ -90,24 +90,27 @@ class MatteSink(VideoSink):
         alpha = np.empty_like(planes[0])
         fill((alpha,), (result.matte.alpha(luma),), 0)
         if self._mode == "gray":
-            np.take(_levels(format.meaning.full_range), alpha, out=planes[0])
+            black, white = (_constant(value, alpha.shape) for value in _ends(format))
+            composite(white, black, alpha, out=planes[0])
             for plane in planes[1:]:
                 plane[:] = 128
         elif self._mode == "alpha":
             planes[3][:] = alpha
         elif self._mode == "packed":
             if self._stereo.projection == "equirect180":
-                black = encode_colour((0, 0, 0), *format.meaning)
+                outside = encode_colour((0, 0, 0), *format.meaning)
                 for plane, role in zip((*planes, alpha), "yuvA", strict=True):
-                    _to_fisheye(plane, black.get(role, 0))
+                    _to_fisheye(plane, outside.get(role, 0))
             _pack(planes, alpha, format)
         else:
-            for plane, background in zip(planes, self._backgrounds(planes, format), strict=True):
-                own = alpha if plane.shape == alpha.shape else upsample(alpha, plane.shape)
-                if self._mode == "overlay":
-                    composite(background, plane, (own * np.float32(TINT)).astype(np.uint8), out=plane)
-                else:
-                    composite(plane, background, own, out=plane)
+            if self._mode == "overlay":
+                alpha = (alpha * np.float32(TINT)).astype(np.uint8)
+            coarse = upsample(alpha, planes[1].shape)
+            for plane, own, other in zip(
+                planes, (alpha, coarse, coarse), self._backgrounds(planes, format), strict=True
+            ):
+                pair = (other, plane) if self._mode == "overlay" else (plane, other)
+                composite(*pair, own, out=plane)
 
     def _backgrounds(self, planes: tuple[Plane, ...], format: VideoFormat) -> list[Plane]:
         """What each plane is composed with."""
@@ -146,9 +149,10 @@ def _pack(planes: tuple[Plane, ...], alpha: Plane, format: VideoFormat) -> None:
     size = round(height * PACKED), round(eye * PACKED)
     y, x = ((np.arange(side) + 0.5) / side * 2 - 1 for side in size)
     circle = np.hypot(y[:, None], x) <= 1
-    levels = _levels(format.meaning.full_range)
+    black, white = _ends(format)
     left, right = (
-        levels[(shrink(part, size) * 255 + 0.5).astype(np.uint8)] for part in (alpha[:, :eye], alpha[:, eye : 2 * eye])
+        (black + (white - black) * shrink(part, size) + 0.5).astype(np.uint8)
+        for part in (alpha[:, :eye], alpha[:, eye : 2 * eye])
     )
     for matte, columns in ((left, (eye,)), (right, (0, 2 * eye))):
         for across in columns:
@@ -182,11 +186,9 @@ def _blurred(plane: Plane) -> Plane:
     return blurred
 
 
-@lru_cache
-def _levels(full_range: bool) -> NDArray[np.uint8]:
-    """Luma of each alpha."""
-    base, span = (0, 255) if full_range else (16, 219)
-    return (base + np.arange(256) * span / 255 + 0.5).astype(np.uint8)
+def _ends(format: VideoFormat) -> tuple[int, int]:
+    """Luma of black and white."""
+    return (0, 255) if format.meaning.full_range else (16, 235)
 
 
 def _prores(threads: int, **_: Any) -> tuple[dict[str, str], int]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
+from framefuse.kernels.cpu import _scratch
 from framefuse.kernels.masks.call import box_blur, upsample
 
 RADIUS = 1
@@ -31,8 +32,13 @@ def shrink(plane: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.float3
     if not (0 < rows <= height and 0 < columns <= width):
         raise UsageError(f"a plane of {width}x{height} pixels cannot be shrunk to {columns}x{rows}")
     down, across = np.arange(rows + 1) * height // rows, np.arange(columns + 1) * width // columns
-    sums: NDArray[Any] = np.add.reduceat(plane, across[:-1], axis=1, dtype=np.uint32)
-    sums = np.add.reduceat(sums, down[:-1], axis=0)
+    fewest, first = height // rows, down[:-1]
+    sums: NDArray[Any] = plane[first].astype(np.uint32 if fewest > 255 else np.uint16)
+    for step in range(1, fewest):  # whole rows, which is fast
+        sums += plane[first + step]
+    taller = np.diff(down) > fewest
+    sums[taller] += plane[first[taller] + fewest]
+    sums = np.add.reduceat(sums, across[:-1], axis=1, dtype=np.uint32)
     areas = np.diff(down)[:, None] * np.diff(across) * 255
     shrunk: NDArray[np.float32] = (sums / areas).astype(np.float32)
     return shrunk
@@ -60,8 +66,10 @@ def guided(
     slope = (box_blur(alpha * low, RADIUS) - mean_alpha * mean_low) / (variance.clip(min=0) + SMALLEST_VARIANCE)
     level = mean_alpha - slope * mean_low
     # 255 (gain (slope guide / 255 + level - 1/2) + 1/2), halves up
-    slope = upsample(box_blur(slope * np.float32(gain), RADIUS), guide.shape)
-    level = upsample(box_blur((level - 0.5) * np.float32(255 * gain) + np.float32(128), RADIUS), guide.shape)
+    size = guide.shape[0], guide.shape[1]
+    fine = [_scratch.get(name, (size[0] * size[1],))[: size[0] * size[1]].reshape(size) for name in ("slope", "level")]
+    slope = upsample(box_blur(slope * np.float32(gain), RADIUS), size, out=fine[0])
+    level = upsample(box_blur((level - 0.5) * np.float32(255 * gain) + np.float32(128), RADIUS), size, out=fine[1])
     np.multiply(slope, guide, out=slope)
     np.add(slope, level, out=slope)
     np.clip(slope, 0, 255, out=slope)

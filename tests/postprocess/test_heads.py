@@ -24,7 +24,6 @@ from framefuse.lab.evaluation import validate
 from framefuse.lab.evaluation.scores import Row, Wanted, table
 from framefuse.models.card import read_card
 from framefuse.prediction import Classification, Detections, corners
-from framefuse.runtime.choices import check_task
 from framefuse.runtime.plan import RunPlan
 from framefuse.runtime.views import Viewer
 from framefuse.sinks.outlines import outline
@@ -232,9 +231,6 @@ def test_the_task_is_seen_from_the_outputs(tmp_path: Path) -> None:
 
 def test_what_a_gpu_does_not_read(tmp_path: Path) -> None:
     card, settings = read_card(model(tmp_path / "obb.onnx", anchors(extra=1), task="obb")), Settings(device="cuda")
-    check_task(card, settings)
-    with pytest.raises(CapabilityError, match="layout nanodet, whose outputs are read on the CPU only"):
-        check_task(replace(card, task="detect", layout="nanodet"), settings)
     masks = RunPlan(replace(card, task="segment"), settings, None, "onnxruntime", 1, 0, {}, card.preprocess)
     with pytest.raises(CapabilityError, match="instance masks of views are found on the CPU only"):
         masks.for_views(cast("Viewer", None), SourceInfo("", "file"))

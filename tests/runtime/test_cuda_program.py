@@ -36,6 +36,7 @@ from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
 from framefuse.runtime.stages import infer, warm_up
 from framefuse.runtime.views import viewer_for
+from known_models import model
 from training.squares import write_squares
 
 SIZE = 96, 64
@@ -108,6 +109,28 @@ def test_mattes_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
                 assert one.size == other.size == (part[0].width, part[0].height)
                 np.testing.assert_allclose(one.parts[0].alpha, other.parts[0].alpha, atol=1e-6)
         program.close()
+
+
+@pytest.mark.parametrize("layout", ["yolox", "centerface"])
+def test_what_the_network_leaves_undecoded_is_that_of_the_host(gpu: Gpu, tmp_path: Path, layout: str) -> None:
+    random, rows = np.random.default_rng(5), 2
+    if layout == "yolox":
+        outputs = [np.concatenate((random.uniform(0, 1, (rows, 84, 4)), random.uniform(0, 1, (rows, 84, 3))), 2)]
+    else:
+        outputs = [random.uniform(low, 1, (rows, count, 16, 16)) for low, count in ((0, 1), (0, 2), (0, 2), (-1, 10))]
+    raw = [output.astype(np.float32) for output in outputs]
+    network = model(tmp_path / "known.onnx", *(output[:1] for output in raw), task="detect")
+    names = "[cat, dog]" if layout == "yolox" else "[face]"
+    network.with_suffix(".yaml").write_text(f"layout: {layout}\nnames: {names}\n")
+    card, spec, asked = read_card(network), Preprocess(64, 64), Selection(conf=0.5)
+    host = HostProgram(NullEngine(lambda pixels: raw), card, spec, asked, batch=rows)
+    program = CudaProgram(CudaNullEngine(lambda *shape: raw), card, spec, asked, batch=rows)
+    for expected, found in zip(run(host, pictures(3), rows), run(program, pictures(3), rows), strict=True):
+        one, other = expected.result.detections, found.result.detections
+        assert len(one) == len(other) > 2
+        np.testing.assert_allclose(one.xyxy, other.xyxy, atol=1e-3)
+        assert (one.keypoints is None) == (other.keypoints is None) == (layout == "yolox")
+    program.close()
 
 
 def test_masks_of_views_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:

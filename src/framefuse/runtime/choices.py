@@ -16,7 +16,7 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
 from framefuse.errors import CapabilityError, ConfigError, UsageError
 from framefuse.models.card import Card
-from framefuse.models.layouts import UNDECODED, WHOLE
+from framefuse.models.layouts import WHOLE
 from framefuse.preprocess import Preprocess
 from framefuse.sources import SourceInfo
 from framefuse.sources.stereo import find
@@ -263,8 +263,6 @@ NOT_OF = {
     "classify": ("save_json", "tiles", "roi", "stereo"),
 }
 """Task -> settings that do nothing for it, besides those of boxes."""
-ON_GPU = "semantic", "classify", "pose", "obb", "segment"
-"""Tasks beside `detect` whose outputs are read on a GPU."""
 
 
 def check_task(card: Card, settings: Settings) -> None:
@@ -272,10 +270,6 @@ def check_task(card: Card, settings: Settings) -> None:
     for field in ("save_mot", "trail"):
         if getattr(settings, field) and not settings.track:
             raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
-    if settings.on_gpu and not card.boxes_only and (card.task not in ON_GPU or card.layout in UNDECODED):
-        what = f"task {card.task}" if card.layout not in UNDECODED else f"layout {card.layout}"
-        message = f"{card.path.name} has the {what}, whose outputs are read on the CPU only"
-        raise CapabilityError(message, remedy="run it with --device cpu")
     if settings.adaptive and card.task != "detect":
         what = f"adaptive compute interpolates boxes, and {card.path.name} has the task {card.task}"
         raise CapabilityError(what, remedy="leave it out")

@@ -76,7 +76,7 @@ class RunPlan:
         if self.settings.on_gpu and self.card.task == "segment":
             message = f"instance masks of views are found on the CPU only, and {self.card.path.name} gives masks"
             raise CapabilityError(message, remedy="use --device cpu, or leave out tiles, roi and stereo")
-        if not self.settings.on_gpu or self.card.task != "detect":
+        if not (self.settings.on_gpu and self.card.boxes_only):
             return self
         batch, reasons = self.batch, dict(self.reasons)
         views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)

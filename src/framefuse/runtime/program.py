@@ -19,7 +19,7 @@ from framefuse.postprocess import BoxCheck, ClassMasks, postprocess
 from framefuse.postprocess.decoders import DECODERS, decoded
 from framefuse.postprocess.heads import Heads, classify
 from framefuse.postprocess.mattes import Foreground
-from framefuse.prediction import Classification, Detections, FrameInfo, Masks, Matte, Result
+from framefuse.prediction import Array, Classification, Detections, FrameInfo, Masks, Matte, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder, median_seconds
@@ -271,6 +271,29 @@ def heads_of(card: Card, checked: BoxCheck) -> Heads | None:
     return Heads(card.task, layout, card.extra, checked, keypoints=card.keypoints, skeleton=card.skeleton)
 
 
+def decode(outputs: Sequence[Array], placements: Sequence[Placement], card: Card, selection: Selection) -> tuple[Array]:
+    """The outputs of a network that leaves their decoding to others, as an output of layout yolov5."""
+    return (decoded(card.layout, outputs[: len(card.outputs)], placements[0].size[::-1], selection.conf),)
+
+
+def boxes_of(
+    outputs: Sequence[Array],
+    layout: str | None,
+    placements: Sequence[Placement],
+    card: Card,
+    selection: Selection,
+    checked: BoxCheck,
+    heads: Heads | None,
+) -> list[Detections]:
+    """What the frames of a batch show, copied out of outputs on the host. `layout`: theirs, if not the card's."""
+    if heads is not None:
+        return heads(outputs, placements, **vars(selection))
+    units = "relative" if layout == HEAD else card.box_units
+    called = layout or card.layout, placements
+    predictions = postprocess(outputs, *called, **vars(selection), activation=card.activation, box_units=units)
+    return checked(*predictions)
+
+
 @dataclass(eq=False)
 class InFlightBatch:
     """A batch that an engine is running, with the request that runs it."""
@@ -365,25 +388,15 @@ class HostProgram(Program):
 
         def boxes(iou: float) -> list[Detections]:
             """What the frames show, copied out of `outputs`, if suppression has this `iou`."""
-            if self._heads is not None:
-                return self._heads(outputs, flight.placements, **vars(replace(self.selection, iou=iou)))
-            predictions = postprocess(
-                outputs,
-                layout or card.layout,
-                flight.placements,
-                **vars(replace(self.selection, iou=iou)),
-                activation=card.activation,
-                box_units="relative" if layout == HEAD else card.box_units,
-            )
-            return self.checked(*predictions)
+            selection = replace(self.selection, iou=iou)
+            return boxes_of(outputs, layout, flight.placements, card, selection, self.checked, self._heads)
 
         try:
             if layout is None:
                 outputs = tuple(outputs[index] for index in card.output_indices)
             card.check_outputs(outputs, layout)
             if card.layout in DECODERS:
-                layout, size = "yolov5", flight.placements[0].size[::-1]
-                outputs = (decoded(card.layout, outputs[: len(card.outputs)], size, self.selection.conf),)
+                layout, outputs = "yolov5", decode(outputs, flight.placements, card, self.selection)
             found: list[FrameOutput]
             if self._foreground is not None:
                 mattes = self._foreground(outputs[0], flight.placements)

@@ -21,9 +21,17 @@ from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck
+from framefuse.postprocess.decoders import DECODERS
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.device_outputs import BoxOutputs, ClassOutputs, DeviceOutputs, MaskOutputs, MatteOutputs
+from framefuse.runtime.cuda.device_outputs import (
+    BoxOutputs,
+    ClassOutputs,
+    DeviceOutputs,
+    MaskOutputs,
+    MatteOutputs,
+    UndecodedOutputs,
+)
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.program import Selection
 
@@ -75,6 +83,8 @@ class CapturedBatch:
                 self.outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
             elif card.task == "classify":
                 self.outputs = ClassOutputs(outputs[0], card)
+            elif card.layout in DECODERS:
+                self.outputs = UndecodedOutputs(outputs, card, selection, checked)
             else:
                 relative = model.layout is not None or card.box_units == "relative"
                 layout = model.layout or card.layout

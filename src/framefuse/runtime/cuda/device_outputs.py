@@ -23,7 +23,7 @@ from framefuse.postprocess.mattes import Foreground
 from framefuse.postprocess.merge import edges
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
-from framefuse.runtime.program import FrameOutput, Selection, heads_of
+from framefuse.runtime.program import FrameOutput, Selection, boxes_of, decode, heads_of
 
 FOUND = len(Found._fields)
 """Arrays of the results before those of `Merged`."""
@@ -271,6 +271,35 @@ class ClassOutputs:
         names = self._card.names
         classes = classify(self._host[:count], names, self._card.activation)
         return [FrameOutput(Detections.none(names), None, one) for one in classes]
+
+
+class UndecodedOutputs:
+    """Outputs of a network that leaves their decoding to others, which the host decodes."""
+
+    uploaded_bytes = 0
+
+    def __init__(self, outputs: Sequence[Any], card: Card, selection: Selection, checked: BoxCheck) -> None:
+        self._card, self._selection, self._checked = card, selection, checked
+        self._heads = heads_of(card, checked)
+        self._host = [device.pinned(tuple(output.shape), np.dtype(output.dtype.name)) for output in outputs]
+        self.downloaded_bytes = sum(array.nbytes for array in self._host)
+        self._placements: list[Placement] = []
+
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+        self._placements = list(placements)
+
+    def upload(self, stream: Any) -> None:
+        """Nothing to do: the host knows where the frames lie."""
+
+    def start(self, outputs: Sequence[Any], stream: Any) -> None:
+        for output, array in zip(outputs, self._host, strict=True):
+            _download(output, array, stream)
+
+    def read(self, count: int) -> list[FrameOutput]:
+        outputs = tuple(np.asarray(array[:count], np.float32) for array in self._host)
+        decoded = decode(outputs, self._placements, self._card, self._selection)
+        given = self._placements[:count], self._card, self._selection, self._checked, self._heads
+        return [FrameOutput(objects) for objects in boxes_of(decoded, "yolov5", *given)]
 
 
 class MatteOutputs(ClassOutputs):

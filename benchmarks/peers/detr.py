@@ -85,11 +85,16 @@ def shift(net: Any, batch: Any, softmax: bool) -> None:
         found = net(pixel_values=batch).logits.double()
         if softmax:  # a query passes if exp(best) / CONF > exp(none) + the sum of exp(classes)
             sides = found[..., :-1].amax(-1).exp() / CONF - found[..., :-1].exp().sum(-1)
-            room = sides.clamp(min=1e-9).log() - found[..., -1]
-            last.bias[-1] += float(room.flatten().sort(descending=True).values[OBJECTS * len(batch)])
+            margins = sides.clamp(min=1e-9).log() - found[..., -1]
         else:
-            best = found.amax(-1).flatten().sort(descending=True).values
-            last.bias += math.log(CONF / (1 - CONF)) - float(best[OBJECTS * len(batch)])
+            margins = found.amax(-1) - math.log(CONF / (1 - CONF))
+        # Halfway between two queries, so that rounding decides about neither.
+        last_in = OBJECTS * len(batch) - 1
+        by = float(margins.flatten().sort(descending=True).values[last_in : last_in + 2].mean())
+        if softmax:
+            last.bias[-1] += by
+        else:
+            last.bias -= by
 
 
 def main() -> None:

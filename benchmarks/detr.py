@@ -24,7 +24,7 @@ from framefuse import Pipeline
 from framefuse.lab.evaluation.counters import overlaps
 from framefuse.sources import open_source
 
-MODELS = "rtdetr-r18", "rtdetrv2-r18", "dfine-l", "rfdetr", "detr-r18"
+MODELS = "rtdetr-r18", "rtdetrv2-r18", "dfine-s", "rfdetr", "detr-r18"
 BLOCKS = (1, 1), (1, 2), (3, 2), (2, 2)
 """Pixels across and down of a block."""
 IMAGES = 8

@@ -36,10 +36,23 @@ def network(name: str) -> Any:
         if name == "rtdetr-r18":
             return hf.RTDetrForObjectDetection(hf.RTDetrConfig(**labels)), hf.RTDetrImageProcessor()
         return hf.RTDetrV2ForObjectDetection(hf.RTDetrV2Config(**labels)), hf.RTDetrImageProcessor()
-    if name == "dfine-l":
-        return hf.DFineForObjectDetection(hf.DFineConfig(**labels)), hf.RTDetrImageProcessor()
+    if name == "dfine-s":
+        channels = {"stem_channels": [3, 16, 16], "stage_in_channels": [16, 64, 256, 512]}
+        channels |= {"stage_mid_channels": [16, 32, 64, 128], "stage_out_channels": [64, 256, 512, 1024]}
+        channels |= {"hidden_sizes": channels["stage_out_channels"]}
+        blocks = {"stage_num_blocks": [1, 1, 2, 1], "stage_numb_of_layers": [3, 3, 3, 3]}
+        backbone = hf.HGNetV2Config(out_indices=[2, 3, 4], use_learnable_affine_block=True, **channels, **blocks)
+        labels |= {"backbone_config": backbone, "encoder_in_channels": [256, 512, 1024], "decoder_layers": 3}
+        config = hf.DFineConfig(depth_mult=0.34, hidden_expansion=0.5, **labels)
+        return hf.DFineForObjectDetection(config), hf.RTDetrImageProcessor()
     if name == "rfdetr":
-        return hf.RfDetrForObjectDetection(hf.RfDetrConfig(**labels)), hf.DeformableDetrImageProcessor()
+        config = hf.RfDetrConfig(**labels)
+        config.backbone_config.image_size = SIZE
+        net = hf.RfDetrForObjectDetection(config)
+        for layer in net.modules():  # what it does for this size, but not while it is exported
+            if hasattr(layer, "interpolate_pos_encoding"):
+                layer.interpolate_pos_encoding = lambda *_, layer=layer: layer.position_embeddings
+        return net, hf.DeformableDetrImageProcessor()
     backbone = hf.ResNetConfig(out_features=["stage4"], **levels)
     config = hf.DetrConfig(backbone_config=backbone, encoder_layers=2, decoder_layers=2, **labels)
     return hf.DetrForObjectDetection(config), hf.DetrImageProcessor()
@@ -57,7 +70,8 @@ def pixels(path: Path, mean: list[float], std: list[float]) -> tuple[Any, tuple[
 
 
 def shift(net: Any, batch: Any, softmax: bool) -> None:
-    """Scale the logits to a standard deviation of 2 and shift them, so that OBJECTS of an image pass."""
+    """Scale the logits to a standard deviation of 2, or of 4 before a softmax, and shift them, so that OBJECTS of an
+    image pass."""
     import torch
 
     heads = [layer for name, layer in net.named_modules() if isinstance(layer, torch.nn.Linear) and (
@@ -65,16 +79,22 @@ def shift(net: Any, batch: Any, softmax: bool) -> None:
     last = heads[-1]
     with torch.no_grad():
         found = net(pixel_values=batch).logits
-        scale = 2 / float(found.std())
+        scale = (4 if softmax else 2) / float(found.std())
         last.weight.mul_(scale)
         last.bias.mul_(scale)
-        found = net(pixel_values=batch).logits
-        if softmax:
-            best = (found[..., :-1].amax(-1) - found[..., -1]).flatten().sort(descending=True).values
-            last.bias[-1] += float(best[OBJECTS * len(batch)]) - 1
+        found = net(pixel_values=batch).logits.double()
+        if softmax:  # a query passes if exp(best) / CONF > exp(none) + the sum of exp(classes)
+            sides = found[..., :-1].amax(-1).exp() / CONF - found[..., :-1].exp().sum(-1)
+            margins = sides.clamp(min=1e-9).log() - found[..., -1]
         else:
-            best = found.amax(-1).flatten().sort(descending=True).values
-            last.bias += math.log(CONF / (1 - CONF)) - float(best[OBJECTS * len(batch)])
+            margins = found.amax(-1) - math.log(CONF / (1 - CONF))
+        # Halfway between two queries, so that rounding decides about neither.
+        last_in = OBJECTS * len(batch) - 1
+        by = float(margins.flatten().sort(descending=True).values[last_in : last_in + 2].mean())
+        if softmax:
+            last.bias[-1] += by
+        else:
+            last.bias -= by
 
 
 def main() -> None:

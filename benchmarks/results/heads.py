@@ -1,4 +1,5 @@
-"""docs/results/heads.md: masks, keypoints and oriented boxes beside ultralytics and supervision."""
+"""docs/results/heads.md: masks, keypoints and oriented boxes beside ultralytics and supervision, and detectors without
+anchors beside transformers."""
 
 from __future__ import annotations
 
@@ -45,4 +46,19 @@ def speed(records: Records) -> list[str]:
     return rows
 
 
-TABLES: dict[str, Table] = {"heads-parity": parity, "heads-cost": cost, "heads-speed": speed}
+def detr(records: Records) -> list[str]:
+    """The same as transformers finds."""
+    rows = [
+        "| model | theirs | ours | found again | box, px | confidence | smallest IoU |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in records("detr")["parity"]:
+        rows.append(
+            f"| {row['model']} | {row['theirs']} | {row['ours']} | {row['found']} | {row['pixels']:.4f} "
+            f"| {row['confidence']:.4f} | {row['iou']:.5f} |"
+        )
+    notes = [f"{row['model']}: {'; '.join(row['warnings'])}." for row in records("detr")["parity"] if row["warnings"]]
+    return [*rows, "", *notes] if notes else rows
+
+
+TABLES: dict[str, Table] = {"heads-parity": parity, "heads-cost": cost, "heads-speed": speed, "detr": detr}

@@ -125,12 +125,14 @@ class Card:
             layout: of `outputs`, if the engine's differs from the model's.
 
         Raises:
-            CardError: the outputs have another number of classes.
+            CardError: the outputs have another number of classes, or none.
         """
         shapes = [output.shape for output in outputs]
-        found = layouts.count_classes(layout or self.layout, shapes, self.activation, self.extra)
-        if self.names and found is not None and found != self.class_count:
+        # OpenVINO makes scalars of outputs without values.
+        found = 0 if () in shapes else layouts.count_classes(layout or self.layout, shapes, self.activation, self.extra)
+        if found is not None and (found < 1 or (self.names and found != self.class_count)):
             stated = f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')})"
+            stated = stated if self.names else f"{self.path.name} needs at least one class"
             message = f"{stated}, but its outputs have {found} ({self.layout}: {', '.join(map(str, shapes))})"
             raise CardError(message, remedy=f"correct names or layout in the card {self.path.with_suffix('.yaml')}")
 

@@ -110,7 +110,7 @@ def resolve(
     if class_count is not None and count is not None and count != class_count:
         raise CardError(
             f"{class_count} class names are given, but the outputs have {count} classes ({name}: {listed})",
-            remedy="correct names in the card"
+            remedy=f"correct {'names or keypoints' if task == 'pose' else 'names'} in the card"
             + ("; if the last class means no object, add activation: softmax" if count == class_count + 1 else ""),
         )
     default: Activation = "sigmoid" if name == "detr" and len(chosen) == 2 else "softmax" if inferred else "none"

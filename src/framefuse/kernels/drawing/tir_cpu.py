@@ -8,14 +8,28 @@ samples.
 
 from __future__ import annotations
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from ..tir.base import SAMPLES, array_at, arrays_at, lets, variables
 
 
+def by_255(total):
+    """An integer below 65535 divided by 255, in 16 bits, of which a vector holds twice as many."""
+    total, one, eight = total.astype("uint16"), tirx.const(1, "uint16"), tirx.const(8, "uint16")
+    return ((total + one + (total >> eight)) >> eight).astype("uint8")
+
+
 def mix(sample, ink, component):
     """A sample below an ink of one opacity for many: ink is colour * opacity + 127 of each component, 255 - opacity."""
-    return T.Cast("uint8", (T.Cast("int32", sample) * ink[3] + ink[component]) // 255)
+    return by_255(sample.astype("uint16") * ink[3] + ink[component])
+
+
+@T.inline
+def tint(plane, start, count, step, ink, component):
+    """Mix `count` samples with an ink; loops of a length and step that are known become vectors."""
+    for k in T.serial(count):
+        plane[start + k * step] = mix(plane[start + k * step], ink, component)
 
 
 @T.prim_func(s_tir=True)
@@ -28,39 +42,38 @@ def draw_overlay(
     """inks[label] is y, u, v, opacity (0..255)."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
     luma, u, v, labels = arrays_at((y_address, u_address, v_address, label_address), "uint8", width)
-    seen, sums, ink = variables("int32", 2, 3, 4)
+    (seen,), (ink,), (sums,) = variables("uint8", 2), variables("uint16", 4), variables("int32", 3)
     for cell_y in T.serial((height + 1) // 2):
         top: T.let = 2 * cell_y
         bottom: T.let = T.min(top + 1, height - 1)
-        for part in T.serial((width + 15) // 16):
+        for part in T.serial(width // 16 + 1):
             start: T.let = part * 16
-            count: T.let = T.min(16, width - start)
             # Most of an image is unlabelled, most of the rest has one label: look at 16 pixels of both rows at once.
-            seen[0] = 0
-            seen[1] = 255
-            for x in T.serial(count):
-                above, below = lets(labels[top * label_pitch + start + x], labels[bottom * label_pitch + start + x])
-                seen[0] = seen[0] | T.Cast("int32", above | below)
-                seen[1] = seen[1] & T.Cast("int32", above & below)
-            if T.And(T.And(seen[0] == seen[1], count % 2 == 0), top != bottom):
-                ink[3] = 255 - inks[seen[0], 3]
+            seen[0] = T.uint8(1)
+            seen[1] = T.uint8(0)
+            if T.And(start + 16 <= width, top != bottom):
+                seen[0] = T.uint8(0)
+                seen[1] = T.uint8(255)
+                for x in T.serial(16):
+                    above, below = lets(labels[top * label_pitch + start + x], labels[bottom * label_pitch + start + x])
+                    seen[0] = seen[0] | above | below
+                    seen[1] = seen[1] & above & below
+            if seen[0] == seen[1]:
+                label: T.let = T.Cast("int32", seen[0])
+                ink[3] = T.Cast("uint16", 255 - inks[label, 3])
                 for k in T.unroll(3):
-                    ink[k] = inks[seen[0], k] * inks[seen[0], 3] + 127
-                if ink[3] != 255:
-                    for x in T.serial(count):
-                        at: T.let = top * y_pitch + start + x
-                        luma[at] = mix(luma[at], ink, 0)
-                    for x in T.serial(count):
-                        at: T.let = bottom * y_pitch + start + x
-                        luma[at] = mix(luma[at], ink, 0)
-                    for k in T.serial(count // 2):
-                        at: T.let = cell_y * u_pitch + (start // 2 + k) * chroma_step
-                        u[at] = mix(u[at], ink, 1)
-                    for k in T.serial(count // 2):
-                        at: T.let = cell_y * v_pitch + (start // 2 + k) * chroma_step
-                        v[at] = mix(v[at], ink, 2)
-            elif T.Or(seen[0] != 0, inks[0, 3] != 0):
-                for k in T.serial((count + 1) // 2):
+                    ink[k] = T.Cast("uint16", inks[label, k] * inks[label, 3] + 127)
+                if ink[3] != T.uint16(255):
+                    tint(luma, top * y_pitch + start, 16, 1, ink, 0)
+                    tint(luma, bottom * y_pitch + start, 16, 1, ink, 0)
+                    if chroma_step == 1:
+                        tint(u, cell_y * u_pitch + part * 8, 8, 1, ink, 1)
+                        tint(v, cell_y * v_pitch + part * 8, 8, 1, ink, 2)
+                    else:
+                        tint(u, cell_y * u_pitch + part * 16, 8, 2, ink, 1)
+                        tint(v, cell_y * v_pitch + part * 16, 8, 2, ink, 2)
+            else:
+                for k in T.serial((T.min(16, width - start) + 1) // 2):
                     cell_x: T.let = start // 2 + k
                     for k in T.unroll(3):
                         sums[k] = 0
@@ -73,17 +86,16 @@ def draw_overlay(
                         sums[1] = sums[1] + opacity * inks[label, 1]
                         sums[2] = sums[2] + opacity * inks[label, 2]
                         # An odd edge repeats its pixel, which is drawn once.
-                        if T.And(y == top + corner // 2, x == 2 * cell_x + corner % 2):
+                        inside: T.let = T.And(y == top + corner // 2, x == 2 * cell_x + corner % 2)
+                        if T.And(opacity != 0, inside):
                             at: T.let = y * y_pitch + x
-                            luma[at] = T.Cast(
-                                "uint8",
-                                (T.Cast("int32", luma[at]) * (255 - opacity) + inks[label, 0] * opacity + 127) // 255,
-                            )
+                            under: T.let = T.Cast("int32", luma[at]) * (255 - opacity)
+                            luma[at] = by_255(under + inks[label, 0] * opacity + 127)
                     if sums[0] != 0:
                         beside = T.meta_var(cell_x * chroma_step)
                         u_at, v_at = lets(cell_y * u_pitch + beside, cell_y * v_pitch + beside)
-                        u[u_at] = T.Cast("uint8", (T.Cast("int32", u[u_at]) * (1020 - sums[0]) + sums[1] + 510) // 1020)
-                        v[v_at] = T.Cast("uint8", (T.Cast("int32", v[v_at]) * (1020 - sums[0]) + sums[2] + 510) // 1020)
+                        u[u_at] = by_255((T.Cast("int32", u[u_at]) * (1020 - sums[0]) + sums[1] + 510) // 4)
+                        v[v_at] = by_255((T.Cast("int32", v[v_at]) * (1020 - sums[0]) + sums[2] + 510) // 4)
 
 
 def boxes_variant(sample):

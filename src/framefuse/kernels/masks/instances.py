@@ -70,15 +70,17 @@ class Runs:
         return masks
 
     def labels(self, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """(height, width) uint8: values[i] where mask i is set, the first mask on top; elsewhere 0."""
+        """(height, width) uint8: values[i] where mask i is set, the first mask on top; elsewhere 0. The last axis is
+        contiguous, the rows are apart."""
         height, width = self.size
         if values.shape != (len(self),):
             raise UsageError(f"{len(self)} masks of {width}x{height}, but values {values.shape}")
-        labels = np.zeros(self.size, np.uint8)
+        # Rows of an odd number of cache lines: a column, along which the kernel writes, uses all sets of the cache.
+        labels = np.zeros((height, 64 * (-(-width // 64) | 1)), np.uint8)
         if len(self):
             starts, ends, values = map(np.ascontiguousarray, (self.starts, self.ends, values))
-            _function("run_labels")(self.lengths, starts, ends, values, address(labels), width, height)
-        return labels
+            _function("run_labels")(self.lengths, starts, ends, values, address(labels), labels.shape[1], height)
+        return labels[:, :width]
 
     @property
     def areas(self) -> NDArray[np.int64]:

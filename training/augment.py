@@ -158,7 +158,9 @@ def _views(
     if how.toward is not None:
         own = (frames.classes[rows] == how.toward).float() * chance(count, frames.classes.shape[1])
         box = frames.boxes[rows].gather(1, own.argmax(1)[:, None, None].expand(-1, 1, 4))[:, 0]
-        box = torch.where(flip[:, None], box.new_tensor([width, 0, width, 0]) + box * box.new_tensor([-1, 1, -1, 1]), box)
+        box = torch.where(
+            flip[:, None], box.new_tensor([width, 0, width, 0]) + box * box.new_tensor([-1, 1, -1, 1]), box
+        )
         middle = scale * (box[:, :2] + box[:, 2:]) / 2
         offset = torch.where(zoom == 1, offset, (extent * (0.3 + 0.4 * chance(count, 2)) - middle).round())
     offset[:, 0] += flip * scale[:, 0] * width

@@ -101,10 +101,10 @@ RECIPES = {
     "scout-n-seg": Recipe("scout-n-seg", pools=4, rounds=6, rate=3e-3),
     "scout-n-pose": Recipe(
         "scout-n-pose",
-        pools=20,
+        pools=120,
         batches=100,
         rounds=1,
-        batch=32,
+        batch=64,
         part=(160, 160),
         frozen=False,
         rate=1e-3,

@@ -212,7 +212,7 @@ class Settings(BaseModel):
         "write what a segmenter finds as a video: a gray matte, transparent, before green or a blurred background, "
         "tinted, or packed into the corners of VR video",
     )
-    matte_steady: Share = option(0.9, "how much the matte keeps of the frame before where nothing moves")
+    matte_steady: Share = option(1.0, "weight of the frames around one in its matte, where nothing moves")
     matte_feather: float = option(2.0, "width of the matte's soft edge in pixels", gt=0, le=64)
     show: bool = option(False, "show the annotated frames in a window (needs opencv-python)")
     show_views: bool = option(False, "--save and --show: outline the tiles, regions and eyes, dashed")

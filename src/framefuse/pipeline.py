@@ -457,8 +457,6 @@ class Pipeline:
             self._tracks.leave(info)
         if self._events:
             self._events.leave(unit)
-        if self._matting:
-            self._matting.leave(unit)
         if self._sink_set:
             self._sink_set.end(unit)
 

@@ -1,5 +1,6 @@
 """Steadies the mattes of a run from frame to frame, for each source and view."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -7,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from framefuse.config import Settings
-from framefuse.frame import Frame
 from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Array, Detections, Matte, MattePart
 from framefuse.runtime.program import FrameResult
@@ -16,8 +16,10 @@ from framefuse.sources import SourceInfo
 
 CUT = 0.12
 """Mean change of luma (0..1) from one frame to the next above which the scene has changed."""
-STILL, MOVES = 0.005, 0.015
-"""Changes of luma of a sample: up to the first nothing moves there; from the second on the matte follows at once."""
+MOVES = 0.02
+"""Change of luma of a sample, or of one beside it, from which on other frames say nothing about it."""
+REACH = 3
+"""Frames before and after one that say something about it."""
 GAP = 0.5
 """Seconds between two frames after which nothing is known about the second."""
 OBJECTS_GRID = 4
@@ -32,69 +34,115 @@ class _Look(NamedTuple):
     """Its luma at the resolution of the matte."""
     seconds: float | None
 
-    def goes_on(self, before: "_Look | None") -> bool:
+    def goes_on(self, before: "_Look") -> bool:
         """Whether it shows the same scene as the one before."""
-        if before is None or before.guide.shape != self.guide.shape:
+        if before.guide.shape != self.guide.shape:
             return False
-        if None not in (self.seconds, before.seconds) and not 0 < self.seconds - before.seconds <= GAP:  # type: ignore[operator]
+        if self.seconds is not None and before.seconds is not None and not 0 < self.seconds - before.seconds <= GAP:
             return False
         return bool(np.abs(self.guide - before.guide).mean() <= CUT)
 
 
-class _Held(NamedTuple):
-    """A frame that waits for the one after it."""
+class _Scene:
+    """The last frames of a source, which show one scene, and those that wait for the frames after them."""
 
-    found: FrameResult
-    unit: str
-    looks: list[_Look]
+    def __init__(self, steady: float, ahead: int) -> None:
+        self._steady, self._ahead = steady, ahead
+        self._looks: list[list[_Look]] = []
+        self._plain: list[list[Array]] = []
+        """The mattes of all but perhaps the last, without what one frame alone shows."""
+        self._waiting: deque[FrameResult] = deque()
+
+    def takes(self, looks: list[_Look]) -> bool:
+        """Whether a frame goes on with the scene."""
+        last = self._looks[-1] if self._looks else looks
+        return len(last) == len(looks) and (last is looks or all(map(_Look.goes_on, looks, last)))
+
+    def add(self, found: FrameResult, looks: list[_Look]) -> Iterator[tuple[FrameResult, list[MattePart]]]:
+        """The frames that have not to wait any longer."""
+        self._looks.append(looks)
+        self._waiting.append(found)
+        if not self._ahead:
+            self._plain.append([look.part.alpha for look in looks])
+        elif len(self._looks) > 1:
+            self._plain.append([_median(three) for three in zip(*self._looks[-3:], strict=True)])
+        while len(self._waiting) > self._ahead:
+            yield self._next()
+
+    def end(self) -> Iterator[tuple[FrameResult, list[MattePart]]]:
+        """The frames that still wait."""
+        self._plain += [[look.part.alpha for look in looks] for looks in self._looks[len(self._plain) :]]
+        while self._waiting:
+            yield self._next()
+
+    def _next(self) -> tuple[FrameResult, list[MattePart]]:
+        at = len(self._looks) - len(self._waiting)
+        first, end = max(0, at - REACH), min(at + REACH + 1, len(self._plain))
+        parts = []
+        for number, look in enumerate(self._looks[at]):
+            around = [(self._looks[n][number].guide, self._plain[n][number]) for n in range(first, end) if n != at]
+            alpha = self._mean(self._plain[at][number], look.guide, around)
+            parts.append(look.part._replace(alpha=alpha, guide=look.guide))
+        spent = max(0, at - REACH)
+        del self._looks[:spent], self._plain[:spent]
+        return self._waiting.popleft(), parts
+
+    def _mean(self, alpha: Array, guide: Array, around: list[tuple[Array, Array]]) -> Array:
+        """The mean of a matte and those of other frames, where these show the same."""
+        total, weights = alpha, np.ones_like(alpha)
+        for other_guide, other in around:
+            weight = (1 - _most_around(np.abs(other_guide - guide)) / np.float32(MOVES)).clip(0, 1)
+            weight *= np.float32(self._steady)
+            total, weights = total + weight * other, weights + weight
+        return total / weights
 
 
 class Matting:
     """Gives the results of a run their mattes. Those of each source come in its order; sources may alternate.
 
-    What one frame alone shows is taken out: of a frame, the one before and the one after, each sample has the median.
-    Where the picture is still, a sample keeps most of what it was. The frame after is not waited for where the source
-    is live.
+    What one frame alone shows is taken out: each sample has the median of a frame, the one before and the one after.
+    Where the picture is still, it has the mean of the frames around. Frames after one are not waited for where the
+    source is live.
     """
 
     def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
         self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
         self._converter = FrameConverter()
-        self._raw: dict[tuple[str, int], _Look] = {}
-        """The last view of each source, as the model saw it."""
-        self._shown: dict[tuple[str, int], Array] = {}
-        """Its matte."""
 
     def follow(self, results: Iterable[FrameResult], reader_of: Callable[[str], int]) -> Iterator[FrameResult]:
         """The results with steady mattes, which know the luma that guides them. `reader_of`: as of `stages.write`."""
-        held: dict[int, _Held] = {}
+        scenes: dict[int, tuple[str, _Scene]] = {}
         try:
             for found in results:
                 source_id = found.result.frame.source_id
-                info = self._info_of(source_id)
-                one = _Held(found, info.unit_of(source_id), self._looks(found))
-                if self._steady and not info.live:
-                    reader = reader_of(source_id)
-                    before, held[reader] = held.get(reader), one
-                    if before is not None:
-                        yield self._finished(before, one.looks if one.unit == before.unit else [])
-                else:
-                    yield self._finished(one, [])
+                info, reader, looks = self._info_of(source_id), reader_of(source_id), self._looks(found)
+                known, scene = scenes.get(reader, ("", None))
+                unit = info.unit_of(source_id)
+                if scene is None or known != unit or not (self._steady and scene.takes(looks)):
+                    if scene is not None:
+                        yield from self._with_mattes(scene.end())
+                    scene = _Scene(self._steady, 0 if info.live or not self._steady else REACH + 1)
+                    scenes[reader] = unit, scene
+                yield from self._with_mattes(scene.add(found, looks))
         except Exception:
-            yield from (self._finished(one, []) for one in held.values())
+            yield from self._rest(scenes)
             raise
-        yield from (self._finished(one, []) for one in held.values())
+        yield from self._rest(scenes)
 
-    def leave(self, unit: str) -> None:
-        """A source has ended."""
-        for key in [key for key in self._raw if key[0] == unit]:
-            del self._raw[key], self._shown[key]
+    def _rest(self, scenes: dict[int, tuple[str, _Scene]]) -> Iterator[FrameResult]:
+        for _, scene in scenes.values():
+            yield from self._with_mattes(scene.end())
+
+    def _with_mattes(self, finished: Iterable[tuple[FrameResult, list[MattePart]]]) -> Iterator[FrameResult]:
+        for found, parts in finished:
+            size = found.result.frame.width, found.result.frame.height
+            yield found._replace(result=replace(found.result, matte=Matte(tuple(parts), size, self._feather)))
 
     def _looks(self, found: FrameResult) -> list[_Look]:
         result, frame = found.result, found.frame
         assert frame is not None, "mattes need the frame"
         matte = result.matte or of_objects(result.detections, (frame.width, frame.height))
-        luma = self._luma(frame)
+        luma = upright(self._converter.yuv420p(frame)[0][0], frame.rotation)
         looks = []
         for part in matte.parts:
             x, y, width, height = part.region
@@ -102,32 +150,15 @@ class Matting:
             looks.append(_Look(part, guide, result.frame.seconds))
         return looks
 
-    def _luma(self, frame: Frame) -> Array:
-        """(height, width) uint8 of the frame as displayed."""
-        return upright(self._converter.yuv420p(frame)[0][0], frame.rotation)
 
-    def _finished(self, held: _Held, following: list[_Look]) -> FrameResult:
-        result = held.found.result
-        parts = []
-        for number, look in enumerate(held.looks):
-            after = following[number] if number < len(following) else None
-            alpha = self._steadied((held.unit, number), look, after) if self._steady else look.part.alpha
-            parts.append(look.part._replace(alpha=alpha, guide=look.guide))
-        matte = Matte(tuple(parts), (result.frame.width, result.frame.height), self._feather)
-        return held.found._replace(result=replace(result, matte=matte))
-
-    def _steadied(self, key: tuple[str, int], look: _Look, after: _Look | None) -> Array:
-        alpha, before = look.part.alpha, self._raw.get(key)
-        if before is not None and look.goes_on(before):
-            one = before.part.alpha
-            if after is not None and after.goes_on(look):
-                other = after.part.alpha
-                alpha = np.maximum(np.minimum(one, other), np.minimum(np.maximum(one, other), alpha))
-            change = _most_around(np.abs(look.guide - before.guide))
-            still = ((MOVES - change) / np.float32(MOVES - STILL)).clip(0, 1)
-            alpha = alpha + (self._shown[key] - alpha) * (still * np.float32(self._steady))
-        self._raw[key], self._shown[key] = look, alpha
-        return alpha
+def _median(looks: tuple[_Look, ...]) -> Array:
+    """The matte of the second last of two or three frames: the median of three."""
+    before, *rest = (look.part.alpha for look in looks)
+    if len(rest) < 2:
+        return before
+    alpha, after = rest
+    median: Array = np.maximum(np.minimum(before, after), np.minimum(np.maximum(before, after), alpha))
+    return median
 
 
 def _most_around(values: Array) -> Array:

@@ -51,6 +51,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "parity": ("lab/parity/*.py",),
     "synthetic world": ("world/*.py",),
     "peer": ("benchmarks/peers/*.py", "benchmarks/models.py", "benchmarks/scene.py", "benchmarks/clips.py"),
+    "selfie": ("benchmarks/selfie.py", "benchmarks/tflite.py", "benchmarks/peers/selfie.py"),
     "kernel benchmark": ("benchmarks/kernels/*.py",),
 }  # fmt: skip
 """Files of the package, or of benchmarks/, by the name of their group; a pattern with `!` leaves names out."""

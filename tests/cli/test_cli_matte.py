@@ -8,7 +8,9 @@ from typing import Any
 
 import av
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from framefuse.sinks.images import planes_of
 from framefuse.world import World
@@ -57,6 +59,23 @@ def test_objects_are_cut_out_too(run: Any, tmp_path: Path) -> None:
     world = World(scene="street", seed=2, frames=3, size=(1280, 720), complexity=0.8)
     found, truth = planes_of(decoded(tmp_path / "out.mp4")[0])[0] > 125, world[0].truth.class_mask > 0
     assert (found & truth).sum() > 0.7 * (found | truth).sum()
+
+
+def test_a_model_of_one_channel_gives_its_matte(run: Any, tmp_path: Path) -> None:
+    image, alpha = ((name, TensorProto.FLOAT, ["b", count, 64, 64]) for name, count in (("image", 3), ("alpha", 1)))
+    node = helper.make_node("ReduceMean", ["image"], ["alpha"], axes=[1])
+    ends = [[helper.make_tensor_value_info(*one)] for one in (image, alpha)]
+    graph = helper.make_graph([node], "mean", *ends)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    (tmp_path / "m.yaml").write_text("task: semantic\nnames: [person]\nfit: stretch\n")
+    address = "synthetic://bodies?seed=3&split=test&frames=2&size=64x64"
+    code, out, err = run("matte", address, "out.mp4", "--model", "m.onnx", "--matte-steady", "0")
+    assert (code, out) == (0, ""), err
+    image = World(scene="bodies", seed=3, split="test", frames=2, size=(64, 64))[0].image
+    grey = np.asarray(image).mean(axis=2) * 219 / 255 + 16
+    assert np.abs(planes_of(decoded(tmp_path / "out.mp4")[0])[0] - grey).mean() < 12
+    code, _, err = run("predict", address, "m.onnx")
+    assert code == 2 and "has one class, so its output is a matte" in err and "framefuse matte" in err
 
 
 def test_a_file_of_that_name_is_not_overwritten(run: Any, tmp_path: Path) -> None:

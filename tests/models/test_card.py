@@ -285,6 +285,27 @@ def test_several_inputs_are_named(write: Any) -> None:
         read_card(write(("o", [1, 84, 8400]), extra_inputs={"depth": [1, 1, 9, 9]}))
 
 
+def test_a_recurrent_model_is_refused(write: Any) -> None:
+    """Robust Video Matting: what it remembers of the frame before is in four inputs and outputs."""
+    states = {f"r{n}i": ["batch", "channels", "h", "w"] for n in range(1, 5)} | {"downsample_ratio": [1]}
+    outputs = [("fgr", DYNAMIC), ("pha", ["batch", 1, "height", "width"])]
+    outputs += [(f"r{n}o", ["batch", "channels", "h", "w"]) for n in range(1, 5)]
+    path = write(*outputs, image=DYNAMIC, extra_inputs=states, card={"task": "semantic", "outputs": ["pha"]})
+    with pytest.raises(ModelError, match=r"has 6 inputs, expected one image: .*r1i.*r4i.*downsample_ratio"):
+        read_card(path)
+
+
+def test_one_class_is_a_matte(write: Any) -> None:
+    card = read_card(write(("alpha", [1, 1, 640, 640]), card={"task": "semantic", "names": ["person"]}))
+    assert (card.task, card.layout, card.names) == ("semantic", "semantic", {0: "person"})
+    with pytest.raises(CardError, match=r"add task: semantic to the card if .* or a matte"):
+        read_card(write(("alpha", [1, 1, 640, 640])))
+    with pytest.raises(CardError, match="1 to 256 classes"):
+        read_card(write(("alpha", [1, 257, 640, 640]), card={"task": "semantic"}))
+    with pytest.raises(CardError, match="2 class names are given, but the outputs have 1 classes"):
+        read_card(write(("alpha", [1, 1, 640, 640]), card={"task": "semantic", "names": ["sky", "person"]}))
+
+
 def test_weights_listed_among_the_inputs(tmp_path: Path, write: Any) -> None:
     path = write(("o", [1, 84, 8400]), extra_inputs={"w": [2]})
     model = onnx.load(path)

@@ -130,6 +130,14 @@ def test_one_channel_is_a_matte_or_its_logit() -> None:
     np.testing.assert_allclose(mattes(ramp * 200 - 100, {}), 1 / (1 + np.exp(100 - ramp[0, 0] * 200)), atol=1e-6)
 
 
+def test_a_matte_may_overshoot() -> None:
+    """Sigmoids round, and networks interpolate: one value beyond 0..1 does not make logits of the others."""
+    ramp = np.linspace(0, 1, 256).reshape(1, 1, 16, 16)
+    for least, most in ((0, 1 + 1e-6), (-1e-6, 1), (-0.08, 1.08)):
+        found = mattes(least + ramp * (most - least), {})
+        np.testing.assert_allclose(found, (least + ramp[0, 0] * (most - least)).clip(0, 1), atol=1e-6)
+
+
 def test_padding_is_cut_off() -> None:
     scores = np.full((1, 1, 16, 16), -50.0)
     scores[:, :, 4:12] = 50  # a frame of 64x32 lies in the middle of 64x64

@@ -53,8 +53,8 @@ class Card:
         nanodet: (b, N, nc + 32) scores, then distances to the four sides as logits of eight bins
         centerface, centernet: heat map, sizes, offsets, of centerface also landmarks: (b, n, h, w) each, see
                  `postprocess.decoders`
-        semantic: (b, nc, h, w)  scores of each class, background included; h and w are those of the input, or the same
-                 fraction of both (task: semantic)
+        semantic: (b, nc, h, w)  scores of each class, background included, or with one class a matte or its logit;
+                 h and w are those of the input, or the same fraction of both (task: semantic)
         classify: (b, nc)        scores of each class (task: classify)
     """
 

@@ -218,7 +218,7 @@ def _single(
     if layout == "semantic":
         return layout, _check_semantic(tensor, size), "only output"
     if len(shape) != 3:
-        remedy = "add task: semantic to the card if it holds the scores of each class for each pixel"
+        remedy = "add task: semantic to the card if it holds the scores of each class for each pixel, or a matte"
         remedy = remedy if len(shape) == 4 else f"export the model with one of these outputs: {READ}"
         raise CardError(f"output {tensor} has no known layout", remedy=remedy)
     if layout is not None:
@@ -246,9 +246,11 @@ def _single(
 def _check_semantic(tensor: TensorFacts, size: tuple[int, int]) -> int | None:
     """Number of classes of an output (b, classes, h, w); h and w must be the same fraction of the input's sides."""
     shape = tensor.shape
-    if len(shape) != 4 or (shape[1] is not None and not 2 <= shape[1] <= 256):
-        message = f"output {tensor} is not (b, 2 to 256 classes, h, w)"
-        raise CardError(message, remedy="export the logits of all classes, background included")
+    if len(shape) != 4 or (shape[1] is not None and not 1 <= shape[1] <= 256):
+        message = f"output {tensor} is not (b, 1 to 256 classes, h, w)"
+        raise CardError(
+            message, remedy="export the logits of all classes, background included, or a matte as one class"
+        )
     height, width = shape[2:]
     if height and width and height * size[1] != width * size[0]:
         message = f"output {tensor} does not have the aspect ratio of the input {size[1]}x{size[0]}"

@@ -15,6 +15,8 @@ from framefuse.preprocess import Placement
 
 BACKGROUND = "background", "void", "bg"
 """Names of the class that is no foreground; without one it is class 0."""
+OVERSHOOT = 0.1
+"""How far a matte may leave 0..1, by rounding or interpolation inside the model; logits leave it further."""
 
 
 def in_views(mattes: Sequence[Matte], views: Sequence[View], size: tuple[int, int]) -> Matte:
@@ -27,7 +29,8 @@ def in_views(mattes: Sequence[Matte], views: Sequence[View], size: tuple[int, in
 class Foreground:
     """Makes the matte of each image of a batch from the scores of its pixels.
 
-    One class is a matte, whose values are logits if they leave 0..1; several are scores, of which the greatest wins.
+    One class is a matte, whose values are logits if they leave 0..1 by more than OVERSHOOT; several are scores, of
+    which the greatest wins.
 
     Args:
         names: those of the classes.
@@ -69,8 +72,8 @@ class Foreground:
     def _share(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
         """(h, w) in 0..1: the probability that a pixel is foreground."""
         if len(scores) == 1:
-            logits = scores.min() < 0 or scores.max() > 1
-            single: NDArray[np.float32] = 1 / (1 + np.exp(-scores[0].clip(-80, 80))) if logits else scores[0]
+            logits = scores.min() < -OVERSHOOT or scores.max() > 1 + OVERSHOOT
+            single: NDArray[np.float32] = 1 / (1 + np.exp(-scores[0].clip(-80, 80))) if logits else scores[0].clip(0, 1)
             return single
         wanted = self._wanted(len(scores))
         powers = np.exp(scores - scores.max(0))

@@ -278,6 +278,9 @@ def check_task(card: Card, settings: Settings) -> None:
         raise UsageError(message, remedy="use a segmenter, such as body-n or scout-n-seg")
     if settings.save_matte and card.task == "semantic":
         _check_matte(card, settings)
+    elif card.task == "semantic" and card.class_count == 1:
+        message = f"{card.path.name} has one class, so its output is a matte, of which no class masks are made"
+        raise UsageError(message, remedy="run framefuse matte, or set save_matte")
     if card.task not in WHOLE:
         return
     fields = ["save_mot", "save_cvat", "save_label_studio", "save_crop", "classes", "track", "zones", "events"]

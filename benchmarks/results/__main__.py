@@ -21,6 +21,7 @@ from benchmarks.results import (
     heads,
     kernels,
     mattes,
+    selfie,
     throughput,
     tracking,
     views,
@@ -39,6 +40,7 @@ TABLES: dict[str, Table] = {
     **throughput.TABLES,
     **heads.TABLES,
     **mattes.TABLES,
+    **selfie.TABLES,
 }
 """By the name in a marker."""
 

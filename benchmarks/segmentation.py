@@ -4,8 +4,8 @@
 
 - `quality`: body-n on noisy clips of the synthetic world, H.264, 1920x960, both eyes side by side, against exact masks:
   mean IoU of an eye; F of the boundary as DAVIS defines it (a pixel counts within 0.8 % of the diagonal); both also by
-  the share of the eye that people cover; flicker, the mean change of alpha where neither the truth nor the picture
-  changes; and how well the eyes agree: the IoU of both, moved by the true disparity, where both see the same. Rows:
+  the share of the eye that people cover; flicker, the mean change of alpha, and flips, the share of pixels
+  whose mask changes, where neither the truth nor the picture does; and how well the eyes agree: the IoU of both, moved by the true disparity, where both see the same. Rows:
   what `framefuse matte` does by default; without the frame before; and stretched without a guide
 - `speed`: frames/s from a 1920x960 clip with sound to a written video, in turns with a loop that decodes and encodes
   with PyAV as well, and takes the two eyes through OpenCV (resize, arg-max, morphology, Gaussian) and ONNX Runtime
@@ -168,6 +168,7 @@ def note(found: dict[str, list[float]], alpha: Any, last: Any, truth: Mask, stil
             found.setdefault(f"{name}_{size}", []).append(value)
     if still is not None and still.any():
         found.setdefault("flicker", []).append(float(np.abs(alpha.astype(int) - last)[still].mean()))
+        found.setdefault("flips", []).append(float((mask != (last > 127))[still].mean()))
     if truth.any():
         found.setdefault("agreement", []).append(agreement(mask, disparity))
 

@@ -207,10 +207,10 @@ class Settings(BaseModel):
     crf: int = option(23, "quality of --save; lower is better", ge=0, le=51)
     encode_preset: Text = option("ultrafast", "speed preset of the encoder")
     encode_threads: int = option(0, "threads of the encoder; 0: its default", ge=0, le=64)
-    save_matte: Literal["gray", "alpha", "green", "blur", "overlay", "packed"] | None = option(
+    save_matte: Literal["gray", "alpha", "green", "blur", "overlay", "packed", "png"] | None = option(
         None,
         "write what a segmenter finds as a video: a gray matte, transparent, before green or a blurred background, "
-        "tinted, or packed into the corners of VR video",
+        "tinted, or packed into the corners of VR video; png: each matte as an image",
     )
     matte_steady: Share = option(1.0, "weight of the frames around one in its matte, where nothing moves")
     matte_feather: float = option(2.0, "width of the matte's soft edge in pixels", gt=0, le=64)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from PIL import Image
 
 from framefuse.sinks.images import planes_of
 from framefuse.world import World
@@ -76,6 +77,17 @@ def test_a_model_of_one_channel_gives_its_matte(run: Any, tmp_path: Path) -> Non
     assert np.abs(planes_of(decoded(tmp_path / "out.mp4")[0])[0] - grey).mean() < 12
     code, _, err = run("predict", address, "m.onnx")
     assert code == 2 and "has one class, so its output is a matte" in err and "framefuse matte" in err
+
+
+def test_images_become_images(run: Any, tmp_path: Path) -> None:
+    for index in range(2):
+        Image.fromarray(np.ascontiguousarray(World(**EYES)[index].image)).save(tmp_path / f"{index}.png")  # type: ignore[arg-type]
+    code, _, err = run("matte", "*.png", "--mode", "alpha", "--stereo", "sbs")
+    assert code == 0, err
+    with Image.open(tmp_path / "runs/matte/matte/mattes/1.png") as image:
+        assert image.mode == "RGBA" and image.size == (1280, 640)
+    code, _, err = run("matte", "0.png", "out.mp4", "--mode", "png")
+    assert code == 2 and "png writes a folder of images" in err
 
 
 def test_a_file_of_that_name_is_not_overwritten(run: Any, tmp_path: Path) -> None:

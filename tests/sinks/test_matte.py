@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from framefuse.errors import SinkError, UsageError
 from framefuse.frame import Frame
@@ -16,22 +18,27 @@ from framefuse.prediction import Matte, MattePart
 from framefuse.sinks import open_sink
 from framefuse.sinks.draw import encode_colour
 from framefuse.sinks.images import planes_of
+from framefuse.sinks.repair import repair_folder
 from reading import decoded
 from sink_frames import NONE, audio_packets, context, frame, make_clip, result
 
 
-def written(folder: Path, mode: str, frames: list[Frame], stem: str = "clip", **info: Any) -> Any:
-    """Videos of frames whose right half is foreground."""
+def begun(folder: Path, mode: str, frames: list[Frame], stem: str = "clip", **info: Any) -> Any:
+    """Frames whose right half is foreground, given to a sink."""
     sink: Any = open_sink("matte", mode=mode, crf=8)
     sink.open(context(folder, stem=stem, **info))
-    try:
-        for one in frames:
-            alpha = np.zeros((8, 12), np.float32)
-            alpha[:, 6:] = 1
-            part = MattePart((0, 0, one.width, one.height), alpha)
-            sink.write(replace(result(one, NONE), matte=Matte((part,), (one.width, one.height), 1.0)), one)
-    finally:
-        sink.close()
+    for one in frames:
+        alpha = np.zeros((8, 12), np.float32)
+        alpha[:, 6:] = 1
+        part = MattePart((0, 0, one.width, one.height), alpha)
+        sink.write(replace(result(one, NONE), matte=Matte((part,), (one.width, one.height), 1.0)), one)
+    return sink
+
+
+def written(folder: Path, mode: str, frames: list[Frame], stem: str = "clip", **info: Any) -> Any:
+    """The sink, closed."""
+    sink = begun(folder, mode, frames, stem, **info)
+    sink.close()
     return sink
 
 
@@ -140,3 +147,51 @@ def test_a_new_size_goes_on_in_a_second_file(tmp_path: Path) -> None:
     sink = written(tmp_path, "alpha", [frame(0), frame(1, 64, 48), frame(2, 64, 48)])
     assert [path.name for path in sink.paths] == ["clip_alpha.mov", "clip_2_alpha.mov"]
     assert [len(decoded(path)) for path in sink.paths] == [1, 2]
+
+
+@pytest.mark.parametrize("mode", ["gray", "alpha"])
+def test_what_a_killed_run_leaves_can_be_completed(tmp_path: Path, mode: str) -> None:
+    left = tmp_path / "left"
+    left.mkdir()
+    sink = begun(tmp_path, mode, [frame(i) for i in range(75)])
+    (part,) = tmp_path.glob("*.part")
+    shutil.copy(part, left)
+    sink.close()
+    (repair,) = repair_folder(left)
+    assert "completed as" in repair.done
+    (video,) = left.iterdir()
+    assert video.name == sink.paths[0].name and 40 <= len(decoded(video)) <= 75
+    with av.open(str(video)) as container:
+        assert container.streams.video[0].pix_fmt == ("yuva444p10le" if mode == "alpha" else "yuv420p")
+
+
+@pytest.mark.parametrize(
+    ("mode", "left", "right"),
+    [
+        ("png", 0, 255),
+        ("gray", 0, 255),
+        ("alpha", (98, 98, 98, 0), (98, 98, 98, 255)),
+        ("green", (0, 255, 0), (98, 98, 98)),
+        ("blur", (98, 98, 98), (98, 98, 98)),
+        ("overlay", (98, 98, 98), (176, 69, 109)),
+    ],
+)
+def test_images_become_images(tmp_path: Path, mode: str, left: Any, right: Any) -> None:
+    sink: Any = open_sink("matte_images", mode=mode)
+    sink.open(context(tmp_path, stem="clip"))
+    for one in (frame(0), frame(1, 97, 63)):
+        alpha = np.zeros((8, 12), np.float32)
+        alpha[:, 6:] = 1
+        part = MattePart((0, 0, one.width, one.height), alpha)
+        sink.write(replace(result(one, NONE), matte=Matte((part,), (one.width, one.height), 1.0)), one)
+    sink.close()
+    for name, size in (("clip_0.png", (96, 64)), ("clip_1.png", (97, 63))):
+        with Image.open(tmp_path / "mattes" / name) as image:
+            assert image.size == size
+            pixels = np.asarray(image).astype(int)
+        assert np.abs(pixels[20, 5] - left).max() <= 2 and np.abs(pixels[20, -5] - right).max() <= 2
+
+
+def test_images_are_not_packed(tmp_path: Path) -> None:
+    with pytest.raises(SinkError, match="packed into videos"):
+        open_sink("matte_images", mode="packed").open(context(tmp_path))

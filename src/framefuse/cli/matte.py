@@ -44,6 +44,8 @@ def matte(
     """Cut people out of a video: a gray matte, a transparent video, a green or a blurred background."""
     defaults: Mapping[str, Any] = DEFAULTS | {"save_matte": mode}
     settings = load_settings(config, preset, given, defaults=defaults, environment=os.environ).settings
+    if target is not None and settings.save_matte == "png":
+        raise UsageError(f"png writes a folder of images, not {target}", remedy="leave OUT out; --project says where")
     if target is not None:
         _check_target(target, ".mov" if settings.save_matte == "alpha" else ".mp4", settings.exist_ok)
 

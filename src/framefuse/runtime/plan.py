@@ -111,10 +111,8 @@ class RunPlan:
     def for_output(self, info: SourceInfo) -> Self:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
         settings, encoder = self.settings, None
-        transparent = settings.save_matte == "alpha"  # it has its own encoder
-        if (settings.save or (settings.save_matte and not transparent)) and (
-            info.kind not in STILLS or not all(is_image_path(str(path)) for path in info.files)
-        ):
+        encodes = settings.save or settings.save_matte not in (None, "alpha", "png")  # these have their own encoders
+        if encodes and (info.kind not in STILLS or not all(is_image_path(str(path)) for path in info.files)):
             from framefuse.sinks.video import choose_encoder
 
             chosen, encoder = choose_encoder(settings.encoder, self.gpu)

@@ -53,7 +53,9 @@ def sinks_for(
     elif settings.save:
         encoding = {"encoder": settings.encoder, "crf": settings.crf, "preset": settings.encode_preset}
         sinks.append(open_sink("video", **encoding, threads=settings.encode_threads, gpu=settings.gpu, style=style))
-    if settings.save_matte:
+    if settings.save_matte and (info.kind in STILLS or settings.save_matte == "png"):
+        sinks.append(open_sink("matte_images", mode=settings.save_matte))
+    elif settings.save_matte:
         encoding = {"crf": settings.crf, "preset": settings.encode_preset, "threads": settings.encode_threads}
         sinks.append(open_sink("matte", mode=settings.save_matte, encoder=settings.encoder, **encoding))
     if settings.show:

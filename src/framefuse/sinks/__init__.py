@@ -26,6 +26,7 @@ from framefuse.sources import SourceInfo
 SINKS: dict[str, str] = {
     "video": "framefuse.sinks.video:VideoSink",
     "matte": "framefuse.sinks.matte:MatteSink",
+    "matte_images": "framefuse.sinks.matte:MatteImagesSink",
     "images": "framefuse.sinks.images:ImagesSink",
     "crops": "framefuse.sinks.images:CropsSink",
     "frames": "framefuse.sinks.images:FramesSink",

@@ -1,4 +1,4 @@
-"""Video of what a segmenter finds: a gray matte, a transparent video, or a composition, with the source's audio."""
+"""What a segmenter finds, as a video with the source's audio or as images: a matte, transparency, a composition."""
 
 from functools import lru_cache, partial
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import SinkError, UsageError
+from framefuse.frame import Frame
 from framefuse.kernels.geometry.call import remap
 from framefuse.kernels.geometry.projections import equirectangular_to_fisheye
 from framefuse.kernels.masks.call import box_blur, composite, upsample
@@ -14,12 +15,12 @@ from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks.draw import encode_colour
-from framefuse.sinks.images import Plane
+from framefuse.sinks.images import Plane, StillsSink, upright
 from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
 from framefuse.sources.stereo import Stereo, find, said_by_name
 
-MODES = "gray", "alpha", "green", "blur", "overlay", "packed"
+MODES = "gray", "alpha", "green", "blur", "overlay", "packed", "png"
 COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
 TINT = 0.5
 """Opacity of an overlay."""
@@ -118,6 +119,47 @@ class MatteSink(VideoSink):
             return [_blurred(plane) for plane in planes]
         values = encode_colour(COLOURS[self._mode], *format.meaning)
         return [_constant(values[role], plane.shape) for role, plane in zip("yuv", planes, strict=True)]
+
+
+class MatteImagesSink(StillsSink):
+    """Writes mattes/<stem>_<frame>.png, or mattes/<image>.png for images.
+
+    Args:
+        mode: as of `MatteSink`, and png: the matte itself, as gray; there is no packed image.
+    """
+
+    name = "matte_images"
+    folder = "mattes"
+
+    def __init__(self, *, mode: str = "png") -> None:
+        super().__init__()
+        self._mode = mode
+
+    def open(self, context: SinkContext) -> None:
+        if self._mode == "packed":
+            raise SinkError("mattes are packed into videos, and the source has images", remedy="choose another --mode")
+        super().open(context)
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        assert frame is not None and result.matte is not None, "the sink matte_images needs frames and mattes"
+        luma = upright(self._converter.yuv420p(frame)[0][0], frame.rotation)
+        name = f"{self.folder}/{self._context.image_name(self.name, result.frame)}.png"
+        self._save(name, self._composed(frame, np.ascontiguousarray(result.matte.alpha(luma))))
+
+    def _composed(self, frame: Frame, alpha: Plane) -> Plane:
+        if self._mode in ("png", "gray"):
+            return alpha
+        image = self._converter.rgb(frame)
+        if self._mode == "alpha":
+            return np.dstack((image, alpha))
+        if self._mode == "blur":
+            other = np.dstack([_blurred(image[..., channel]) for channel in range(3)])
+        else:
+            other = np.full_like(image, COLOURS[self._mode])
+        if self._mode == "overlay":
+            alpha, image, other = (alpha * np.float32(TINT)).astype(np.uint8), other, image
+        composed: Plane = composite(image, other, alpha)
+        return composed
 
 
 def _not_packable(stereo: Stereo) -> str:

@@ -227,7 +227,9 @@ def remux(source: Path, target: Path, movie_timescale: int) -> None:
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
     with (
         av.open(f"file:{source}") as reader,
-        av.open(f"file:{target}", "w", format="mov" if ".mov" in target.suffixes else "mp4", options=options) as writer,
+        av.open(
+            f"file:{target}", "w", format="mov" if target.name.endswith(".mov.index.part") else "mp4", options=options
+        ) as writer,
     ):
         writer.metadata.update({key: text for key, text in reader.metadata.items() if key == "title"})
         streams: dict[int, Any] = {one.index: writer.add_stream_from_template(one) for one in reader.streams}

@@ -16,6 +16,8 @@ from framefuse.sinks.mp4 import finish_unfinished
 from framefuse.sinks.records import HEADER
 from framefuse.sinks.run_folder import FolderLock, is_json, make_durable, part_of, write_error
 
+VIDEOS = ".mp4", ".mov"
+
 
 class Repair(NamedTuple):
     """What was done to a file."""
@@ -60,14 +62,14 @@ def _repair(path: Path) -> str:
     if path.name.endswith(tuple(f".{name}.part" for name in labels.SUFFIX)):
         frames = labels.complete(path)
         return f"completed, {counted(frames, 'frame')}" if frames else ""
-    if path.name.endswith(".mp4.index.part"):
+    if path.name.endswith(tuple(f"{suffix}.index.part" for suffix in VIDEOS)):
         video = path.with_name(path.name.removesuffix(".index.part"))
         if not video.exists() and not part_of(video).exists():
             return ""
         path.unlink()
         return f"removed: {video.name} has all of it"
     target = path.with_suffix("") if path.suffix == ".part" else path
-    if target.suffix == ".mp4":
+    if target.suffix in VIDEOS:
         return finish_unfinished(path)
     if target.suffix not in LINES:
         return ""

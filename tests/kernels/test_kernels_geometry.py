@@ -18,7 +18,11 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels.geometry import call as geometry
 from framefuse.kernels.geometry import reference
 from framefuse.kernels.geometry.call import flip, remap, split_stereo, warp_affine, warp_perspective
-from framefuse.kernels.geometry.projections import equirectangular_to_perspective, fisheye_to_perspective
+from framefuse.kernels.geometry.projections import (
+    equirectangular_to_fisheye,
+    equirectangular_to_perspective,
+    fisheye_to_perspective,
+)
 
 Move = Callable[[np.ndarray[Any, Any]], Any]
 
@@ -278,6 +282,19 @@ def test_fisheye_table(projection: Any) -> None:
     assert np.isnan(aside[0][20, -1])
     image = remap(np.full((200, 200), 200, np.uint8), *aside, value=3)
     assert image[20, -1] == 3 and image[20, 0] == 200
+
+
+def test_a_panorama_as_fisheye() -> None:
+    """The middle stays; 90 degrees aside and up are the edges of VR180; beyond the circle is nothing."""
+    map_x, map_y = equirectangular_to_fisheye((400, 400), (201, 201), fov=180, span=180)
+    np.testing.assert_allclose((map_x[100, 100], map_y[100, 100]), (199.5, 199.5), atol=1e-3)
+    for x in range(0, 201, 20):
+        along = (x - 100) / 100.5 * 200
+        np.testing.assert_allclose((map_x[100, x], map_y[100, x]), (199.5 + along, 199.5), atol=0.01)
+        np.testing.assert_allclose(map_y[x, 100], 199.5 + along, atol=0.01)
+    assert np.isnan(map_x[0, 0]) and np.isnan(map_y[200, 200])
+    wide = equirectangular_to_fisheye((400, 400), (201, 201), fov=190, span=180)[0]
+    assert wide[100, 0] < -5, "the outermost five degrees are outside of VR180"
 
 
 def test_tables_refuse_impossible_views() -> None:

@@ -71,3 +71,23 @@ def test_classes(tmp_path: Path, images: list[Any]) -> None:
     for expected, found in both(network, images):
         assert expected.classification is not None and found.classification is not None
         np.testing.assert_allclose(found.classification.confidence, expected.classification.confidence, atol=1e-6)
+
+
+def test_mattes(tmp_path: Path, images: list[Any]) -> None:
+    network = model(tmp_path / "known.onnx", np.random.default_rng(3).normal(size=(1, 3, 32, 32)), task="semantic")
+    network.with_suffix(".yaml").write_text("names: [background, cat, dog]\n")
+    for expected, found in both(network, images, save_matte="png", project=tmp_path / "runs"):
+        assert expected.matte is not None and found.matte is not None
+        apart = np.abs(expected.matte.alpha().astype(int) - found.matte.alpha())
+        assert apart.mean() < 0.5 and (apart > 8).mean() < 1e-3
+
+
+@pytest.mark.parametrize("layout", ["yolox", "nanodet"])
+def test_undecoded_layouts(tmp_path: Path, images: list[Any], layout: str) -> None:
+    values = 7 if layout == "yolox" else 2 + 4 * 8
+    raw = np.random.default_rng(4).uniform(0.2, 0.9, (1, 84, values))
+    network = model(tmp_path / "known.onnx", raw, task="detect")
+    network.with_suffix(".yaml").write_text(f"layout: {layout}\n")
+    for expected, found in both(network, images, conf=0.4):
+        assert 0 < len(found.detections) == len(expected.detections)
+        np.testing.assert_allclose(found.detections.xyxy, expected.detections.xyxy, atol=1e-2)

@@ -356,7 +356,7 @@ class Pipeline:
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             tracks=self._tracks.count if self._tracks else None,
             events=self._events.tally.facts() if self._events else None,
-            detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
+            detections={self.card.names.get(number, str(number)): n for number, n in dict(self._counts).items()},
             outputs=sinks.paths if sinks else (),
             unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
             warnings=[
@@ -424,7 +424,7 @@ class Pipeline:
         if self._events is not None:
             results = self._events.follow(results, self._inputs.reader_of, stopped=lambda: self._closed)
         if self._matting is not None:
-            results = self._matting.follow(results, self._inputs.reader_of)
+            results = self._matting.follow(results, self._inputs.reader_of, self._inputs.left)
         if self._sink_set is None:
             return self._accounted(frame_result.result for frame_result in results)
         clock, inputs = self._recorder.stage("write"), self._inputs
@@ -461,8 +461,8 @@ class Pipeline:
             self._sink_set.end(unit)
 
     def _counted(self, results: Iterator[Result]) -> Iterator[Result]:
-        """Count each result in the thread that writes it, which no signal interrupts: the report has what the outputs
-        have."""
+        """Count each result where it is written: in a thread of its own no signal comes between, so that the report has
+        what the outputs have."""
         with closing(cast("Generator[Result]", results)):
             for result in results:
                 self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)

@@ -263,7 +263,8 @@ class Matte:
         for (x, y, width, height), alpha, guide in self.parts:
             own = whole[y : y + height, x : x + width]
             gain = max(1.0, width / alpha.shape[1] / max(self.feather, 0.1))
-            seen = own if luma is None else luma[y : y + height, x : x + width]  # black has no edges to follow
+            # Black has no edges to follow.
+            seen = np.zeros_like(own) if luma is None else luma[y : y + height, x : x + width]
             low = guided.shrink(seen, alpha.shape) if luma is None or guide is None else guide
             guided.guided(alpha, low, seen, gain=gain, out=own)
         return whole

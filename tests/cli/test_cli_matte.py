@@ -48,7 +48,7 @@ def test_both_eyes_of_a_video_are_found_by_its_name(run: Any, tmp_path: Path) ->
     code, _, err = run("matte", clip, "--mode", "green")
     assert code == 0 and "stereo sbs: the name ends in _180_LR" in err
     assert len(decoded(tmp_path / "runs/matte/matte/party_green_180_LR.mp4")) == 8
-    code, _, err = run("matte", clip, "--stereo", "left", "--mode", "packed")
+    code, _, err = run("matte", clip, "--mode", "packed")
     assert code == 0
     assert len(decoded(tmp_path / "runs/matte/matte2/party_FISHEYE190_alpha.mp4")) == 8
 
@@ -126,3 +126,36 @@ def test_predict_saves_mattes_too(run: Any, tmp_path: Path) -> None:
     assert code == 0, err
     report = json.loads((tmp_path / "runs/predict/predict/report.json").read_text())
     assert [Path(path).name for path in report["outputs"]] == ["synthetic_green.mp4"]
+
+
+def test_the_command_line_wins_over_the_environment(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAMEFUSE_SAVE_MATTE", "blur")
+    address = ADDRESS.replace("frames=8", "frames=1")
+    assert run("matte", address)[0] == run("matte", address, "--mode", "green")[0] == 0
+    assert sorted(path.name for path in tmp_path.glob("runs/matte/*/*.mp4")) == [
+        "synthetic_blur.mp4",
+        "synthetic_green.mp4",
+    ]
+
+
+def test_the_source_is_never_overwritten(run: Any, tmp_path: Path) -> None:
+    clip = tmp_path / "clip.mp4"
+    clip.write_bytes(b"mine")
+    code, _, err = run("matte", clip, clip, "--exist-ok")
+    assert code != 0 and "it is an input of this command" in err
+    assert clip.read_bytes() == b"mine"
+
+
+def test_photos_keep_their_own_mattes_and_take_no_out(run: Any, tmp_path: Path) -> None:
+    Image.fromarray(np.ascontiguousarray(World(**EYES)[0].image)).save(tmp_path / "0.png")  # type: ignore[arg-type]
+    code, _, err = run("matte", "0.png", "out.mp4")
+    assert code == 2 and "images become images" in err
+    code, _, err = run("matte", ADDRESS, "--roi", "0,0,1,0,1,1")
+    assert code != 0
+
+
+def test_an_annotated_video_and_a_transparent_one(run: Any, tmp_path: Path) -> None:
+    address = "synthetic://street?seed=2&frames=2&size=640x360"
+    code, _, err = run("predict", address, "scout-n-seg", "--save", "--save-matte", "alpha")
+    assert code == 0, err
+    assert sorted(path.suffix for path in (tmp_path / "runs/predict/predict").glob("synthetic*")) == [".mov", ".mp4"]

@@ -62,8 +62,15 @@ def test_what_cannot_be_opened_or_timed_is_said(model: Path) -> None:
         framefuse.load_engine(model, engine="steam")
     with pytest.raises(CapabilityError, match="cudnn"):
         framefuse.load_engine(model, engine="cudnn", device="cpu")
-    with framefuse.load_engine(model, device="cpu") as loaded, pytest.raises(UsageError, match="runs is 0"):
-        loaded.benchmark(runs=0)
+    with framefuse.load_engine(model, device="cpu") as loaded:
+        for wrong in ({"runs": 0}, {"warmup": -1}, {"batch": 0}):
+            with pytest.raises(UsageError, match="runs is"):
+                loaded.benchmark(**wrong)
+    with pytest.raises(UsageError, match="was closed"):
+        loaded.benchmark(runs=1)
+    wrong_device: Any = "gpu"
+    with pytest.raises(UsageError, match="device 'gpu' is not one of"):
+        framefuse.load_engine(model, device=wrong_device)
 
 
 def test_a_shipped_model_has_its_own_size() -> None:

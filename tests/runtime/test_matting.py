@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from framefuse.config import Settings
-from framefuse.errors import CardError
+from framefuse.errors import CardError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.kernels.masks.instances import mask_runs
 from framefuse.postprocess.mattes import Foreground
 from framefuse.prediction import FrameInfo, Matte, MattePart, Result
 from framefuse.preprocess import Preprocess
@@ -34,7 +35,9 @@ def found(index: int, alpha: Any, luma: int = 100, *, pts: int | None = None, so
 
 def alphas(results: list[FrameResult], steady: float = 1.0, kind: str = "file") -> list[float]:
     matting = Matting(Settings(matte_steady=steady), lambda source: SourceInfo(source, kind))
-    mattes = [result.result.matte for result in matting.follow(results, lambda source: ord(source))]
+    mattes = [
+        result.result.matte for result in matting.follow(results, lambda source: ord(source), lambda reader: None)
+    ]
     return [float(matte.parts[0].alpha.mean()) for matte in mattes if matte is not None]
 
 
@@ -70,7 +73,7 @@ def test_each_result_comes_once_and_in_order(gone: int = 5) -> None:
     matting = Matting(Settings(), lambda source: SourceInfo(source, "file"))
     seen = []
     with pytest.raises(RuntimeError, match="full"):
-        for one in matting.follow(results(), lambda source: ord(source)):
+        for one in matting.follow(results(), lambda source: ord(source), lambda reader: None):
             seen.append(one.result.frame.index)
     assert sorted(seen) == list(range(gone))
     assert [index for index in seen if index % 2] == [1, 3] and [index for index in seen if not index % 2] == [0, 2, 4]
@@ -100,10 +103,7 @@ def test_the_matte_of_objects_is_their_union() -> None:
     masks = np.zeros((2, 32, 64), bool)
     masks[0, :, :32], masks[1, 8:24, 40:60] = True, True
 
-    class Masked:
-        mask = masks
-
-    matte = of_objects(Masked(), SIZE)  # type: ignore[arg-type]
+    matte = of_objects(replace(one, runs=mask_runs(masks)), SIZE)
     alpha = matte.alpha()
     assert alpha[16, 10] == 255 and alpha[16, 50] == 255 and alpha[4, 50] == 0
     assert (of_objects(one, SIZE).alpha() == 0).all(), "boxes without masks cover nothing"
@@ -157,5 +157,37 @@ def test_bad_scores_are_refused() -> None:
 def test_results_keep_everything_else() -> None:
     one = found(0, 1)
     one = one._replace(result=replace(one.result, rung="x", arrival=3.0))
-    (after,) = Matting(Settings(), lambda source: SourceInfo(source, "file")).follow([one], lambda source: 0)
+    (after,) = Matting(Settings(), lambda source: SourceInfo(source, "file")).follow(
+        [one], lambda source: 0, lambda reader: None
+    )
     assert (after.result.rung, after.result.arrival, after.frame) == ("x", 3.0, one.frame)
+
+
+def test_a_source_that_has_ended_does_not_keep_its_last_frames_waiting() -> None:
+    """Another goes on."""
+    matting, read = Matting(Settings(), lambda source: SourceInfo(source, "file")), [0, 0]
+
+    def results() -> Any:
+        for i in range(4):
+            read[0] += 1
+            yield found(i, 0, source="a")
+        for i in range(3):
+            read[1] += 1
+            yield found(i, 0, source="b")
+
+    seen = []
+    left = {ord("a"): lambda: 4 - len([one for one in seen if one == "a"]) if read[1] else None, ord("b"): lambda: None}
+    for one in matting.follow(results(), ord, lambda reader: left[reader]()):
+        seen.append(one.result.frame.source_id)
+    assert seen == [*"aaaabbb"]
+
+
+def test_images_are_not_steadied_by_each_other() -> None:
+    one = [found(i, float(i == 1)) for i in range(3)]
+    timeless = [row._replace(result=replace(row.result, frame=replace(row.result.frame, pts=None))) for row in one]
+    assert alphas(timeless) == [0, 1, 0]
+
+
+def test_classes_that_the_model_does_not_have() -> None:
+    with pytest.raises(UsageError, match="class 7 was asked for, and the model has 3 classes"):
+        mattes(np.zeros((1, 3, 16, 16)), {}, (7,))

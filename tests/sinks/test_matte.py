@@ -25,7 +25,7 @@ from sink_frames import NONE, audio_packets, context, frame, make_clip, result
 
 def begun(folder: Path, mode: str, frames: list[Frame], stem: str = "clip", **info: Any) -> Any:
     """Frames whose right half is foreground, given to a sink."""
-    sink: Any = open_sink("matte", mode=mode, crf=8)
+    sink: Any = open_sink("matte", mode=mode, crf=8, stereo=info.pop("stereo", "sbs"))
     sink.open(context(folder, stem=stem, **info))
     for one in frames:
         alpha = np.zeros((8, 12), np.float32)
@@ -97,7 +97,10 @@ def test_an_encoder_without_transparency_is_refused() -> None:
         open_sink("matte", mode="alpha", encoder="libx265")
 
 
-@pytest.mark.parametrize(("stem", "name"), [("a_180_LR", "a_green_180_LR.mp4"), ("a.b", "a.b_green.mp4")])
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [("a_180_LR", "a_green_180_LR.mp4"), ("a.b", "a.b_green.mp4"), ("a_180_LR_2", "a_2_green_180_LR.mp4")],
+)
 def test_what_players_read_stays_at_the_end_of_the_name(tmp_path: Path, stem: str, name: str) -> None:
     assert [path.name for path in written(tmp_path, "green", [frame()], stem).paths] == [name]
 
@@ -136,11 +139,21 @@ def test_vr180_becomes_fisheye(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("a", "side by side"), ("a_TB", "side by side"), ("a_LR", "VR180 or fisheye")]
+    ("name", "stereo", "why"),
+    [("a_180", None, "side by side"), ("a_180_LR", "left", "side by side"), ("a_LR", "sbs", "VR180 or fisheye")],
 )
-def test_other_videos_are_not_packed(tmp_path: Path, name: str, why: str) -> None:
+def test_other_videos_are_not_packed(tmp_path: Path, name: str, stereo: str | None, why: str) -> None:
     with pytest.raises(SinkError, match=why):
-        written(tmp_path, "packed", [frame(0, 400, 200)], **eyes(tmp_path, name))
+        written(tmp_path, "packed", [frame(0, 400, 200)], stereo=stereo, **eyes(tmp_path, name))
+
+
+def test_results_without_mattes_are_an_error(tmp_path: Path) -> None:
+    for name in ("matte", "matte_images"):
+        sink: Any = open_sink(name)
+        sink.open(context(tmp_path, stem=name))
+        with pytest.raises(SinkError, match="needs mattes"):
+            sink.write(result(frame(), NONE), frame())
+        sink.close()
 
 
 def test_a_new_size_goes_on_in_a_second_file(tmp_path: Path) -> None:

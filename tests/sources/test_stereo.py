@@ -90,3 +90,19 @@ def test_files_that_are_no_mp4(tmp_path: Path, data: bytes) -> None:
     assert said_by_file(path) == Stereo()
     assert not add_boxes(path, spherical(2)) or data.startswith(b"\0\0\0\x10moov")
     assert said_by_file(tmp_path / "none.mp4") == Stereo()
+
+
+def test_metadata_and_name_complete_each_other(clip: Path) -> None:
+    """The boxes say how the eyes are arranged, the name how they are projected."""
+    add_boxes(clip, spherical(2)[:13])
+    named = clip.rename(clip.with_name("clip_180_LR.mp4"))
+    found = find(SourceInfo(str(named), "file", path=named))
+    assert (found.arrangement, found.projection, found.source) == ("sbs", "equirect180", "its metadata")
+
+
+def test_a_video_whose_entry_is_unknown_stays_as_it_is(tmp_path: Path) -> None:
+    data = box(b"ftyp", b"isom") + box(b"moov", box(b"trak", box(b"mdia"))) + box(b"mdat", b"frames")
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(data)
+    assert not add_boxes(path, spherical(2))
+    assert path.read_bytes() == data and [one.name for one in tmp_path.iterdir()] == ["clip.mp4"]

@@ -2,18 +2,19 @@
 
 import os
 import shutil
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import run
+from framefuse.cli.console import check_out, run
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
+from framefuse.common.files import os_errors_as
 from framefuse.common.text import counted
 from framefuse.config import load_settings
 from framefuse.errors import SinkError, UsageError
+from framefuse.runtime.requested_sinks import STILLS
 from framefuse.sinks.matte import MODES
 
 FIELDS: Final = (
@@ -22,7 +23,12 @@ FIELDS: Final = (
     *("encode_preset", "encode_threads"),
 )
 MODEL: Final = "body-n"
-DEFAULTS: Final[dict[str, Any]] = {"stereo": "auto", "project": Path("runs/matte"), "name": "matte"}
+DEFAULTS: Final[dict[str, Any]] = {
+    "stereo": "auto",
+    "project": Path("runs/matte"),
+    "name": "matte",
+    "save_matte": "gray",
+}
 
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
@@ -34,7 +40,9 @@ def matte(
     model: Annotated[
         str, option("MODEL", "segmenter: an ONNX file or the name of a shipped one", "--model", "-m")
     ] = MODEL,
-    mode: Annotated[str, option("|".join(MODES), "what is written (default: gray, the matte itself)")] = "gray",
+    mode: Annotated[
+        str | None, option("|".join(MODES), "what is written (default: gray, the matte itself)", "--mode")
+    ] = None,
     config: ConfigFile = None,
     preset: Preset = None,
     print_report: PrintReport = False,
@@ -42,23 +50,28 @@ def matte(
     **given: Any,
 ) -> int:
     """Cut people out of a video: a gray matte, a transparent video, a green or a blurred background."""
-    defaults: Mapping[str, Any] = DEFAULTS | {"save_matte": mode}
-    settings = load_settings(config, preset, given, defaults=defaults, environment=os.environ).settings
+    given |= {} if mode is None else {"save_matte": mode}
+    settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings
     if target is not None and settings.save_matte == "png":
         raise UsageError(f"png writes a folder of images, not {target}", remedy="leave OUT out; --project says where")
     if target is not None:
         _check_target(target, ".mov" if settings.save_matte == "alpha" else ".mp4", settings.exist_ok)
+        check_out(target, source, model, config)
 
     from framefuse.pipeline import Pipeline
 
     pipeline = Pipeline(source, model, settings=settings)
     pipeline.inputs += [config] if config else []
+    if target is not None and pipeline.sources[0].info.kind in STILLS:
+        pipeline.close()
+        raise UsageError(f"images become images, not {target}", remedy="leave OUT out; --project says where")
     code = run(pipeline, quiet=quiet, print_report=print_report)
     if target is not None:
         videos = [path for path in map(Path, pipeline.report.outputs) if path.suffix == target.suffix]
         if len(videos) != 1:
             raise SinkError(f"the run wrote {counted(len(videos), 'video')}, so none is moved to {target}")
-        shutil.move(videos[0], target)
+        with os_errors_as(SinkError, f"{videos[0]} cannot be moved to {target}", "move it yourself"):
+            shutil.move(videos[0], target)
         if not quiet:
             typer.echo(f"moved to {target}", err=True)
     return code
@@ -69,5 +82,3 @@ def _check_target(target: Path, suffix: str, exist_ok: bool) -> None:
         raise UsageError(f"{target} is to be a video of another kind than is written", remedy=f"end it in {suffix}")
     if target.exists() and not exist_ok:
         raise UsageError(f"{target} exists", remedy="choose another name, or add --exist-ok")
-    if not target.parent.is_dir():
-        raise UsageError(f"the folder of {target} does not exist", remedy="create it first")

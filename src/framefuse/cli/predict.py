@@ -53,7 +53,8 @@ def predict(
         raise UsageError("--stdout and --json both print on stdout", remedy="leave one of them out")
     if half and given.setdefault("precision", "fp16") != "fp16":
         raise UsageError(f"--half and --precision {given['precision']} conflict", remedy="leave --half out")
-    effective = load_settings(config, preset, given, defaults={} if stdout else DEFAULTS, environment=os.environ)
+    defaults = {} if stdout or given.get("save_matte") else DEFAULTS
+    effective = load_settings(config, preset, given, defaults=defaults, environment=os.environ)
     given_sources = [*([] if source is None else [source]), *(sources or [])]
     chosen = effective.source if not given_sources else given_sources[0] if len(given_sources) == 1 else given_sources
     if chosen is None:

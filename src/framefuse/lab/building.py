@@ -31,7 +31,7 @@ from framefuse.common.text import first_line
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
 from framefuse.errors import CapabilityError, CardError, FramefuseError, ModelError, SinkError, UsageError
-from framefuse.lab.loading import Benchmark, LoadedEngine, load_engine, usable_device
+from framefuse.lab.loading import Benchmark, LoadedEngine, choose_device, load_engine
 from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
 from framefuse.models.onnx_file import is_quantised, load_onnx, read_onnx
@@ -104,9 +104,9 @@ def build_engine(
         SinkError: the output cannot be written.
     """
     started = time.perf_counter()
-    for what, value, known in (("precision", precision, get_args(Precision)), ("device", device, get_args(Device))):
-        if value not in known:
-            raise UsageError(f"{what} {value!r} is not one of {', '.join(known)}", remedy="choose one of these")
+    if precision not in get_args(Precision):
+        message = f"precision {precision!r} is not one of {', '.join(get_args(Precision))}"
+        raise UsageError(message, remedy="choose one of these")
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__}  # without importing PyTorch
     is_module = "torch.nn.modules.module.Module" in kinds
     if not is_module and not isinstance(model, str | Path):
@@ -116,9 +116,7 @@ def build_engine(
     if metadata is not None and not isinstance(metadata, Mapping):
         raise UsageError(f"metadata is a {type(metadata).__name__}", remedy="pass a mapping of names to texts")
     profile = Profile.of(shapes)
-    if device == "auto":
-        only = find_backend(engine).capabilities.devices if engine != "auto" else ()
-        device = cast(Device, only[0]) if len(only) == 1 else usable_device()
+    device = choose_device(engine, device)
     if engine == "auto":
         backend, choice = select(device, precision)
     else:

@@ -9,7 +9,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,7 @@ class LoadedEngine:
         self._device = options.device
         self._engine = open_engine(name, path, options)
         self._pools: dict[Shape, RequestPool] = {}
+        self._closed = False
         self.reasons = list(self._engine.reasons)
 
     def infer(self, images: NDArray[Any]) -> tuple[NDArray[Any], ...]:
@@ -96,8 +97,9 @@ class LoadedEngine:
         Raises:
             UsageError: no runs, or a batch that the model or its profile rules out.
         """
-        if runs < 1 or warmup < 0:
-            raise UsageError(f"runs is {runs} and warmup {warmup}", remedy="ask for one run or more")
+        if runs < 1 or warmup < 0 or (batch is not None and batch < 1):
+            message = f"runs is {runs}, warmup {warmup} and batch {batch}"
+            raise UsageError(message, remedy="ask for one run of one image or more")
         shape = self._shape if batch is None else (batch, *self._shape[1:])
         noise, times = np.random.default_rng(0).random(shape, np.float32), []
         with self._request(shape) as (pool, slot):
@@ -113,9 +115,10 @@ class LoadedEngine:
 
     @contextlib.contextmanager
     def _request(self, shape: Shape) -> Any:
+        if self._closed:
+            raise UsageError("this engine was closed", remedy="load it again")
         if shape not in self._pools:
-            for pool in self._pools.values():  # one shape at a time, so that memory does not grow with their number
-                pool.close()
+            self._close_pools()  # one shape at a time, so that memory does not grow with their number
             self._pools = {shape: self._engine.request_pool(shape[0], *shape[2:], 1)}
         pool = self._pools[shape]
         slot = pool.acquire()
@@ -127,10 +130,14 @@ class LoadedEngine:
 
     def close(self) -> None:
         """Free the engine."""
-        for pool in self._pools.values():
-            pool.close()
-        self._pools = {}
+        self._close_pools()
         self._engine.close()
+        self._closed = True
+
+    def _close_pools(self) -> None:
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -155,9 +162,7 @@ def load_engine(
         ModelError: the file cannot be read, or has operators that the engine lacks.
         CapabilityError: the engine or the device is missing.
     """
-    path = find_model(model)
-    if device == "auto":
-        device = usable_device()
+    path, device = find_model(model), choose_device(engine, device)
     backend = select(device, precision)[0] if engine == "auto" else find_backend(engine)
     check_capabilities(backend, device, precision)
     profile = read_profile(path)
@@ -167,6 +172,18 @@ def load_engine(
         spec = read_card(path).preprocess
         shape = 1, 3, spec.height, spec.width
     return LoadedEngine(path, backend.name, EngineOptions(device, precision), shape)
+
+
+def choose_device(engine: str, device: Device) -> Device:
+    """The device, where that is left open: the only one of the engine, or a usable GPU. UsageError: there is no such
+    device."""
+    if device not in get_args(Device):
+        message = f"device {device!r} is not one of {', '.join(get_args(Device))}"
+        raise UsageError(message, remedy="choose one of these")
+    if device != "auto":
+        return device
+    only = find_backend(engine).capabilities.devices if engine != "auto" else ()
+    return cast(Device, only[0]) if len(only) == 1 else usable_device()
 
 
 def usable_device() -> Device:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import CardError
+from framefuse.errors import CardError, UsageError
 from framefuse.frame import View
 from framefuse.kernels.masks import call as kernels
 from framefuse.postprocess import raise_non_finite, scored
@@ -35,9 +35,6 @@ class Foreground:
     Args:
         names: those of the classes.
         classes: numbers of those that are foreground; none: all but the background.
-
-    Raises:
-        CardError: every class is background, or none is.
     """
 
     def __init__(self, names: Mapping[int, str], classes: Sequence[int] = ()) -> None:
@@ -52,7 +49,8 @@ class Foreground:
             placements: where each image lies in the model input.
 
         Raises:
-            CardError: h and w are not the same fraction of the input's sides.
+            CardError: h and w are not the same fraction of the input's sides, or every class is background.
+            UsageError: there is no class of such a number.
             NonFiniteError: NaN or infinity in the scores of an image.
         """
         scores = np.asarray(scores[: len(placements)], np.float32)
@@ -82,6 +80,9 @@ class Foreground:
 
     def _wanted(self, count: int) -> list[int]:
         if self._classes:
+            if max(self._classes) >= count:
+                message = f"class {max(self._classes)} was asked for, and the model has {count} classes"
+                raise UsageError(message, remedy=f"choose from 0 to {count - 1}")
             return list(self._classes)
         named = [number for number, name in self._names.items() if name.casefold() in BACKGROUND] or [0]
         if not (found := [number for number in range(count) if number not in named]):

@@ -297,7 +297,8 @@ def _check_matte(card: Card, settings: Settings) -> None:
     for field in ("save", "show", "save_json", "save_jsonl"):
         if getattr(settings, field):
             message = f"save_matte and {field} were asked for: {card.path.name} gives either a matte or class masks"
-            raise UsageError(message, remedy="leave one of them out")
+            remedy = "add --no-save-jsonl" if field == "save_jsonl" else "leave one of them out"
+            raise UsageError(message, remedy=remedy)
 
 
 def choose_stereo(settings: Settings, info: SourceInfo) -> tuple[Settings, str | None]:
@@ -305,6 +306,9 @@ def choose_stereo(settings: Settings, info: SourceInfo) -> tuple[Settings, str |
     if settings.stereo != "auto":
         return settings, None
     found = find(info)
+    if info.path is None and not info.uri.startswith("synthetic:"):
+        why = "stereo off: auto goes by one video; say --stereo sbs or tb for these"
+        return settings.model_copy(update={"stereo": None}), why
     if found.arrangement in (None, "mono"):
         why = f"stereo off: {found.source} says so" if found.arrangement else "stereo off: nothing says it is stereo"
         return settings.model_copy(update={"stereo": None}), why

@@ -149,6 +149,11 @@ class Inputs:
                 self.sources[number] = _Ended(self.sources[number].info)
         return left
 
+    def left(self, number: int) -> int | None:
+        """Frames of a source that has ended which have no result yet; None: it has not ended."""
+        with self._lock:
+            return self._pending.get(number, 0) if number in self._ended else None
+
     def reader_of(self, source_id: str) -> int:
         """Number of the source that a frame comes from."""
         if (number := self._numbers.get(source_id)) is not None:

@@ -36,10 +36,10 @@ class _Look(NamedTuple):
 
     def goes_on(self, before: "_Look") -> bool:
         """Whether it shows the same scene as the one before."""
-        if before.guide.shape != self.guide.shape:
+        if before.guide.shape != self.guide.shape or before.part.region != self.part.region:
             return False
-        if self.seconds is not None and before.seconds is not None and not 0 < self.seconds - before.seconds <= GAP:
-            return False
+        if self.seconds is None or before.seconds is None or not 0 < self.seconds - before.seconds <= GAP:
+            return False  # without times they may be images of anything
         return bool(np.abs(self.guide - before.guide).mean() <= CUT)
 
 
@@ -52,6 +52,9 @@ class _Scene:
         self._plain: list[list[Array]] = []
         """The mattes of all but perhaps the last, without what one frame alone shows."""
         self._waiting: deque[FrameResult] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def takes(self, looks: list[_Look]) -> bool:
         """Whether a frame goes on with the scene."""
@@ -109,8 +112,15 @@ class Matting:
         self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
         self._converter = FrameConverter()
 
-    def follow(self, results: Iterable[FrameResult], reader_of: Callable[[str], int]) -> Iterator[FrameResult]:
-        """The results with steady mattes, which know the luma that guides them. `reader_of`: as of `stages.write`."""
+    def follow(
+        self, results: Iterable[FrameResult], reader_of: Callable[[str], int], left: Callable[[int], int | None]
+    ) -> Iterator[FrameResult]:
+        """The results with steady mattes, which know the luma that guides them.
+
+        Args:
+            reader_of: as of `stages.write`.
+            left: frames of a reader that has ended which have no result yet; None: it has not ended.
+        """
         scenes: dict[int, tuple[str, _Scene]] = {}
         try:
             for found in results:
@@ -124,6 +134,8 @@ class Matting:
                     scene = _Scene(self._steady, 0 if info.live or not self._steady else REACH + 1)
                     scenes[reader] = unit, scene
                 yield from self._with_mattes(scene.add(found, looks))
+                for reader in [reader for reader, (_, scene) in scenes.items() if left(reader) == len(scene)]:
+                    yield from self._with_mattes(scenes.pop(reader)[1].end())
         except Exception:
             yield from self._rest(scenes)
             raise
@@ -173,9 +185,8 @@ def of_objects(found: Detections, size: tuple[int, int]) -> Matte:
     """The matte of all objects that have masks, in a frame of that width and height."""
     width, height = size
     union = np.zeros((height, width), np.uint8)
-    if found.mask is not None:
-        for mask in found.mask:
-            union[mask] = 255
+    if found.runs is not None:
+        union = found.runs.labels(np.full(len(found), 255, np.uint8))
     grid = max(1, height // OBJECTS_GRID), max(1, width // OBJECTS_GRID)
     alpha: Any = shrink(union, grid)
     return Matte((MattePart((0, 0, width, height), alpha),), size)

@@ -64,6 +64,8 @@ class Model:
             options["preset"] = "latency"
         info = SourceInfo("", "array", mixed=True)
         own = choose_rung(model, settings_from(options, base=settings)).settings
+        if own.save_matte:
+            raise UsageError("save_matte was asked for of a Model, which writes nothing", remedy="use a Pipeline")
         plan = plan_run(self.card, own, None, None).for_input(info).for_output(info)
         with gpus.current(plan.gpu, "open the model"):
             self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())

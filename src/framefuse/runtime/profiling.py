@@ -320,7 +320,8 @@ class Recorder:
         cpu = {stage.name: stage.cpu_ms or 0.0 for stage in stages}
         rest = (end.cpu - begin.cpu) * 1e3 / max(self._frames, 1) - sum(cpu.values())
         gpu = {stage.name: stage.items * stage.device_ms.mean for stage in stages if stage.device_ms}
-        ends = [min(self._interval * (number + 1), seconds) for number in range(len(self._counts))]
+        counts = list(self._counts)  # another thread may count on
+        ends = [min(self._interval * (number + 1), seconds) for number in range(len(counts))]
         return Measurements(
             started=begin.date.isoformat(timespec="milliseconds"),
             finished=end.date.isoformat(timespec="milliseconds"),
@@ -331,7 +332,7 @@ class Recorder:
             latency_bars=[(bound * 1e3, count) for bound, count in self._latency.bars()],
             fps_over_time=[
                 (until, count / (until - start))
-                for (start, until), count in zip(pairwise([0.0, *ends]), self._counts, strict=True)
+                for (start, until), count in zip(pairwise([0.0, *ends]), counts, strict=True)
                 if until - start > self._interval / 4  # the last interval may be too short to tell
             ],
             cpu_seconds=end.cpu - begin.cpu,

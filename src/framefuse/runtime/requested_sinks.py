@@ -57,7 +57,9 @@ def sinks_for(
         sinks.append(open_sink("matte_images", mode=settings.save_matte))
     elif settings.save_matte:
         encoding = {"crf": settings.crf, "preset": settings.encode_preset, "threads": settings.encode_threads}
-        sinks.append(open_sink("matte", mode=settings.save_matte, encoder=settings.encoder, **encoding))
+        own = settings.save and settings.save_matte == "alpha"  # the encoder is that of the annotated video
+        encoding |= {"encoder": "auto" if own else settings.encoder, "gpu": settings.gpu}
+        sinks.append(open_sink("matte", mode=settings.save_matte, stereo=settings.stereo, **encoding))
     if settings.show:
         sinks.append(open_sink("show", style=style))
     for make in factories:

@@ -73,6 +73,11 @@ def _region(tag: str, numbers: tuple[float, ...], size: tuple[int, int]) -> View
     return View(region, tag, tuple(zip(xs, ys, strict=True)))
 
 
+def _cuts(region: tuple[float, ...]) -> bool:
+    """Whether a region is a polygon."""
+    return len(region) > 4
+
+
 def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None = None) -> "Viewer | None":
     """What splits frames into views, by the settings or by a function of the caller; None: nothing does.
     UsageError: a setting cannot be used, or contradicts another one."""
@@ -113,6 +118,9 @@ class Viewer:
         self._regions: Mapping[str, tuple[float, ...]] = EYES[settings.stereo] if settings.stereo else {}
         if settings.roi:
             self._regions = {f"roi {n}": region for n, region in enumerate(parse_roi(settings.roi), 1)}
+        if settings.save_matte and card.task == "semantic" and (self._tiles or any(map(_cuts, self._regions.values()))):
+            message = "save_matte was asked for with tiles or polygons, at whose edges mattes are not joined"
+            raise UsageError(message, remedy="use stereo, or a roi of x,y,width,height")
         if choose is not None and (self._tiles or self._regions):
             raise UsageError("views was given beside tiles, roi or stereo", remedy="let the function return all views")
         if choose is not None and not callable(choose):

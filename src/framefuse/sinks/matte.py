@@ -1,5 +1,6 @@
 """What a segmenter finds, as a video with the source's audio or as images: a matte, transparency, a composition."""
 
+import re
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from framefuse.sinks.draw import encode_colour
 from framefuse.sinks.images import Plane, StillsSink, upright
 from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
-from framefuse.sources.stereo import Stereo, find, said_by_name
+from framefuse.sources.stereo import find, said_by_name
 
 MODES = "gray", "alpha", "green", "blur", "overlay", "packed", "png"
 COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
@@ -44,6 +45,7 @@ class MatteSink(VideoSink):
             overlay: the foreground tinted; packed: of VR video side by side: a fisheye picture that has the mattes of
             both eyes in its corners, as VR players read it by the end of the name, _FISHEYE190_alpha.
         encoder: FFmpeg's name; auto: x264, in the mode alpha ProRes.
+        stereo: how the eyes are arranged, as the setting; None: the frame is one picture.
         options: see `encoder_options`.
 
     Raises:
@@ -52,21 +54,22 @@ class MatteSink(VideoSink):
 
     name = "matte"
 
-    def __init__(self, *, mode: str = "gray", encoder: str = "auto", **options: Any) -> None:
+    def __init__(self, *, mode: str = "gray", encoder: str = "auto", stereo: str | None = None, **options: Any) -> None:
         if mode == "alpha" and encoder not in (PRORES, "auto"):
             remedy = f"leave --encoder out: {PRORES} stores it"
             raise UsageError(f"the encoder {encoder} stores no transparency", remedy=remedy)
         usual = PRORES if mode == "alpha" else SOFTWARE
         super().__init__(encoder=usual if encoder == "auto" else encoder, **options)
-        self._mode = mode
+        self._mode, self._eyes = mode, stereo
         if mode == "alpha":
             self.suffix, self.pixels, self.stored = ".mov", "yuva420p", "yuva444p10le"
             self._options = partial(_prores, options.get("threads", 0))
 
     def open(self, context: SinkContext) -> None:
         self._stereo = find(context.source)
-        if self._mode == "packed" and (why := _not_packable(self._stereo)):
+        if self._mode == "packed" and (why := _not_packable(self._eyes, self._stereo.projection)):
             remedy = "name the video as players expect it, such as clip_180_LR.mp4 or clip_FISHEYE190.mp4"
+            remedy += ", and add --stereo auto or --stereo sbs"
             raise SinkError(f"{context.source.uri} cannot be packed with its mattes: {why}", remedy=remedy)
         super().open(context)
 
@@ -79,6 +82,9 @@ class MatteSink(VideoSink):
 
     def _called(self, stem: str) -> str:
         begin, end = said_by_name(stem).parts
+        if not end and (numbered := re.fullmatch(r"(.+)(_\d+)", stem)):  # the run has several of that name
+            begin, end = said_by_name(numbered[1]).parts
+            begin += numbered[2]
         if self._mode == "packed":
             end = f"_FISHEYE{FISHEYE}" if self._stereo.projection == "equirect180" else end
             return f"{begin}{end}_alpha{self.suffix}"
@@ -86,7 +92,8 @@ class MatteSink(VideoSink):
 
     def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
         """Compose the frame, which the planes hold, with the matte."""
-        assert result.matte is not None, "the sink matte needs mattes"
+        if result.matte is None:
+            raise SinkError("the sink matte needs mattes, and this run makes none", remedy="set save_matte")
         luma = planes[0][: format.height, : format.width]
         alpha = np.empty_like(planes[0])
         fill((alpha,), (result.matte.alpha(luma),), 0)
@@ -141,7 +148,9 @@ class MatteImagesSink(StillsSink):
         super().open(context)
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        assert frame is not None and result.matte is not None, "the sink matte_images needs frames and mattes"
+        assert frame is not None, "the sink matte_images needs the frame"
+        if result.matte is None:
+            raise SinkError("the sink matte_images needs mattes, and this run makes none", remedy="set save_matte")
         luma = upright(self._converter.yuv420p(frame)[0][0], frame.rotation)
         name = f"{self.folder}/{self._context.image_name(self.name, result.frame)}.png"
         self._save(name, self._composed(frame, np.ascontiguousarray(result.matte.alpha(luma))))
@@ -162,11 +171,11 @@ class MatteImagesSink(StillsSink):
         return composed
 
 
-def _not_packable(stereo: Stereo) -> str:
+def _not_packable(eyes: str | None, projection: str | None) -> str:
     """Why a video cannot be packed; "": it can."""
-    if stereo.arrangement != "sbs":
-        return "nothing says that its eyes are side by side"
-    known = stereo.projection == "equirect180" or str(stereo.projection).startswith("fisheye")
+    if eyes != "sbs":
+        return "its eyes are not seen side by side"
+    known = projection == "equirect180" or str(projection).startswith("fisheye")
     return "" if known else "nothing says that it is VR180 or fisheye"
 
 
@@ -224,7 +233,7 @@ def _constant(value: int, shape: tuple[int, int]) -> Plane:
 def _blurred(plane: Plane) -> Plane:
     height, width = plane.shape
     coarse = shrink(plane, (max(1, height // COARSE), max(1, width // COARSE))) * 255
-    blurred: Plane = upsample(box_blur(box_blur(coarse, BLUR), BLUR), plane.shape).astype(np.uint8)
+    blurred: Plane = (upsample(box_blur(box_blur(coarse, BLUR), BLUR), plane.shape) + 0.5).astype(np.uint8)
     return blurred
 
 

@@ -269,8 +269,11 @@ def add_boxes(path: Path, boxes: bytes) -> bool:
         with open(path, "rb") as source, os.fdopen(open_output(changed), "wb") as target:
             while len(header := source.read(8)) == 8 and header[4:] != b"mdat":
                 body = source.read(max(0, int.from_bytes(header[:4], "big") - 8))
-                described = described or header[4:] == b"moov"
-                target.write(_box(header[4:], _described(body, boxes)) if header[4:] == b"moov" else header + body)
+                if header[4:] == b"moov":
+                    grown = len(_described(body, boxes, 0)) - len(body)
+                    body = _described(body, boxes, grown)
+                    described = grown > 0
+                target.write(_box(header[4:], body))
             target.write(header)
             shutil.copyfileobj(source, target)
         if described:
@@ -283,20 +286,20 @@ def add_boxes(path: Path, boxes: bytes) -> bool:
     return described
 
 
-def _described(data: bytes, boxes: bytes) -> bytes:
-    """The boxes in `data`, those of the index, with others in the entries of videos, and offsets that are so many bytes
-    greater."""
+def _described(data: bytes, boxes: bytes, shift: int) -> bytes:
+    """The boxes in `data`, those of the index, with others in the entries of videos, and offsets that are greater by
+    `shift`."""
     written = []
     for kind, body in boxes_of(data):
         if kind in (b"trak", b"mdia", b"minf", b"stbl"):
-            body = _described(body, boxes)
+            body = _described(body, boxes, shift)
         elif kind == b"stsd":
             body = body[:8] + b"".join(
                 _box(name, entry + boxes if name in ENTRIES else entry) for name, entry in boxes_of(body[8:])
             )
         elif kind in (b"stco", b"co64"):
             values = np.frombuffer(body[8:], ">u4" if kind == b"stco" else ">u8")
-            body = body[:8] + (values + len(boxes)).astype(values.dtype).tobytes()
+            body = body[:8] + (values + shift).astype(values.dtype).tobytes()
         written.append(_box(kind, body))
     return b"".join(written)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -26,6 +26,8 @@ MOST_BYTES = 1 << 26
 """Size of an index that is read."""
 MODES: dict[int, Arrangement] = {0: "mono", 1: "tb", 2: "sbs"}
 """Byte of the box st3d -> arrangement (Spherical Video V2, stereo_mode)."""
+MESHES = "mshp", "cbmp"
+"""Boxes of projections by meshes and cubes."""
 HALF = 0x3FFF0000
 """Bound of the box equi, left and right, from which on half of the sphere is cropped away (of 2**32)."""
 
@@ -81,10 +83,13 @@ def find(info: SourceInfo) -> Stereo:
         return Stereo()
     named, stored = said_by_name(info.path.stem), said_by_file(info.path)
     for mine, theirs in ((stored.arrangement, named.arrangement), (stored.projection, named.projection)):
-        if mine and theirs and mine != theirs:
+        if mine and theirs and mine != theirs and mine not in MESHES:
             info.note(f"its metadata says {mine}, and its name {theirs}: the metadata counts")
-    found = stored if stored.source else named
-    return replace(found, arrangement=found.arrangement or named.arrangement, boxes=stored.boxes)
+    arrangement, projection = stored.arrangement or named.arrangement, stored.projection or named.projection
+    if stored.projection in MESHES and named.projection:
+        projection = named.projection  # which says what the mesh is about
+    source = named.source if named.arrangement and not stored.arrangement else stored.source or named.source
+    return Stereo(arrangement, projection, source, named.parts, stored.boxes)
 
 
 def _projection(body: bytes) -> str | None:
@@ -92,7 +97,7 @@ def _projection(body: bytes) -> str | None:
     if b"equi" in inner and len(inner[b"equi"]) >= 20:
         left, right = (int.from_bytes(inner[b"equi"][at : at + 4], "big") for at in (12, 16))
         return "equirect180" if left + right >= 2 * HALF else "equirect360"
-    return next((name.decode() for name in (b"mshp", b"cbmp") if name in inner), None)
+    return next((name for name in MESHES if name.encode() in inner), None)
 
 
 def _sample_entry(file: BinaryIO) -> bytes:

@@ -111,7 +111,8 @@ def equirectangular_to_fisheye(
         span: degrees of longitude across the panorama; 180 for VR180.
     """
     width, height = size
-    y, x = np.mgrid[:height, :width] - np.array([height - 1, width - 1])[:, None, None] / 2
+    y = np.arange(height, dtype=np.float32)[:, None] - np.float32(height - 1) / 2
+    x = np.arange(width, dtype=np.float32)[None] - np.float32(width - 1) / 2
     aside = np.hypot(x, y)
     theta = aside / (min(size) / 2) * np.radians(fov) / 2
     theta[aside > min(size) / 2] = np.nan

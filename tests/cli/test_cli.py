@@ -45,7 +45,7 @@ def test_every_setting_is_an_option_under_both_spellings(run: Any) -> None:
         name = field.replace("_", "-")
         assert re.search(rf"--{name}\b", help_text), name
         value = [] if info.annotation is bool else [str(info.default) if info.default is not None else "1"]
-        value = {"shard": ["1/1"], "stereo": ["sbs"], "track": ["ocsort"]}.get(field, value)
+        value = {"shard": ["1/1"], "stereo": ["sbs"], "track": ["ocsort"], "save_matte": ["green"]}.get(field, value)
         for spelling in (name, field):
             code, out, _ = run("config", "show", "--json", f"--{spelling}", *value)
             assert (code, json.loads(out)["settings"][field]["from"]) == (0, "command line")

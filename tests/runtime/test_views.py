@@ -84,7 +84,7 @@ def test_regions_are_read_in_pixels_and_shares() -> None:
         ({"roi": "1,2,nan,4"}, "roi is '1,2,nan,4'"),
         ({"roi": "1,2,0,4"}, "no area"),
         ({"roi": "1,2,3,4", "stereo": "sbs"}, "choose one of them"),
-        ({"stereo": "both"}, "one of sbs, tb, left, right"),
+        ({"stereo": "both"}, "one of auto, sbs, tb, left, right"),
         ({"views": 3}, "views is 3"),
         ({"views": lambda frame, latest: [], "tiles": "2x2"}, "let the function return all views"),
     ],

@@ -12,10 +12,8 @@ from framefuse.cli.console import check_out, run
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_fields
 from framefuse.common.files import os_errors_as
 from framefuse.common.text import counted
-from framefuse.config import load_settings
+from framefuse.config import load_settings, schema_of
 from framefuse.errors import SinkError, UsageError
-from framefuse.runtime.requested_sinks import STILLS
-from framefuse.sinks.matte import MODES
 
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "batch", "streams", "classes", "stereo", "matte_steady"),
@@ -41,7 +39,10 @@ def matte(
         str, option("MODEL", "segmenter: an ONNX file or the name of a shipped one", "--model", "-m")
     ] = MODEL,
     mode: Annotated[
-        str | None, option("|".join(MODES), "what is written (default: gray, the matte itself)", "--mode")
+        str | None,
+        option(
+            "|".join(schema_of("save_matte")["enum"]), "what is written (default: gray, the matte itself)", "--mode"
+        ),
     ] = None,
     config: ConfigFile = None,
     preset: Preset = None,
@@ -59,6 +60,7 @@ def matte(
         check_out(target, source, model, config)
 
     from framefuse.pipeline import Pipeline
+    from framefuse.runtime.requested_sinks import STILLS
 
     pipeline = Pipeline(source, model, settings=settings)
     pipeline.inputs += [config] if config else []

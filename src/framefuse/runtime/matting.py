@@ -11,7 +11,6 @@ from framefuse.config import Settings
 from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Array, Detections, Matte, MattePart
 from framefuse.runtime.program import FrameResult
-from framefuse.sinks.images import FrameConverter, upright
 from framefuse.sources import SourceInfo
 
 CUT = 0.12
@@ -110,7 +109,9 @@ class Matting:
 
     def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
         self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
-        self._converter = FrameConverter()
+        from framefuse.sinks.images import FrameConverter, upright  # PyAV, which may only come after OpenCV's windows
+
+        self._converter, self._upright = FrameConverter(), upright
 
     def follow(
         self, results: Iterable[FrameResult], reader_of: Callable[[str], int], left: Callable[[int], int | None]
@@ -154,7 +155,7 @@ class Matting:
         result, frame = found.result, found.frame
         assert frame is not None, "mattes need the frame"
         matte = result.matte or of_objects(result.detections, (frame.width, frame.height))
-        luma = upright(self._converter.yuv420p(frame)[0][0], frame.rotation)
+        luma = self._upright(self._converter.yuv420p(frame)[0][0], frame.rotation)
         looks = []
         for part in matte.parts:
             x, y, width, height = part.region

@@ -21,7 +21,6 @@ from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
 from framefuse.sources.stereo import find, said_by_name
 
-MODES = "gray", "alpha", "green", "blur", "overlay", "packed", "png"
 COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
 TINT = 0.5
 """Opacity of an overlay."""

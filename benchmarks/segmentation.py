@@ -21,6 +21,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -239,16 +240,13 @@ def with_sound(clip: Path, out: Path) -> Path:
 
 
 def speed(rounds: int) -> list[Row]:
-    clip = with_sound(clip_of(SEEDS[0]), folder() / "clip_LR.mp4")
+    clip = with_sound(clip_of(SEEDS[0]), folder() / "clip_180_LR.mp4")
     turns: dict[tuple[str, str], Callable[[], float]] = {}
     for mode in ("gray", "green"):
-        turns["framefuse", mode] = lambda mode=mode: ours(clip, mode)  # type: ignore[misc]
-        turns["OpenCV and ONNX Runtime", mode] = lambda mode=mode: loop(clip, mode)  # type: ignore[misc]
+        turns["framefuse", mode] = partial(ours, clip, mode)
+        turns["OpenCV and ONNX Runtime", mode] = partial(loop, clip, mode)
     for mode in ("blur", "overlay", "alpha", "packed"):
-        turns["framefuse", mode] = lambda mode=mode: ours(clip, mode)  # type: ignore[misc]
-    named = clip.with_name("clip_180_LR.mp4")
-    clip.rename(named)
-    clip = named
+        turns["framefuse", mode] = partial(ours, clip, mode)
     order, rates = random.Random(0), {key: list[float]() for key in turns}
     names = list(turns)
     for _ in range(rounds):

@@ -17,7 +17,14 @@ from framefuse.sinks.images import planes_of
 from framefuse.world import World
 from reading import decoded
 
-EYES = {"scene": "bodies", "seed": 3, "split": "test", "frames": 8, "size": (1280, 640), "stereo": "sbs"}
+EYES: dict[str, Any] = {
+    "scene": "bodies",
+    "seed": 3,
+    "split": "test",
+    "frames": 8,
+    "size": (1280, 640),
+    "stereo": "sbs",
+}
 ADDRESS = "synthetic://bodies?seed=3&split=test&frames=8&size=1280x640&stereo=sbs"
 
 
@@ -25,7 +32,7 @@ def test_the_matte_is_that_of_the_world(run: Any, tmp_path: Path) -> None:
     code, out, err = run("matte", ADDRESS, "people.mp4")
     assert (code, out) == (0, "")
     assert "choice   stereo sbs: its address" in err and "people.mp4" in err
-    world = World(**EYES)  # type: ignore[arg-type]
+    world = World(**EYES)
     frames = decoded(tmp_path / "people.mp4")
     assert len(frames) == 8
     inside = outside = 0
@@ -40,7 +47,7 @@ def test_both_eyes_of_a_video_are_found_by_its_name(run: Any, tmp_path: Path) ->
     with av.open(clip, "w") as container:
         stream: Any = container.add_stream("libx264", rate=30)
         stream.width, stream.height, stream.pix_fmt = 640, 320, "yuv420p"
-        world = World(**EYES | {"size": (640, 320)})  # type: ignore[arg-type]
+        world = World(**EYES | {"size": (640, 320)})
         for snapshot in world:
             image = np.ascontiguousarray(snapshot.image)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
@@ -81,7 +88,7 @@ def test_a_model_of_one_channel_gives_its_matte(run: Any, tmp_path: Path) -> Non
 
 def test_images_become_images(run: Any, tmp_path: Path) -> None:
     for index in range(2):
-        Image.fromarray(np.ascontiguousarray(World(**EYES)[index].image)).save(tmp_path / f"{index}.png")  # type: ignore[arg-type]
+        Image.fromarray(np.ascontiguousarray(World(**EYES)[index].image)).save(tmp_path / f"{index}.png")
     code, _, err = run("matte", "*.png", "--mode", "alpha", "--stereo", "sbs")
     assert code == 0, err
     with Image.open(tmp_path / "runs/matte/matte/mattes/1.png") as image:
@@ -147,7 +154,7 @@ def test_the_source_is_never_overwritten(run: Any, tmp_path: Path) -> None:
 
 
 def test_photos_keep_their_own_mattes_and_take_no_out(run: Any, tmp_path: Path) -> None:
-    Image.fromarray(np.ascontiguousarray(World(**EYES)[0].image)).save(tmp_path / "0.png")  # type: ignore[arg-type]
+    Image.fromarray(np.ascontiguousarray(World(**EYES)[0].image)).save(tmp_path / "0.png")
     code, _, err = run("matte", "0.png", "out.mp4")
     assert code == 2 and "images become images" in err
     code, _, err = run("matte", ADDRESS, "--roi", "0,0,1,0,1,1")

@@ -10,6 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from framefuse import Pipeline, Result
+
 NAMES = {0: "cat", 1: "dog"}
 SIZE = 64
 
@@ -46,3 +48,9 @@ def model(path: Path, *outputs: NDArray[np.float32], task: str, **metadata: Any)
     helper.set_model_props(built, {key: str(value) for key, value in about.items()})
     onnx.save(built, path)
     return path
+
+
+def only(picture: Path, network: Path, **options: Any) -> Result:
+    """The result of one image."""
+    (result,) = Pipeline(picture, network, precision="fp32", **options)
+    return result

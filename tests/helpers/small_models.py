@@ -12,6 +12,8 @@ from benchmarks.detection_heads import anchor_based, anchor_free
 from benchmarks.model_graph import Graph, Tensor
 
 HEIGHT, WIDTH = 96, 160
+SHAPES = {"min": (1, 3, 64, 64), "opt": (1, 3, HEIGHT, WIDTH), "max": (2, 3, HEIGHT, WIDTH)}
+"""A profile of input shapes."""
 
 TABLE_V5 = (
     tables.Layer("conv", 16, kernel=6, stride=2, pad=2),

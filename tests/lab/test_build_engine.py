@@ -15,13 +15,7 @@ from framefuse.engines import EngineOptions, open_engine
 from framefuse.errors import CapabilityError, ModelError, UsageError
 from framefuse.pipeline import Pipeline
 
-HEIGHT, WIDTH = small_models.HEIGHT, small_models.WIDTH
-SHAPES = {"min": (1, 3, 64, 64), "opt": (1, 3, HEIGHT, WIDTH), "max": (2, 3, HEIGHT, WIDTH)}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_models.write(tmp_path_factory.mktemp("build") / "tiny_v5.onnx", "tiny_v5")
+HEIGHT, WIDTH, SHAPES = small_models.HEIGHT, small_models.WIDTH, small_models.SHAPES
 
 
 @pytest.mark.parametrize("engine", ["auto", "onnxruntime"])

@@ -13,13 +13,7 @@ import framefuse
 import small_models
 from framefuse.errors import CapabilityError, UsageError
 
-HEIGHT, WIDTH = small_models.HEIGHT, small_models.WIDTH
-SHAPES = {"min": (1, 3, 64, 64), "opt": (1, 3, HEIGHT, WIDTH), "max": (2, 3, HEIGHT, WIDTH)}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_models.write(tmp_path_factory.mktemp("load") / "tiny_v5.onnx", "tiny_v5")
+HEIGHT, WIDTH, SHAPES = small_models.HEIGHT, small_models.WIDTH, small_models.SHAPES
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])

@@ -28,19 +28,7 @@ from framefuse.runtime.plan import RunPlan
 from framefuse.runtime.views import Viewer
 from framefuse.sinks.outlines import outline
 from framefuse.sources import SourceInfo
-from known_models import NAMES, SIZE, anchors, model
-
-
-@pytest.fixture
-def picture(tmp_path: Path) -> Path:
-    """Twice as large as the model input, and as wide as high: no padding, scale 1/2."""
-    Image.fromarray(np.full((2 * SIZE, 2 * SIZE, 3), 90, np.uint8)).save(tmp_path / "picture.png")
-    return tmp_path / "picture.png"
-
-
-def only(picture: Path, network: Path, **options: Any) -> framefuse.Result:
-    (result,) = Pipeline(picture, network, precision="fp32", **options)
-    return result
+from known_models import NAMES, SIZE, anchors, model, only
 
 
 def lines(path: Path) -> list[str]:

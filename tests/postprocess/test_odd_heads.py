@@ -10,15 +10,12 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
 
-import framefuse
-from framefuse import Pipeline
 from framefuse.errors import CardError
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import reference
 from framefuse.kernels.boxes.call import HEAD
-from known_models import SIZE, anchors, model
+from known_models import SIZE, anchors, model, only
 
 CLASSES = 10_000
 CHOSEN = 0, 9_999, 4_567
@@ -27,18 +24,6 @@ EXTRA = {"detect": 0, "segment": 1, "pose": 4, "obb": 1}
 KEYPOINTS = {"kpt_shape": [2, 2]}
 PROTOTYPES = np.ones((1, 1, 16, 16), np.float32)
 ENGINES = "openvino", "onnxruntime"
-
-
-@pytest.fixture
-def picture(tmp_path: Path) -> Path:
-    """Twice as large as the model input, and as wide as high: no padding, scale 1/2."""
-    Image.fromarray(np.full((2 * SIZE, 2 * SIZE, 3), 90, np.uint8)).save(tmp_path / "picture.png")
-    return tmp_path / "picture.png"
-
-
-def only(picture: Path, network: Path, **options: Any) -> framefuse.Result:
-    (result,) = Pipeline(picture, network, precision="fp32", **options)
-    return result
 
 
 def unnamed(path: Path) -> Path:

@@ -305,10 +305,10 @@ def choose_stereo(settings: Settings, info: SourceInfo) -> tuple[Settings, str |
     """The settings with the arrangement of the eyes, where that is left open, and what says it."""
     if settings.stereo != "auto":
         return settings, None
-    found = find(info)
     if info.path is None and not info.uri.startswith("synthetic:"):
         why = "stereo off: auto goes by one video; say --stereo sbs or tb for these"
         return settings.model_copy(update={"stereo": None}), why
+    found = find(info)
     if found.arrangement in (None, "mono"):
         why = f"stereo off: {found.source} says so" if found.arrangement else "stereo off: nothing says it is stereo"
         return settings.model_copy(update={"stereo": None}), why

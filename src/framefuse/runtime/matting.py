@@ -56,9 +56,9 @@ class _Scene:
         return len(self._waiting)
 
     def takes(self, looks: list[_Look]) -> bool:
-        """Whether a frame goes on with the scene."""
-        last = self._looks[-1] if self._looks else looks
-        return len(last) == len(looks) and (last is looks or all(map(_Look.goes_on, looks, last)))
+        """Whether a frame goes on with the scene, which has others already."""
+        last = self._looks[-1]
+        return len(last) == len(looks) and all(map(_Look.goes_on, looks, last))
 
     def add(self, found: FrameResult, looks: list[_Look]) -> Iterator[tuple[FrameResult, list[MattePart]]]:
         """The frames that have not to wait any longer."""
@@ -108,10 +108,10 @@ class Matting:
     """
 
     def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
-        self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
-        from framefuse.sinks.images import FrameConverter, upright  # PyAV, which may only come after OpenCV's windows
+        from framefuse.sinks.images import FrameConverter  # PyAV, which may only come after OpenCV's windows
 
-        self._converter, self._upright = FrameConverter(), upright
+        self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
+        self._converter = FrameConverter()
 
     def follow(
         self, results: Iterable[FrameResult], reader_of: Callable[[str], int], left: Callable[[int], int | None]
@@ -155,7 +155,7 @@ class Matting:
         result, frame = found.result, found.frame
         assert frame is not None, "mattes need the frame"
         matte = result.matte or of_objects(result.detections, (frame.width, frame.height))
-        luma = self._upright(self._converter.yuv420p(frame)[0][0], frame.rotation)
+        luma = self._converter.luma(frame)
         looks = []
         for part in matte.parts:
             x, y, width, height = part.region

@@ -85,6 +85,10 @@ class FrameConverter:
         meaning = wanted._replace(full_range=rgb or frame.full_range)
         return planes_of(self._reformat(to_av(frame), "yuv420p", meaning, wanted)), wanted
 
+    def luma(self, frame: Frame) -> Plane:
+        """(height, width) uint8 of the frame as displayed, without a copy if it is 8-bit 4:2:0 already."""
+        return upright(self.yuv420p(frame)[0][0], frame.rotation)
+
     def fit(self, source: av.VideoFrame, meaning: Meaning, target: tuple[Plane, ...], wanted: Meaning) -> None:
         """Scale 8-bit 4:2:0 of even size into the planes of another size, with black bars where the shapes differ."""
         height, width = target[0].shape

@@ -16,7 +16,7 @@ from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks.draw import encode_colour
-from framefuse.sinks.images import Plane, StillsSink, upright
+from framefuse.sinks.images import Plane, StillsSink
 from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
 from framefuse.sources.stereo import find, said_by_name
@@ -150,7 +150,7 @@ class MatteImagesSink(StillsSink):
         assert frame is not None, "the sink matte_images needs the frame"
         if result.matte is None:
             raise SinkError("the sink matte_images needs mattes, and this run makes none", remedy="set save_matte")
-        luma = upright(self._converter.yuv420p(frame)[0][0], frame.rotation)
+        luma = self._converter.luma(frame)
         name = f"{self.folder}/{self._context.image_name(self.name, result.frame)}.png"
         self._save(name, self._composed(frame, np.ascontiguousarray(result.matte.alpha(luma))))
 
@@ -238,7 +238,8 @@ def _blurred(plane: Plane) -> Plane:
 
 def _ends(format: VideoFormat) -> tuple[int, int]:
     """Luma of black and white."""
-    return (0, 255) if format.meaning.full_range else (16, 235)
+    black, white = (encode_colour(colour, *format.meaning)["y"] for colour in ((0, 0, 0), (255, 255, 255)))
+    return black, white
 
 
 def _prores(threads: int, **_: Any) -> tuple[dict[str, str], int]:

@@ -31,7 +31,7 @@ from framefuse.frame import Matrix
 from framefuse.sinks.images import planes_of
 from framefuse.sinks.run_folder import check_unmoved, make_durable, open_output, part_of, write_error
 from framefuse.sources.ffmpeg import TAGS, demuxed
-from framefuse.sources.stereo import ENTRIES, boxes_of
+from framefuse.sources.stereo import ENTRIES, box, boxes_of
 
 UNFINISHED = "being written by framefuse"
 """Comment in a file that is not complete, by which `repair` knows it."""
@@ -130,9 +130,8 @@ class Mp4File:
         frame = self._av_frame
         if self._encoding.stored != self._encoding.pixels:
             frame = self._scaler.reformat(frame, format=self._encoding.stored)
-            frame.colorspace = MATRIX_CODE[
-                self._encoding.matrix
-            ]  # reformat forgets it, and ProRes stores that of frames
+            # reformat forgets it, and ProRes stores that of frames.
+            frame.colorspace = MATRIX_CODE[self._encoding.matrix]
         frame.pts, frame.time_base = pts, self._encoding.time_base
         frame.pict_type = PictureType.I if alone else PictureType.NONE
         try:
@@ -225,12 +224,8 @@ def finish_unfinished(path: Path) -> str:
 def remux(source: Path, target: Path, movie_timescale: int) -> None:
     """Copy all packets and the title of an MP4 into a plain MP4 with its index in front."""
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
-    with (
-        av.open(f"file:{source}") as reader,
-        av.open(
-            f"file:{target}", "w", format="mov" if target.name.endswith(".mov.index.part") else "mp4", options=options
-        ) as writer,
-    ):
+    kind = "mov" if target.name.endswith(".mov.index.part") else "mp4"
+    with av.open(f"file:{source}") as reader, av.open(f"file:{target}", "w", format=kind, options=options) as writer:
         writer.metadata.update({key: text for key, text in reader.metadata.items() if key == "title"})
         streams: dict[int, Any] = {one.index: writer.add_stream_from_template(one) for one in reader.streams}
         for stream in reader.streams:
@@ -273,7 +268,7 @@ def add_boxes(path: Path, boxes: bytes) -> bool:
                     grown = len(_described(body, boxes, 0)) - len(body)
                     body = _described(body, boxes, grown)
                     described = grown > 0
-                target.write(_box(header[4:], body))
+                target.write(box(header[4:], body))
             target.write(header)
             shutil.copyfileobj(source, target)
         if described:
@@ -295,17 +290,13 @@ def _described(data: bytes, boxes: bytes, shift: int) -> bytes:
             body = _described(body, boxes, shift)
         elif kind == b"stsd":
             body = body[:8] + b"".join(
-                _box(name, entry + boxes if name in ENTRIES else entry) for name, entry in boxes_of(body[8:])
+                box(name, entry + boxes if name in ENTRIES else entry) for name, entry in boxes_of(body[8:])
             )
         elif kind in (b"stco", b"co64"):
             values = np.frombuffer(body[8:], ">u4" if kind == b"stco" else ">u8")
             body = body[:8] + (values + shift).astype(values.dtype).tobytes()
-        written.append(_box(kind, body))
+        written.append(box(kind, body))
     return b"".join(written)
-
-
-def _box(kind: bytes, body: bytes) -> bytes:
-    return (len(body) + 8).to_bytes(4, "big") + kind + body
 
 
 class AudioCopy:

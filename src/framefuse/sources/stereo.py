@@ -68,7 +68,7 @@ def said_by_file(path: Path) -> Stereo:
     except OSError:
         return Stereo()
     boxes = {kind: body for kind, body in boxes_of(entry) if kind in (b"st3d", b"sv3d")}
-    raw = b"".join((len(body) + 8).to_bytes(4, "big") + kind + body for kind, body in boxes.items())
+    raw = b"".join(box(kind, body) for kind, body in boxes.items())
     projection = _projection(boxes[b"sv3d"]) if b"sv3d" in boxes else None
     mode = MODES.get(boxes[b"st3d"][4]) if len(boxes.get(b"st3d", b"")) > 4 else None
     return Stereo(mode, projection, "its metadata" if mode or projection else "", boxes=raw)
@@ -126,6 +126,11 @@ def _top(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         end = file.tell() + size - 8  # of a damaged file it may lie behind the file, or be the same for ever
         yield kind, size - 8
         file.seek(end)
+
+
+def box(kind: bytes, body: bytes) -> bytes:
+    """A box of an MP4."""
+    return (len(body) + 8).to_bytes(4, "big") + kind + body
 
 
 def boxes_of(data: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -38,11 +38,7 @@ def equirectangular_to_perspective(
         span: degrees of longitude across the panorama; 180 for VR180.
     """
     right, down, forward = _rays(size, horizontal_fov, yaw, pitch, roll)
-    longitude = np.arctan2(right, forward)
-    latitude = np.arctan2(down, np.hypot(right, forward))
-    map_x = (longitude / np.radians(span) + 0.5) * source_size[0] - 0.5
-    map_y = (latitude / np.pi + 0.5) * source_size[1] - 0.5
-    return map_x.astype(np.float32), map_y.astype(np.float32)
+    return _on_panorama(right, down, forward, source_size, span)
 
 
 PROJECTIONS: dict[str, Callable[[Any], Any]] = {
@@ -117,9 +113,17 @@ def equirectangular_to_fisheye(
     theta = aside / (min(size) / 2) * np.radians(fov) / 2
     theta[aside > min(size) / 2] = np.nan
     share = np.divide(np.sin(theta), aside, out=np.zeros_like(aside), where=aside > 0)
-    right, down, forward = share * x, share * y, np.cos(theta)
-    map_x = (np.arctan2(right, forward) / np.radians(span) + 0.5) * source_size[0] - 0.5
-    map_y = (np.arctan2(down, np.hypot(right, forward)) / np.pi + 0.5) * source_size[1] - 0.5
+    return _on_panorama(share * x, share * y, np.cos(theta), source_size, span)
+
+
+def _on_panorama(
+    right: NDArray[Any], down: NDArray[Any], forward: NDArray[Any], source_size: tuple[int, int], span: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """map_x and map_y of the directions in an equirectangular panorama."""
+    longitude = np.arctan2(right, forward)
+    latitude = np.arctan2(down, np.hypot(right, forward))
+    map_x = (longitude / np.radians(span) + 0.5) * source_size[0] - 0.5
+    map_y = (latitude / np.pi + 0.5) * source_size[1] - 0.5
     return map_x.astype(np.float32), map_y.astype(np.float32)
 
 

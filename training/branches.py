@@ -32,7 +32,7 @@ from framefuse.lab.evaluation import validate
 from framefuse.models import DATA
 from training import checkpoint, nets
 from training.augment import Augmentation, Batch, draw
-from training.command import arguments, run
+from training.command import arguments, run, seconds
 from training.data import Supply
 from training.export import metadata, restored
 from training.losses import Objects, assign, detection_loss
@@ -101,6 +101,10 @@ RECIPES = {
     "scout-n-seg": Recipe("scout-n-seg", pools=4, rounds=6, rate=3e-3),
     "scout-n-pose": Recipe(
         "scout-n-pose",
+        renders=(
+            Render("street", 720, 8, size=WIDE, seed=50_000, busy=True, shapes=True),
+            Render("street", 180, 8, size=LARGE, seed=52_000, busy=True, shapes=True),
+        ),
         pools=120,
         batches=100,
         rounds=1,
@@ -320,21 +324,29 @@ def branch_loss(
     return {"loss": near + FAR * far + SEEN * shown, "oks": 1 - near.detach()}
 
 
-def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str, Any]]:
-    """Train the branches; returns the folded network and its record, still without scores."""
+def train(recipe: Recipe, cache: Path, device: str, limit: float = math.inf) -> tuple[Detector, dict[str, Any]]:
+    """Train the branches, for at most `limit` seconds; returns the folded network and its record, without scores."""
     torch.manual_seed(recipe.seed)
-    begin, supply = time.monotonic(), Supply(recipe.renders, cache, device)
+    supply = Supply(recipe.renders, cache, device)
+    begin = time.monotonic()
     net = on_trunk(recipe.name).to(device)
     branches = nn.ModuleList([net.head.extra, *([net.prototypes] if net.prototypes is not None else [])])
     learns: nn.Module = branches if recipe.frozen else net
+
+    def done(step: int) -> float:
+        """Share of the training, so that the learning rate ends at 0 in time."""
+        return min(1.0, max(step / recipe.steps, (time.monotonic() - begin) / limit))
+
     optimizer = torch.optim.AdamW(learns.parameters(), recipe.rate, weight_decay=recipe.decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min((step + 1) / recipe.warmup, 0.5 + 0.5 * math.cos(math.pi * step / recipe.steps)),
+        lambda step: min((step + 1) / recipe.warmup, 0.5 + 0.5 * math.cos(math.pi * done(step))),
     )
     generator = torch.Generator(device).manual_seed(recipe.seed)
     curve: list[dict[str, Any]] = []
     for pool in range(recipe.pools):
+        if done(0) == 1:
+            break
         net.eval()
         batches = (views(net, supply, recipe, number, generator) for number in range(recipe.batches))
         pooled = [look_at(net, seen) for seen in batches] if recipe.frozen else []
@@ -364,7 +376,7 @@ def train(recipe: Recipe, cache: Path, device: str) -> tuple[Detector, dict[str,
         "torch": str(torch.__version__),
         "device": device_name(torch.device(device)),
         "world": supply.frames[0].world,
-        "step": recipe.steps,
+        "step": curve[-1]["step"],
     }
     record |= {"seconds": round(time.monotonic() - begin, 1), "recipe": plain(asdict(recipe)), "curve": curve}
     return nets.fuse(net.cpu()), {**record, "trunk": TRUNK, "names": names, "name": recipe.name}
@@ -390,6 +402,7 @@ def main() -> None:
     """The command line."""
     parser = arguments(__doc__, RECIPES, "cpu")
     parser.add_argument("--score", action="store_true", help="only score what was trained, perhaps elsewhere")
+    parser.add_argument("--seconds", type=seconds, default=math.inf, help="most of the training, without rendering")
     options = parser.parse_args()
     recipe = RECIPES[options.name]
     weights = options.out / recipe.name / "weights.pt"
@@ -398,7 +411,7 @@ def main() -> None:
         checkpoint.check_folder(weights.parent)
         for what in recipe.renders:
             render(what, options.cache, processes=options.processes)
-        net, record = train(recipe, options.cache, options.device)
+        net, record = train(recipe, options.cache, options.device, options.seconds)
         checkpoint.save(weights, {"average": net.state_dict(), "scores": {}, **record})
     print(score(weights))
 

@@ -125,7 +125,7 @@ run_tests() {
 }
 
 run_train() {
-    step train 400 "$PYTHON" -m training.branches scout-n-pose --device cuda --cache "$WORK/frames" --out "$OUT/train"
+    step train 460 "$PYTHON" -m training.branches scout-n-pose --device cuda --cache "$WORK/frames" --out "$OUT/train" --seconds "${TRAIN_SECONDS:-340}"
 }
 
 run_network() {

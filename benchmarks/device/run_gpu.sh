@@ -201,7 +201,7 @@ run_fleet() { # a second GPU where CUDA shows one
     bench fleet 300 gpu.fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 300 --files "${FLEET_FILES:-48}" --repeat 6
 }
 
-run_adaptive() { bench adaptive 540 gpu.adaptive; }
+run_adaptive() { bench adaptive 540 gpu.adaptive --clips "$WORK/clips"; }
 
 run_throughput() { bench throughput $((${SOAK:-60} + 150)) throughput --device cuda --seconds 4 --soak "${SOAK:-60}"; }
 

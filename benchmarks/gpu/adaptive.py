@@ -150,6 +150,7 @@ def main() -> None:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = args.clips or Path(name)
+        folder.mkdir(exist_ok=True)
         with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
             clips = sorted(folder.glob("day-*.mp4")) or list(pool.map(made, SEEDS, [folder] * len(SEEDS)))
         print(f"clips are there after {time.perf_counter() - begun:.0f} s", flush=True)
@@ -158,6 +159,8 @@ def main() -> None:
         before = {policy: row["scores"] for policy, row in recorded.items()}
         for policy, options in POLICIES.items():
             scores = before.get(policy) or [score(seed, folder, options) for seed in SEEDS[:SCORED]]
+            middle = median(found for found, _ in scores)
+            rows[policy] = {"map": middle, "scores": scores, "runs": []}
             print(f"{time.perf_counter() - begun:.0f} s: {policy} {scores}", flush=True)
         device.cupy().zeros(1)
         resting = idle()

@@ -13,6 +13,8 @@ The clock of `detect` and `fleet` runs while all streams are being read; that of
 each has given its first batch, and ends with the last. So a fleet has a second rate, from the first frame of any of its
 processes to the last of any (`whole_fps`): that is what may be compared with decoding alone. It depends on how long the
 files are, and is compared with files of the same length: `"times"` in a row repeats the clip.
+
+A single stream is a long file that is cut, as it is by default; it is compared with the fastest decoding of several.
 """
 
 import argparse
@@ -62,7 +64,8 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
     from framefuse.pipeline import Pipeline
 
     begun = time.perf_counter()
-    pipeline = Pipeline(links(clip, streams), model, device="cuda", batch=batch, readers=streams, **options)
+    readers = streams if streams > 1 else 0
+    pipeline = Pipeline(links(clip, streams), model, device="cuda", batch=batch, readers=readers, **options)
     opened = time.perf_counter() - begun
     clock, numbers, boxes = Clock(streams), dict[str, int](), 0
     length = None
@@ -92,7 +95,7 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
 def fleet_row(clip: Path, model: Path, streams: int, processes: int) -> dict[str, Any]:
     """The same by a `Fleet` that gives the GPU several processes: `fps` while all of them run, `whole_fps` from the
     first frame of any to the last of any."""
-    options = {"readers": -(-streams // processes), "batch": 8}
+    options = {"readers": -(-streams // processes) if streams > 1 else 0, "batch": 8}
     found = fleet.run(",".join("0" * processes), links(clip, streams), model, options)
     if "error" in found:
         raise RuntimeError(found["error"])
@@ -158,7 +161,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for count, times in sorted({(row["streams"], row.get("times", 1)) for row in rows}):
         mine = [row for row in rows if (row["streams"], row.get("times", 1)) == (count, times) and "fps" in row]
-        best = max((row["fps"] for row in mine if row["row"] == "decode"), default=0.0)
+        decoded = [row for row in (rows if count == 1 else mine) if row["row"] == "decode" and "fps" in row]
+        best = max((row["fps"] for row in decoded), default=0.0)
         line: dict[str, Any] = {"streams": count, "times": times, "decode_only_fps": best}
         for name in ("detect", "fleet"):
             fps = max((row["fps"] for row in mine if row["row"] == name), default=None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from framefuse import Fleet, Pipeline
 from framefuse.cli.app import main
@@ -72,6 +73,41 @@ def test_outputs_are_those_of_one_process(tmp_path: Path) -> None:
     assert again.run().frames == 0
 
 
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_a_single_video_is_read_in_ranges(tmp_path: Path, share: float) -> None:
+    """Also where it ends before its header says, so that the last range is empty."""
+    clip = video(tmp_path / "clip.mkv", frames=90)
+    clip.write_bytes(clip.read_bytes()[: int(clip.stat().st_size * share)])
+    options: dict[str, Any] = {"save_jsonl": True, "save_parquet": True, "conf": 0.0}
+    fleet = Fleet(clip, "squares", devices=["cpu"] * 3, project=tmp_path, name="fleet", **options)
+    report = fleet.run()
+    Pipeline(str(clip), "squares", device="cpu", project=tmp_path, name="single", **options).run()
+    assert (tmp_path / "fleet" / "clip.jsonl").read_text() == (tmp_path / "single" / "clip.jsonl").read_text()
+    merged, expected = (parquet.read_table(tmp_path / name / "clip.parquet") for name in ("fleet", "single"))
+    assert merged.equals(expected)
+    assert len(report.workers) == 3 and "of 1 input " in report.table()
+    assert not list((tmp_path / "fleet").glob("*_cpu/*.jsonl"))
+
+
+def test_the_ranges_of_a_failed_run_stay(long: Path, tmp_path: Path) -> None:
+    fleet = Fleet(long, devices=["cpu", "cpu"], project=tmp_path, save_jsonl=True)
+
+    def kill(frames: int) -> None:
+        if fleet._workers[0].facts.frames:
+            fleet._workers[0]._process.kill()
+
+    report = fleet.run(kill)
+    assert report.errors and fleet.folder is not None and not list(fleet.folder.glob("*.jsonl"))
+    assert len((fleet.folder / "1_cpu" / "long.jsonl").read_text().splitlines()) > 1000
+
+
+@pytest.mark.parametrize("options", [{"track": "bytetrack"}, {"save": True}, {"vid_stride": 2}, {"start": 1.0}])
+def test_what_needs_the_whole_video_is_not_cut(long: Path, options: dict[str, Any]) -> None:
+    given = {"save_jsonl": True, **options}
+    assert len(Fleet(long, devices=["cpu", "cpu"], save_jsonl=True)._ranges) == 2
+    assert not Fleet(long, devices=["cpu", "cpu"], **given)._ranges
+
+
 def test_files_of_one_name_lose_nothing(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
@@ -112,6 +148,17 @@ def test_many_long_videos_get_several_processes_on_each_gpu(
         assert "3 processes on each of 2 GPUs: 6 videos with about 54,000 frames" in found[1]
     else:
         assert found is None
+
+
+def test_one_long_video_gets_several_processes(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "check_cuda", lambda: None)
+    monkeypatch.setattr(fleet_module, "parse_devices", lambda text: ["cuda:0"])
+    assert several_pay(str(long), settings_from({"save_jsonl": True})) is None
+    monkeypatch.setattr(fleet_module, "WORTH", 3000)
+    devices, why = several_pay(str(long), settings_from({"save_jsonl": True})) or ([], "")
+    assert devices == ["cuda:0"] * 3
+    assert "3 processes on each of 1 GPU: a part of the video each, which has about 3,000 frames" in why
+    assert several_pay(str(long), settings_from({"save_jsonl": True, "save": True})) is None
 
 
 def test_a_few_headers_tell_about_how_many_frames_there_are(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@
            -> worker on cuda:1: Pipeline(SharedList) -> its sinks
 
 A worker requests the next input whenever one of its readers has finished one, so a faster GPU processes more of them.
-If a worker dies, only the inputs it was reading are lost; the others process the rest. The processes exchange lines of
-JSON: names of inputs, frame counts, reports. `worker.py` is the other end. Each writes into a folder of its own; at the
-end, complete outputs are moved into that of the run, where they have the names that one process would have given them.
+If a worker dies, only the inputs it was reading are lost; the others process the rest. Of a single video, each worker
+reads a range, if the outputs can be made whole of parts (`ranges.py`).
+
+The processes exchange lines of JSON: names of inputs, frame counts, reports. `worker.py` is the other end. Each writes
+into a folder of its own; at the end, complete outputs are moved into that of the run, where they have the names that
+one process would have given them.
 """
 
 import json
@@ -29,13 +32,14 @@ from framefuse.common.redact import brief, redact_source
 from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
 from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
+from framefuse.fleet.ranges import Range, can_be_cut, merge, ranges, seconds_of
 from framefuse.report.facts import ErrorFacts, few
 from framefuse.report.report import Report
 from framefuse.runtime import choices
 from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import writes
-from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save
+from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save, shorten
 from framefuse.sources import endless, is_image_path, open_source, videos_in
 
 DECODERS = 16
@@ -44,7 +48,7 @@ sooner. A single worker reads up to READERS of them, or one on a CPU."""
 RESULT = "fleet.json"
 PROCESSES = 3
 """Of a GPU: with one, its decoders wait for Python (docs/guide/gpu.md)."""
-WORTH = 20_000
+WORTH = 15_000
 """Frames from which on several processes pay: those of a few seconds, which their start takes longer."""
 SAMPLED = 16
 """Videos whose lengths tell about how many frames a list has."""
@@ -106,7 +110,7 @@ class FleetReport:
 
     def table(self) -> str:
         """Plain text: one line in total, and one per worker."""
-        count, devices = sum(len(worker.inputs) for worker in self.workers), len(self.workers)
+        count, devices = len({name for worker in self.workers for name in worker.inputs}), len(self.workers)
         lines = [
             f"{counted(self.frames, 'frame')} of {counted(count, 'input')} in {self.seconds:.1f} s, {self.fps:,.1f} fps"
             f" on {counted(devices, 'device')}; startup took {self.start_seconds:.1f} s",
@@ -189,6 +193,8 @@ class Fleet:
         self._model = None if model is None else str(model)
         self._environments = {device: _environment(device) for device in devices}
         self._devices, self._why = tuple(devices), why
+        self._ranges: list[Range] = self._cut() if len(self.inputs) == 1 < len(devices) else []
+        """Of the only input, one for each device; none: the inputs are not cut."""
         self.report: FleetReport | None = None
         self._workers: list[_Worker] = []
 
@@ -208,16 +214,16 @@ class Fleet:
             self.folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
             read = [*self.inputs, self._model, settings.calib]
             output_path(self.folder, RESULT, Files([Path(name) for name in read if name]))
-        waiting = deque(self.inputs)
-        started = perf_counter()
+        shared, started = deque(self.inputs), perf_counter()
         self._workers = []
         try:
             for number, device in enumerate(self._devices):
+                waiting = deque(self.inputs) if self._ranges else shared
                 self._workers.append(_Worker(device, self._environments[device], waiting, self._job(number)))
             while any(worker.running(0.2) for worker in self._workers):
                 on_count(sum(worker.facts.frames for worker in self._workers))
         except BaseException:
-            waiting.clear()
+            shared.clear()
             for worker in self._workers:
                 worker._process.send_signal(signal.SIGINT)  # to complete its outputs and exit
             for worker in self._workers:
@@ -237,7 +243,33 @@ class Fleet:
             raise SourceError(reason, remedy="check that they are videos, or run one of them by itself")
         return report
 
+    def _cut(self) -> list[Range]:
+        """The ranges of the only input, of equal length."""
+        count = len(self._devices)
+        if not can_be_cut(self.settings):
+            return []
+        with suppress(FramefuseError):  # the worker will say what is wrong
+            if seconds := seconds_of(self.inputs[0]):
+                return ranges([seconds * number / count for number in range(1, count)])
+        return []
+
     def _gather(self, folder: Path) -> None:
+        """Put the outputs of the run into its folder."""
+        if self._ranges:
+            self._join(folder)
+        else:
+            self._collect(folder)
+
+    def _join(self, folder: Path) -> None:
+        """Make the outputs of a video from those of its ranges; they stay as they are if a worker failed."""
+        if not any(worker.facts.error for worker in self._workers):
+            parts = [folder / _folder_of(number, device) for number, device in enumerate(self._devices)]
+            merge(folder, shorten(Path(self.inputs[0]).stem), parts, [w.facts.frames for w in self._workers])
+            for part in parts:
+                for path in [*part.glob("*.jsonl"), *part.glob("*.parquet")]:
+                    path.unlink()
+
+    def _collect(self, folder: Path) -> None:
         """Move the outputs of complete inputs into the folder of the run, and make one manifest of all. What has the
         name of another output stays, as where files of several folders have one name."""
         entries: list[dict[str, Any]] = []
@@ -263,7 +295,10 @@ class Fleet:
         share = -(-len(self.inputs) // len(self._devices))
         decoders = -(-DECODERS // self._devices.count(device))
         readers = self.settings.readers or (1 if on_cpu else min(READERS, decoders, share))
-        return {"model": self._model, "settings": values, "readers": readers}
+        if self._ranges:
+            start, end = self._ranges[number]
+            values |= {"start": start, "end": end, "readers": self.settings.readers or (1 if on_cpu else decoders)}
+        return {"model": self._model, "settings": values, "readers": readers, "whole": not self._ranges}
 
     def _report(self, started: float) -> FleetReport:
         workers = [worker.facts for worker in self._workers]
@@ -378,7 +413,8 @@ def several_pay(sources: Any, settings: Settings) -> tuple[list[str], str] | Non
     except FramefuseError:  # a Pipeline says what is wrong with them
         return None
     stems = {Path(path).stem.lower() for path in inputs}
-    several = len(stems) == len(inputs) >= 2 * PROCESSES  # of two with one name, one process renames the outputs
+    cut = len(inputs) == 1 and can_be_cut(settings)
+    several = cut or len(stems) == len(inputs) >= 2 * PROCESSES  # of two with one name, one process renames the outputs
     if not several or any(is_image_path(path) or "://" in path for path in inputs):
         return None
     frames = about(inputs)
@@ -386,7 +422,8 @@ def several_pay(sources: Any, settings: Settings) -> tuple[list[str], str] | Non
         return None
     gpus = parse_devices("all")
     why = f"{counted(PROCESSES, 'process', 'processes')} on each of {counted(len(gpus), 'GPU')}: "
-    why += f"{counted(len(inputs), 'video')} with about {frames:,} frames; --gpus 0 runs one process"
+    what = "a part of the video each, which has" if cut else f"{counted(len(inputs), 'video')} with"
+    why += f"{what} about {frames:,} frames; --gpus 0 runs one process"
     return gpus * PROCESSES, why
 
 

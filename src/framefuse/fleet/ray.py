@@ -16,9 +16,8 @@ import socket
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,6 +26,7 @@ from framefuse.common.redact import brief, redact_source
 from framefuse.config import Settings, settings_from
 from framefuse.errors import CapabilityError, FramefuseError, SourceError, UsageError
 from framefuse.fleet.fleet import PROCESSES, inputs_of
+from framefuse.fleet.ranges import MERGED, can_be_cut, merge, outputs_of, ranges, seconds_of
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import DEFAULT_MODEL, Pipeline
@@ -34,9 +34,8 @@ from framefuse.report.facts import few
 from framefuse.runtime.job import manifest_of
 from framefuse.runtime.model import Model
 from framefuse.runtime.readers import READERS
-from framefuse.sinks.parquet import merge as merge_parquet
-from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, save, shorten, written_whole
-from framefuse.sources import find, is_image_path, open_source
+from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, save, shorten
+from framefuse.sources import find, is_image_path
 
 LOCAL = "local"
 """Address for a cluster of this machine alone."""
@@ -44,10 +43,6 @@ RANGE_SECONDS = 120.0
 """Of a long file that one machine reads."""
 ATTEMPTS = 3
 """How often a unit may end the process that runs it."""
-MERGED = "save_jsonl", "save_parquet"
-"""Outputs that can be merged of parts."""
-WHOLE = "track", "adaptive", "start", "end", "events", "zones"
-"""Settings under which a file is one unit: what they do depends on what came before."""
 REACH_SECONDS = 10.0
 """For the first connection to a cluster."""
 RESULT, PARTS, DONE, TRIES = "ray.json", "parts", "done.json", ".tries"
@@ -130,7 +125,7 @@ class RayFleet:
         **options: Any,
     ) -> None:
         self.settings = settings_from(options, base=settings)
-        wanted = [name for name in Settings.model_fields if name.startswith("save") and getattr(self.settings, name)]
+        wanted = outputs_of(self.settings)
         others = sorted({*wanted} - {*MERGED} | ({"show"} if self.settings.show else set()))
         if others or not wanted:
             given = f"{', '.join(others)} cannot be merged" if others else "a job on a cluster needs outputs"
@@ -198,17 +193,14 @@ class RayFleet:
 
     def _units(self, file: str, key: str) -> list[Unit]:
         """Ranges of a file. Their bounds are the same for both that meet there, so each frame is in one of them."""
-        bounds: list[float | None] = [None, None]
-        if not any(getattr(self.settings, name) for name in WHOLE) and self.settings.vid_stride == 1:
+        bounds: list[float] = []
+        if can_be_cut(self.settings):
             try:
-                with closing(open_source(file)) as source:
-                    info = source.info
+                bounds = [RANGE_SECONDS * number for number in range(1, int(seconds_of(file) / RANGE_SECONDS))]
             except FramefuseError:  # its actor will say what is wrong
                 return [Unit(file, key[:24])]
-            seconds = float((info.frames or 0) / (info.fps or 1)) if info.kind == "file" else 0.0
-            bounds[1:1] = [RANGE_SECONDS * number for number in range(1, int(seconds / RANGE_SECONDS))]
-        ranges = list(pairwise(bounds))
-        return [Unit(file, f"{key[:24]}-{number}of{len(ranges)}", *ends) for number, ends in enumerate(ranges, start=1)]
+        found = ranges(bounds)
+        return [Unit(file, f"{key[:24]}-{number}of{len(found)}", *ends) for number, ends in enumerate(found, start=1)]
 
     def _results(self, left: dict[str, list[Unit]], done: set[str]) -> Iterator[dict[str, Any]]:
         """What the actors say of the units that are not done, as they end."""
@@ -241,17 +233,7 @@ class RayFleet:
         """Make the outputs of a file of its parts, in order."""
         assert self.folder is not None
         parts = [self.folder / PARTS / unit.key for unit in units]
-        frames = [json.loads((part / DONE).read_bytes())["frames"] for part in parts]
-        shifts = [sum(frames[:number]) for number in range(len(parts))]
-        outputs = []
-        for suffix, merge in (("jsonl", _merge_lines), ("parquet", merge_parquet)):
-            found = [
-                (file, shift) for part, shift in zip(parts, shifts, strict=True) for file in part.glob(f"*.{suffix}")
-            ]
-            if found:
-                outputs.append(self.folder / f"{stem}.{suffix}")
-                merge(found, outputs[-1])
-        return outputs
+        return merge(self.folder, stem, parts, [json.loads((part / DONE).read_bytes())["frames"] for part in parts])
 
 
 class Worker:
@@ -372,16 +354,3 @@ def connected(address: str) -> Iterator[Any]:
     finally:
         if ours:
             ray.shutdown()
-
-
-def _merge_lines(parts: Sequence[tuple[Path, int]], out: Path) -> None:
-    """One file of the JSON lines of parts, with their frame numbers shifted."""
-    with written_whole(out) as merged:
-        for path, shift in parts:
-            with path.open("rb") as lines:
-                for line in lines:
-                    if shift:
-                        fields = json.loads(line)
-                        fields["frame"] += shift
-                        line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-                    merged.write(line)

@@ -1,0 +1,69 @@
+"""Ranges: parts of one long file that several processes read, and the outputs that are made whole of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from framefuse.config import Settings
+from framefuse.sinks.parquet import merge as merge_parquet
+from framefuse.sinks.run_folder import written_whole
+from framefuse.sources import open_source
+
+MERGED = "save_jsonl", "save_parquet"
+"""Outputs that can be merged of parts."""
+WHOLE = "track", "adaptive", "start", "end", "events", "zones", "tiles", "roi"
+"""Settings under which a file is one unit: what they do depends on what came before."""
+Range = tuple[float | None, float | None]
+"""Begin and end in seconds; None: those of the file."""
+
+
+def outputs_of(settings: Settings) -> list[str]:
+    """The settings that ask for outputs, by name."""
+    return [name for name in Settings.model_fields if name.startswith("save") and getattr(settings, name)]
+
+
+def can_be_cut(settings: Settings) -> bool:
+    """Whether the results of a frame depend on this frame only, each is counted, and the outputs can be merged."""
+    whole = any(getattr(settings, name) for name in WHOLE) or settings.vid_stride > 1
+    return not whole and {*outputs_of(settings)} <= {*MERGED}
+
+
+def seconds_of(file: str) -> float:
+    """Of a video, by its header; 0 for everything else. FramefuseError: it cannot be opened."""
+    with closing(open_source(file)) as source:
+        info = source.info
+    return float((info.frames or 0) / (info.fps or 1)) if info.kind == "file" else 0.0
+
+
+def ranges(bounds: Sequence[float]) -> list[Range]:
+    """What lies before, between and after times of a file. Two that meet have one bound, so each frame is in one."""
+    return list(pairwise([None, *bounds, None]))
+
+
+def merge(folder: Path, stem: str, parts: Sequence[Path], frames: Sequence[int]) -> list[Path]:
+    """Make the outputs of a file from those of its ranges, in order; frames: of each range. SinkError: no space."""
+    shifts = list(accumulate(frames, initial=0))
+    outputs = []
+    for suffix, merge_all in (("jsonl", _merge_lines), ("parquet", merge_parquet)):
+        found = [(file, shift) for part, shift in zip(parts, shifts, strict=False) for file in part.glob(f"*.{suffix}")]
+        if found:
+            outputs.append(folder / f"{stem}.{suffix}")
+            merge_all(found, outputs[-1])
+    return outputs
+
+
+def _merge_lines(parts: Sequence[tuple[Path, int]], out: Path) -> None:
+    """One file of the JSON lines of parts, with their frame numbers shifted."""
+    with written_whole(out) as merged:
+        for path, shift in parts:
+            with path.open("rb") as lines:
+                for line in lines:
+                    if shift:
+                        fields = json.loads(line)
+                        fields["frame"] += shift
+                        line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+                    merged.write(line)

@@ -378,7 +378,7 @@ def device_of(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.getdevice_name(device) if device.type == "cuda" else "cpu"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def main() -> None:

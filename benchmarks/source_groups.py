@@ -42,7 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "engine tvm": ("engines/tvm/*.py", "!selftest.py"),
     "engine tensorrt": ("engines/tensorrt/*.py", "!selftest.py"),
     "engine benchmark": ("lab/bench*.py",),
-    "model": ("models/weights/*",),
+    "model": ("models/weights/*", "!scout-n-pose*"),
     "lowering": ("models/fp16.py", "models/int8.py", "lab/lowering/*.py"),
     "evaluation": ("lab/evaluation/*.py",),
     "adaptive": ("adaptive/*.py", "kernels/tracking/*.py", "runtime/adaptive.py", "lab/adaptive_bench.py",

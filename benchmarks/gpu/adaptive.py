@@ -1,6 +1,6 @@
 """What does adaptive compute save on a GPU that has to keep up with many streams? Watts at one rate, and mAP.
 
-    python -m benchmarks.gpu.adaptive [--streams 16] [--rate 4200] [--workers 8] [--seconds 12] [--rounds 2]
+    python -m benchmarks.gpu.adaptive [--streams 16] [--rate 4200] [--workers 4] [--seconds 12] [--rounds 2]
         [--clips FOLDER] [--keep-scores]
 
 Streams are clips "day" of `benchmarks.adaptive`, 960x540: a camera that mostly sees nothing. NVDEC decodes their H.264.
@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--rate", type=float, default=4200)
-    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--clips", type=Path, help="where they are; made there if there are none")

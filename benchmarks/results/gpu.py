@@ -93,8 +93,9 @@ def files(records: Records) -> list[str]:
         one = picked(found["rows"], row="detect", streams=streams, times=times)
         seconds = f" in {fleet['seconds']:.0f} s" if fleet else ""
         steady = f"{fleet['fps']:,.0f}" if fleet else ""
+        files = "1, cut" if streams == 1 else streams
         lines.append(
-            f"| {'1, cut' if streams == 1 else streams} | {300 * 4 * times:,} | {f'{best:,.0f}' if best else 'not measured'} "
+            f"| {files} | {300 * 4 * times:,} | {f'{best:,.0f}' if best else 'not measured'} "
             f"| {rate(fleet.get('whole_fps'))}{seconds} | {steady} | {rate(one.get('fps'))} |"
         )
     return table(

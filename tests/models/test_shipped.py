@@ -16,7 +16,7 @@ from framefuse.models.card import read_card
 from framefuse.models.cardfile import read_card_file
 
 LARGEST = {"scout-n": 3.1e6, "scout-s": 10e6, "scout-n-int8": 1e6, "body-n": 3e6, "body-n-2": 3e6}
-LARGEST |= {"scout-n-seg": 4e6}
+LARGEST |= {"scout-n-seg": 4e6, "scout-n-pose": 4e6}
 """Bytes of the file, whatever its precision."""
 TRAINED = [name for name in SHIPPED if name != "squares"]
 

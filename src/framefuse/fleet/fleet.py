@@ -185,7 +185,7 @@ class Fleet:
             raise UsageError("a fleet cannot show windows", remedy="leave show out, or use a Pipeline")
         if self.settings.resume:
             raise UsageError("a fleet cannot resume", remedy="leave resume out, or use a Pipeline for each shard")
-        self.inputs = inputs_of([sources] if isinstance(sources, str | Path) else sources)
+        self.inputs = inputs_of(sources)
         if self.settings.shard:
             self.inputs = share(self.inputs, self.settings.shard)
             self.settings = of_shard(self.settings)
@@ -456,7 +456,7 @@ def inputs_of(sources: Any) -> list[str]:
         SourceError: a path does not exist.
     """
     inputs: list[str] = []
-    for source in sources if isinstance(sources, Iterable) else [sources]:
+    for source in [sources] if isinstance(sources, str) or not isinstance(sources, Iterable) else sources:
         if not isinstance(source, (str, Path)):
             raise UsageError(f"{brief(source)} is not an input for a fleet", remedy="use files, folders or globs")
         text = str(source)

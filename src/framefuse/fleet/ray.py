@@ -130,7 +130,7 @@ class RayFleet:
         if others or not wanted:
             given = f"{', '.join(others)} cannot be merged" if others else "a job on a cluster needs outputs"
             raise UsageError(given, remedy=f"ask for {' or '.join(MERGED)}")
-        inputs = inputs_of([sources] if isinstance(sources, str | Path) else sources)
+        inputs = inputs_of(sources)
         load()
         self._inputs = {file: [Path(path) for path in find(file)] for file in dict.fromkeys(inputs)}
         for file, paths in self._inputs.items():

@@ -143,6 +143,7 @@ def test_many_long_videos_get_several_processes_on_each_gpu(
     monkeypatch.setattr(fleet_module, "parse_devices", lambda text: ["cuda:0", "cuda:1"])
     monkeypatch.setattr(fleet_module, "about", lambda inputs: frames * len(inputs))
     found = several_pay([str(file) for file in files], settings_from({"save_jsonl": True, **options}))
+    assert several_pay(str(tmp_path / "*.mp4"), settings_from({"save_jsonl": True, **options})) == found
     if several:
         assert found is not None and found[0] == ["cuda:0", "cuda:1"] * 3
         assert "3 processes on each of 2 GPUs: 6 videos with about 54,000 frames" in found[1]

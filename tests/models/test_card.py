@@ -30,11 +30,13 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         image: Shape = STATIC,
         dtype: int = TensorProto.FLOAT,
         extra_inputs: dict[str, Shape] | None = None,
+        extra_dtype: int = TensorProto.INT64,
         card: dict[str, Any] | str | None = None,
         **metadata: Any,
     ) -> Path:
         inputs = [helper.make_tensor_value_info("images", dtype, image)]
-        inputs += [helper.make_tensor_value_info(name, 7, shape) for name, shape in (extra_inputs or {}).items()]
+        for name, shape in (extra_inputs or {}).items():
+            inputs.append(helper.make_tensor_value_info(name, extra_dtype, shape))
         values = [helper.make_tensor_value_info(o[0], o[2] if len(o) > 2 else 1, o[1]) for o in outputs]
         nodes = [helper.make_node("Identity", ["images"], [value.name]) for value in values]
         model = helper.make_model(helper.make_graph(nodes, "g", inputs, values))
@@ -285,14 +287,23 @@ def test_several_inputs_are_named(write: Any) -> None:
         read_card(write(("o", [1, 84, 8400]), extra_inputs={"depth": [1, 1, 9, 9]}))
 
 
-def test_a_recurrent_model_is_refused(write: Any) -> None:
+def test_a_recurrent_model(write: Any) -> None:
     """Robust Video Matting: what it remembers of the frame before is in four inputs and outputs."""
-    states = {f"r{n}i": ["batch", "channels", "h", "w"] for n in range(1, 5)} | {"downsample_ratio": [1]}
+    states = {f"r{n}i": ["batch", "channels", "h", "w"] for n in range(1, 5)}
     outputs = [("fgr", DYNAMIC), ("pha", ["batch", 1, "height", "width"])]
     outputs += [(f"r{n}o", ["batch", "channels", "h", "w"]) for n in range(1, 5)]
-    path = write(*outputs, image=DYNAMIC, extra_inputs=states, card={"task": "semantic", "outputs": ["pha"]})
-    with pytest.raises(ModelError, match=r"has 6 inputs, expected one image: .*r1i.*r4i.*downsample_ratio"):
-        read_card(path)
+    given: dict[str, Any] = {"image": DYNAMIC, "extra_inputs": states | {"downsample_ratio": [1]}, "extra_dtype": 1}
+    card = read_card(write(*outputs, **given))
+    assert card.states == {f"r{n}i": f"r{n}o" for n in range(1, 5)}
+    assert (card.task, card.outputs, card.output_indices, card.names) == ("semantic", ("pha",), (1,), {0: "person"})
+    assert (card.preprocess.height, card.preprocess.width) == (288, 512)
+    assert card.origin["names"] == "assumed: Robust Video Matting, by its inputs and outputs"
+    card = read_card(write(*outputs, **given, card={"names": ["dancer"], "imgsz": [576, 1024]}))
+    assert (card.names, card.preprocess.width) == ({0: "dancer"}, 1024)
+    (ratio,) = (one for one in onnx.load(card.path).graph.initializer if one.name == "downsample_ratio")
+    assert numpy_helper.to_array(ratio) == 0.5
+    with pytest.raises(ModelError, match=r"has 6 inputs, expected one image: .*r1i.*r4i.*depth"):
+        read_card(write(*outputs, image=DYNAMIC, extra_inputs=states | {"depth": [1]}))
 
 
 def test_one_class_is_a_matte(write: Any) -> None:

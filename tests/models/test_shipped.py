@@ -78,7 +78,8 @@ def test_a_shipped_model_sees_the_world(name: str, engine: str) -> None:
             masks = [result.masks for result in results]
             assert all(mask is not None and 0.02 < (mask.class_id > 0).mean() < 0.98 for mask in masks)
         else:
-            assert all(len(result.detections) >= 5 for result in results)
+            least = 1 if name.endswith("pose") else 5  # it finds people only
+            assert all(len(result.detections) >= least for result in results)
 
 
 def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from framefuse.kernels.boxes.call import HEAD
 from framefuse.kernels.boxes.reference import yolov8, yolov8_head
 from framefuse.kernels.cpu import cpu_flags
 from framefuse.models.openvino_file import SUFFIXES, channels_first
+from framefuse.models.states import state_pairs
 
 BACKEND = Backend(
     "openvino",
@@ -91,6 +92,8 @@ class OpenVinoEngine(Engine):
         if self._channels_last:
             self.input_dtype = np.dtype(np.uint16)
             self.reasons.append("input bfloat16, channels last: what the first layer reads")
+        names = ([port.get_any_name() for port in side] for side in (network.inputs, network.outputs))
+        self._states = state_pairs(*names)
         self._cuts_head = options.layout == "yolov8"
         self._head: list[str] | None = None
 
@@ -108,7 +111,9 @@ class OpenVinoEngine(Engine):
         with _reported(shape, f"cannot compile {self._model} for input {shape}", remedy=remedy):
             if self._fixed is None:
                 network, self._unused = self._unused, None
-                if network.inputs[0].get_partial_shape().is_dynamic:
+                if self._states:
+                    network = self._stateful(network, shape)
+                elif network.inputs[0].get_partial_shape().is_dynamic:
                     network.reshape(shape)
                 if self._cuts_head:
                     self._head = find_head(_openvino(), self._core, network)
@@ -117,9 +122,39 @@ class OpenVinoEngine(Engine):
                 self._fixed = shape, self._compile(network)
         if self._fixed[0] == shape:
             return self._fixed[1]
+        if self._states:  # what it remembers has a size of its own for each
+            with _reported(shape, f"cannot compile {self._model} for input {shape}", remedy=remedy):
+                self._fixed = shape, self._compile(self._stateful(self._read(), shape))
+            return self._fixed[1]
         with _reported("of any size", f"cannot compile {self._model}", remedy=remedy):
             self._free = self._free or self._compile(self._read())
         return self._free
+
+    def _stateful(self, network: Any, shape: tuple[int, ...]) -> Any:
+        """The network of a recurrent model for an input shape; each request keeps its states, which are 0 at first."""
+        ov = _openvino()
+        from openvino.passes import MakeStateful, Manager
+
+        sizes = [network.input(name).get_partial_shape() for name in self._states]
+        if any(size.is_dynamic for size in sizes):
+            # One run tells their shapes: states that are not known yet are a single 0, as in Robust Video Matting.
+            lengths = [[axis.get_length() if axis.is_static else 1 for axis in size] for size in sizes]
+            kinds = [network.input(name).get_element_type().to_dtype() for name in self._states]
+            empty = zip(self._states, map(np.zeros, lengths, kinds), strict=True)
+            request = self._core.compile_model(network, "CPU", self._config).create_infer_request()
+            request.infer({0: np.zeros(shape, network.inputs[0].get_element_type().to_dtype()), **dict(empty)})
+            made = [ov.PartialShape(list(request.get_tensor(name).shape)) for name in self._states.values()]
+            for (name, output), taken, given in zip(self._states.items(), sizes, made, strict=True):
+                if not taken.compatible(given):
+                    message = f"{self._model} gives its state {output} the shape {given}, and takes {name} as {taken}"
+                    raise ModelError(message, remedy="export the model with states of one shape")
+            sizes = made
+        shapes: dict[Any, Any] = dict(zip(self._states, sizes, strict=True))
+        network.reshape(shapes | {0: ov.PartialShape(shape)})
+        manager = Manager()
+        manager.register_pass(MakeStateful(self._states))
+        manager.run_passes(network)
+        return network
 
     def _compile(self, network: Any) -> Any:
         """The network with the inputs and outputs of a slot, compiled."""

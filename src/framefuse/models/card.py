@@ -17,14 +17,16 @@ from framefuse.models.cardfile import CardFile, check_names, parse_literal, read
 from framefuse.models.layouts import UNDECODED, WHOLE, Activation, BoxUnits, OutputLayout, Task
 from framefuse.models.onnx_file import (
     ORIGINAL,
+    RATIO,
     SIZES_OF_ONE,
     OnnxFacts,
     TensorFacts,
     outputs_at,
     read_onnx,
-    with_sizes_of_one,
+    with_constant,
 )
 from framefuse.models.openvino_file import METADATA_FILE, SUFFIXES, read_openvino, run_once
+from framefuse.models.states import state_pairs
 from framefuse.preprocess import Fit, Preprocess
 
 T = TypeVar("T")
@@ -34,6 +36,10 @@ CALIBRATION_KEY = "framefuse.calibration"
 INPUT_DTYPES = ("float32", "float16", "uint8")
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 """Means and standard deviations of ImageNet, in grey levels."""
+MATTING: dict[str, Any] = {"task": "semantic", "outputs": ["pha"], "names": {0: "person"}, "imgsz": (288, 512)}
+"""What is assumed of Robust Video Matting, whose output `pha` is the matte of a person."""
+SEEN = 512
+"""Longest side at which its network looks; what it is given may be larger (`downsample_ratio`)."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,8 @@ class Card:
     keypoint_names: tuple[str, ...] = ()
     skeleton: tuple[tuple[int, int], ...] = ()
     """Pairs of keypoints that a line connects."""
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Of a recurrent model: input -> the output that it is in the next frame."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Other information: licence, source, training, calibration. Licence and calibration may also come from the ONNX
     metadata."""
@@ -143,6 +151,8 @@ class _Facts:
     def __init__(self, card: CardFile, card_name: str, metadata: Mapping[str, str], where: str) -> None:
         self.card, self.card_name, self.metadata, self.where = card, card_name, metadata, where
         self.origin: dict[str, str] = {}
+        self.assumed: Mapping[str, Any] = {}
+        """Values of keys that neither the card nor the metadata has."""
 
     def find(self, key: str) -> Any:
         """The value from the card file or the metadata; None if neither has it."""
@@ -154,6 +164,8 @@ class _Facts:
             value = read(self.metadata[name])
             if value is not None:
                 self.origin[key] = f"{self.where} {name}"
+        if value is None and key in self.assumed:
+            value, self.origin[key] = self.assumed[key], "assumed: Robust Video Matting, by its inputs and outputs"
         return value
 
     def get(self, key: str, default: T, why: str) -> T:
@@ -200,11 +212,10 @@ def read_card(model: Path) -> Card:
     """
     model = Path(model)
     onnx_facts = read_facts(model)
-    if model.suffix not in SUFFIXES and (sizes := _size_input(onnx_facts)):
-        model = with_sizes_of_one(model, sizes)
-        onnx_facts = read_facts(model)
     card_path = Path(onnx_facts.metadata.get(ORIGINAL, model)).with_suffix(".yaml")
     card = read_card_file(card_path)
+    if model.suffix not in SUFFIXES and (copy := _with_one_image(model, onnx_facts, card)):
+        model, onnx_facts = copy, read_facts(copy)
     where = METADATA_FILE if model.suffix in SUFFIXES else "onnx metadata"
     facts = _Facts(card, card_path.name, onnx_facts.metadata, where)
     try:
@@ -218,7 +229,11 @@ def read_card(model: Path) -> Card:
 
 
 def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
-    image = _image_input(onnx_facts)
+    states = state_pairs(*([one.name for one in side] for side in (onnx_facts.inputs, onnx_facts.outputs)))
+    image = _image_input(onnx_facts, states)
+    outputs = tuple(one for one in onnx_facts.outputs if one.name not in states.values())
+    if states and "pha" in {one.name for one in outputs}:
+        facts.assumed = MATTING
     stated_layout, task = facts.find("layout"), facts.find("task")
     if stated_layout in WHOLE and task is None:
         task = stated_layout
@@ -244,9 +259,9 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         probe=partial(_boxes_are_pixels, model, (image.shape[0] or 1, 3, height, width), image.dtype),
     )
     try:
-        layout = resolve(onnx_facts.outputs)
+        layout = resolve(outputs)
     except CardError as error:
-        if model.suffix in SUFFIXES:
+        if model.suffix in SUFFIXES or states:
             raise
         inferred = outputs_at(model, (image.shape[0] or 1, 3, height, width))
         if inferred == onnx_facts.outputs or not all(map(_agree, onnx_facts.outputs, inferred)):
@@ -303,6 +318,7 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         box_units=layout.box_units,
         input_dtype=image.dtype,
         extra=layout.extra,
+        states=states,
         **_skeleton(facts, layout) if layout.task == "pose" else {},
         about=stated | (facts.card.about or {}),
     )
@@ -339,16 +355,32 @@ def _agree(stated: TensorFacts, inferred: TensorFacts) -> bool:
     )
 
 
+def _with_one_image(model: Path, facts: OnnxFacts, card: CardFile) -> Path | None:
+    """A copy of a model without an input that the pipeline need not set; None: it has none."""
+    if sizes := _size_input(facts):  # what the model multiplies by them stays relative
+        return with_constant(model, sizes, 1.0, SIZES_OF_ONE)
+    if ratio := _ratio_input(facts):
+        return with_constant(model, ratio, min(1.0, SEEN / max(card.imgsz or MATTING["imgsz"])), RATIO)
+    return None
+
+
 def _size_input(facts: OnnxFacts) -> TensorFacts | None:
     """The one of two inputs, (b, 2), that by its name takes the sizes of the images, by which boxes are multiplied."""
     sizes = [one for one in facts.inputs if "size" in one.name.lower() and one.shape[1:] == (2,)]
     return sizes[0] if len(sizes) == 1 and len(facts.inputs) == 2 else None
 
 
-def _image_input(facts: OnnxFacts) -> TensorFacts:
-    """The only input, (b, 3, h, w)."""
+def _ratio_input(facts: OnnxFacts) -> TensorFacts | None:
+    """The input of one number, beside image and states, that says how much smaller the network sees the image."""
+    numbers = [one for one in facts.inputs if one.shape in ((), (1,)) and one.dtype in ("float32", "float16")]
+    ratios = [one for one in numbers if "ratio" in one.name.lower()]
+    return ratios[0] if len(ratios) == 1 and len(facts.inputs) > 2 else None
+
+
+def _image_input(facts: OnnxFacts, states: Mapping[str, str]) -> TensorFacts:
+    """The first input, (b, 3, h, w); the others are states."""
     listed = ", ".join(map(str, facts.inputs)) or "none"
-    if len(facts.inputs) != 1:
+    if len(facts.inputs) != 1 + len(states) or facts.inputs[0].name in states:
         message = f"{facts.path.name} has {len(facts.inputs)} inputs, expected one image: {listed}"
         raise ModelError(message, remedy="export the model with a single image input (batch, 3, height, width)")
     image = facts.inputs[0]

@@ -24,8 +24,8 @@ WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 """Operators with weights."""
 MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
 """Operators that keep values as they are."""
-ORIGINAL, SIZES_OF_ONE = "framefuse.original", "framefuse.sizes_of_one"
-"""Metadata of `with_sizes_of_one`: the path of the model, and the input that is gone."""
+ORIGINAL, SIZES_OF_ONE, RATIO = "framefuse.original", "framefuse.sizes_of_one", "framefuse.ratio"
+"""Metadata of `with_constant`: the path of the model, and the input that is gone."""
 REMEDY = "pass a complete .onnx file"
 QUANTIZE_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "DynamicQuantizeLinear",
                       "QLinearMatMul")  # fmt: skip
@@ -166,12 +166,12 @@ def model_hash(model: Path) -> str:
     return digest.hexdigest()
 
 
-def with_sizes_of_one(path: Path, sizes: TensorFacts) -> Path:
-    """A copy of a model in the user's cache, without the input that takes the sizes of the images: they are 1, so that
-    what the model multiplies by them stays relative.
+def with_constant(path: Path, entry: TensorFacts, value: float, note: str) -> Path:
+    """A copy of a model in the user's cache, without an input, which has the same value in each run.
 
     Args:
-        sizes: that input, (b, 2).
+        entry: that input, (b, n) or (n,).
+        note: the metadata that names it: SIZES_OF_ONE or RATIO.
 
     Raises:
         ModelError: the model cannot be read, or the copy cannot be written.
@@ -182,17 +182,19 @@ def with_sizes_of_one(path: Path, sizes: TensorFacts) -> Path:
     failing = partial(os_errors_as, ModelError, f"cannot copy {path}", remedy)
     original = str(path.absolute())
     with failing():
-        key = hashlib.sha256(f"{model_hash(path)} {original}".encode("utf-8", "surrogateescape")).hexdigest()
-    copy = user_cache() / "without-sizes" / key[:24] / path.name
+        key = f"{model_hash(path)} {original} {entry.name} {value:g}"
+    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    copy = user_cache() / "without-input" / digest[:24] / path.name
     if copy.exists():
         return copy
     model = load_onnx(path)
-    for name, value in ((ORIGINAL, original), (SIZES_OF_ONE, sizes.name)):
-        model.metadata_props.add(key=name, value=value)
-    (entry,) = (one for one in model.graph.input if one.name == sizes.name)
-    model.graph.input.remove(entry)
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 2), dtype), sizes.name))
+    for name, text in ((ORIGINAL, original), (note, entry.name)):
+        model.metadata_props.add(key=name, value=text)
+    (found,) = (one for one in model.graph.input if one.name == entry.name)
+    model.graph.input.remove(found)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(found.type.tensor_type.elem_type)
+    shape = [size or 1 for size in entry.shape]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(shape, value, dtype), entry.name))
     with failing():
         copy.parent.mkdir(parents=True, exist_ok=True)
         with replaced(copy, ".onnx") as part:

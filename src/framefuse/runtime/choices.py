@@ -248,6 +248,11 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
     Raises:
         UsageError: the model has a different fixed batch.
     """
+    if card.states:
+        if settings.batch > 1 or card.batch > 1:
+            message = f"{card.path.name} is a recurrent model: each frame waits for the one before"
+            raise UsageError(message, remedy="leave batch out, and export the model with a batch of 1")
+        return 1, "batch 1: the model is recurrent"
     if not card.dynamic_batch:
         if settings.batch in (1, card.batch):
             return card.batch, None

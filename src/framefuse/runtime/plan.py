@@ -24,6 +24,7 @@ from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, memory, readers
 from framefuse.runtime.batching import IN_FLIGHT
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
+from framefuse.runtime.recurrent import RecurrentProgram
 from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer
@@ -33,6 +34,8 @@ from framefuse.sources.segments import Segmented
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.uploads import UploadMode
 
+STATEFUL = "openvino"
+"""The engine that runs recurrent models."""
 LIKELY = 1920, 1080
 """Frame size for which the model is loaded before a source tells its own: most have these proportions."""
 HOST_KINDS = "images", "array", "camera", "synthetic"
@@ -141,7 +144,10 @@ class RunPlan:
         layout = card.layout if plain and card.boxes_only else None
         device: Device = "cuda" if settings.on_gpu else "cpu"
         given = settings.precision, settings.streams, settings.threads, settings.workspace_mb, settings.load_timeout
-        return EngineOptions(device, *given, layout, frames)
+        asked = EngineOptions(device, *given, layout, frames)
+        # Of a single source, which mostly has one view, nothing else could run beside a frame.
+        alone = card.states and not settings.stereo and readers.count(self.source) == 1
+        return replace(asked, streams=settings.streams or 1) if alone else asked
 
     def make_program(self, engine: Engine, *, observe: Observer | None = None, **options: Any) -> Program:
         """What runs the model on frames.
@@ -159,7 +165,8 @@ class RunPlan:
         if settings.save_matte and self.card.task == "semantic":
             options["mattes"] = classes or ()
         if not settings.on_gpu:
-            return HostProgram(*given, observe=observe, **options)
+            made = RecurrentProgram if self.card.states else HostProgram
+            return made(*given, observe=observe, **options)
         if observe is not None:
             raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
         from framefuse.runtime.cuda.program import CudaProgram
@@ -188,6 +195,8 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None,
 
     @cache
     def refuses(backend: Backend) -> str | None:
+        if card.states and backend.name != STATEFUL:
+            return "it keeps no states of recurrent models"
         return backend.refuses(card.path, precision, spec.height, spec.width)
 
     settings, device = choices.choose_device(settings, refuses, engine)
@@ -195,10 +204,13 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None,
         message = f"max_memory limits the memory of a GPU, and this run is on device {settings.device}"
         raise UsageError(message, remedy="leave it out, or use --device cuda")
     name, why = choices.choose_engine(settings, refuses, engine)
+    if card.states and (name != STATEFUL or settings.on_gpu):
+        message = f"{card.path.name} is a recurrent model, which engine {name} cannot run on {settings.device}"
+        raise CapabilityError(message, remedy=f"use --engine {STATEFUL} --device cpu")
     choices.check_task(card, settings)
     settings = choices.choose_classes(card, settings)
     settings, tracker = choices.choose_tracker(settings)
-    looks = settings.adaptive or settings.tiles or settings.roi or settings.stereo  # they remember frames, or may
+    looks = settings.adaptive or settings.tiles or settings.roi or settings.stereo or card.states  # they remember
     cut = not (whole or looks) and settings.vid_stride == 1 and card.task != "semantic"  # its masks are large
     gpu = gpus.current_gpu() if settings.on_gpu and settings.gpu is None else settings.gpu
     shared = readers.share(source, settings, cut=cut)

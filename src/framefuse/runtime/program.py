@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from time import perf_counter, sleep, thread_time
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
@@ -313,6 +313,7 @@ class HostProgram(Program):
     """
 
     observe: Observer | None = None
+    kept: ClassVar[int] = MAX_POOLS
 
     def __post_init__(self) -> None:
         super().__post_init__()  # its ledger stays empty: nothing leaves the host
@@ -320,7 +321,7 @@ class HostProgram(Program):
         self._class_masks = ClassMasks() if card.task == "semantic" else None
         self._foreground = None if self.mattes is None else Foreground(card.names, self.mattes)
         self._heads = heads_of(card, self.checked)
-        self._pools: dict[tuple[int, int], RequestPool] = {}
+        self._pools: dict[Hashable, RequestPool] = {}
         self._starting: Slot | None = None
         """Engines without requests of their own run the model while they start it."""
 
@@ -352,7 +353,7 @@ class HostProgram(Program):
         """Nothing to do: `prepare` knows the size, and nothing else matters."""
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
-        pool = yield from self._pool(self.input_size(frames[0]))
+        pool = yield from self._pool(frames[0])
         while (slot := pool.acquire()) is None:
             yield from self.finish()
         started = WallCpuTime.now()
@@ -360,6 +361,7 @@ class HostProgram(Program):
             self.preprocess(frame, row, self._place(frame), memory_format=slot.memory_format)
             for frame, row in zip(frames, slot.input, strict=False)
         ]
+        self._prepared(slot, frames[0])
         submitted = WallCpuTime.now()
         self._starting = slot
         try:
@@ -434,16 +436,24 @@ class HostProgram(Program):
         while self._starting is not None:  # an engine that can stop what it runs does so now
             sleep(0.01)
 
-    def _pool(self, size: tuple[int, int]) -> Generator[FrameResult, None, RequestPool]:
-        """The requests of an input size, made on first use; yields the results of batches that had to finish for it."""
-        pool = self._pools.pop(size, None)
+    def _pool_key(self, frame: Frame) -> Hashable:
+        """What the frames have in common that share requests."""
+        return self.input_size(frame)
+
+    def _prepared(self, slot: Slot, frame: Frame) -> None:
+        """A request is about to run on a frame, or on a batch that begins with it."""
+
+    def _pool(self, frame: Frame) -> Generator[FrameResult, None, RequestPool]:
+        """The requests for a frame, made on first use; yields the results of batches that had to finish for it."""
+        key, size = self._pool_key(frame), self.input_size(frame)
+        pool = self._pools.pop(key, None)
         if pool is None:
             yield from self.drain()  # compiling takes long, and what has finished would count as still running
-            if len(self._pools) >= MAX_POOLS:
+            if len(self._pools) >= self.kept:
                 self._pools.pop(next(iter(self._pools))).close()
             pool = self._make_pool(size)
         self._largest = max(self._largest, (size[1], size[0]))
-        self._pools[size] = pool
+        self._pools[key] = pool
         return pool
 
     def _make_pool(self, size: tuple[int, int]) -> RequestPool:

@@ -140,13 +140,14 @@ class OpenVinoEngine(Engine):
             # One run tells their shapes: states that are not known yet are a single 0, as in Robust Video Matting.
             lengths = [[axis.get_length() if axis.is_static else 1 for axis in size] for size in sizes]
             kinds = [network.input(name).get_element_type().to_dtype() for name in self._states]
-            empty = zip(self._states, map(np.zeros, lengths, kinds), strict=True)
+            given: dict[Any, Any] = dict(zip(self._states, map(np.zeros, lengths, kinds), strict=True))
+            given[0] = np.zeros(shape, network.inputs[0].get_element_type().to_dtype())
             request = self._core.compile_model(network, "CPU", self._config).create_infer_request()
-            request.infer({0: np.zeros(shape, network.inputs[0].get_element_type().to_dtype()), **dict(empty)})
+            request.infer(given)
             made = [ov.PartialShape(list(request.get_tensor(name).shape)) for name in self._states.values()]
-            for (name, output), taken, given in zip(self._states.items(), sizes, made, strict=True):
-                if not taken.compatible(given):
-                    message = f"{self._model} gives its state {output} the shape {given}, and takes {name} as {taken}"
+            for (name, output), taken, found in zip(self._states.items(), sizes, made, strict=True):
+                if not taken.compatible(found):
+                    message = f"{self._model} gives its state {output} the shape {found}, and takes {name} as {taken}"
                     raise ModelError(message, remedy="export the model with states of one shape")
             sizes = made
         shapes: dict[Any, Any] = dict(zip(self._states, sizes, strict=True))

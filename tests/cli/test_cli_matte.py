@@ -112,6 +112,25 @@ def test_the_suffix_has_to_be_that_of_what_is_written(run: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--mode", "alpha", "--crf", "18"],
+            "crf without effect: ProRes, which stores transparency, has no such option",
+        ),
+        (
+            ["--mode", "png", "--crf", "18", "--encode-preset", "fast"],
+            "crf and encode_preset without effect: PNG has no",
+        ),
+        (["--mode", "green", "--crf", "18"], ""),
+    ],
+)
+def test_options_without_effect_are_named(run: Any, words: list[str], said: str) -> None:
+    code, _, err = run("matte", ADDRESS.replace("frames=8", "frames=2"), *words)
+    assert code == 0 and (said in err if said else "without effect" not in err)
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--model", "scout-n"], "gives no masks"),

@@ -113,13 +113,17 @@ class RunPlan:
 
     def for_output(self, info: SourceInfo) -> Self:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
-        settings, encoder = self.settings, None
+        settings, encoder, matte = self.settings, None, None
         encodes = settings.save or settings.save_matte not in (None, "alpha", "png")  # these have their own encoders
-        if encodes and (info.kind not in STILLS or not all(is_image_path(str(path)) for path in info.files)):
+        stills = info.kind in STILLS and all(is_image_path(str(path)) for path in info.files)
+        if encodes and not stills:
             from framefuse.sinks.video import choose_encoder
 
             chosen, encoder = choose_encoder(settings.encoder, self.gpu)
             settings = settings.model_copy(update={"encoder": chosen})
+        elif settings.save_matte and (unused := {"crf", "encode_preset"} & settings.model_fields_set):
+            kind = "PNG" if stills or settings.save_matte == "png" else "ProRes, which stores transparency,"
+            matte = f"{' and '.join(sorted(unused))} without effect: {kind} has no such option"
         mode, uploads = self.upload_mode, None
         if settings.on_gpu:
             from framefuse.runtime.cuda.uploads import choose_upload_mode
@@ -128,7 +132,7 @@ class RunPlan:
         elif settings.memory != "auto":
             message = f"memory {settings.memory} was asked for, but on device {settings.device} no frame enters a GPU"
             raise UsageError(message, remedy="leave it out, or use --device cuda")
-        reasons = {**self.reasons, "memory": uploads, "encoder": encoder}
+        reasons = {**self.reasons, "memory": uploads, "encoder": encoder, "matte": matte}
         return replace(self, settings=settings, upload_mode=mode, reasons=reasons)
 
     def engine_options(self) -> EngineOptions:
@@ -176,7 +180,7 @@ class RunPlan:
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
-        before, after = ("device", "engine"), ("input", "stereo", "batch", "memory", "encoder", "track")
+        before, after = ("device", "engine"), ("input", "stereo", "batch", "memory", "encoder", "matte", "track")
         return list(filter(None, [*map(self.reasons.get, before), *of_engine, *map(self.reasons.get, after)]))
 
 

@@ -61,7 +61,7 @@ def test_a_slow_reader_gets_young_results(where: str) -> None:
     indexes, drops = run(slow if "caller" in where else lambda result: None, sinks=sinks[where])
     # Without max_age they would grow older by 0.18 s with each result. The first one may wait for the model.
     assert statistics.median(ages) < MAX_AGE + SLACK
-    assert indexes == sorted(set(indexes)) and len(indexes) > 5
+    assert indexes == sorted(set(indexes)) and len(indexes) > 3
     assert sum(drops.get(cause, 0) for cause in ("superseded", "stale", "not taken")) >= FRAMES - len(indexes) - 20
     # What was behind the last result when the loop ended was neither delivered nor dropped.
     assert len(indexes) + sum(drops.values()) <= indexes[-1] + 20

@@ -20,15 +20,14 @@ SLACK = 0.6
 
 
 def run(take: Callable[[Result], None], **options: Any) -> tuple[list[int], dict[str, int]]:
-    """Indexes of the results that the caller takes from about four seconds of a camera, from when the model is there,
-    and the drops."""
+    """Indexes of the results that the caller takes from about four seconds of a camera, and the drops."""
     indexes: list[int] = []
     with Server() as server:
         pipeline = Pipeline(server.url(), "squares", max_age=MAX_AGE, **options)
         for result in pipeline:
             take(result)
             indexes.append(result.frame.index)
-            if result.frame.index >= indexes[0] + FRAMES:
+            if result.frame.index >= FRAMES:
                 break
     return indexes, pipeline.report.sources[0].drops
 
@@ -61,12 +60,12 @@ def test_a_slow_reader_gets_young_results(where: str) -> None:
     indexes, drops = run(slow if "caller" in where else lambda result: None, sinks=sinks[where])
     # Without max_age they would grow older by 0.18 s with each result. The first one may wait for the model.
     assert statistics.median(ages) < MAX_AGE + SLACK
-    assert indexes == sorted(set(indexes)) and len(indexes) > 3
+    assert indexes == sorted(set(indexes)) and len(indexes) > 5
     assert sum(drops.get(cause, 0) for cause in ("superseded", "stale", "not taken")) >= FRAMES - len(indexes) - 20
     # What was behind the last result when the loop ended was neither delivered nor dropped.
     assert len(indexes) + sum(drops.values()) <= indexes[-1] + 20
-    if written:  # what the sink saw and the caller did not was dropped between them
-        assert abs(len(written) - len(indexes) - drops.get("not taken", 0)) <= 5
+    if written:
+        assert len(written) > 2 * len(indexes) and drops["not taken"] > 10
 
 
 @pytest.mark.slow
@@ -83,18 +82,15 @@ def test_a_sink_slower_than_max_age_still_gets_the_newest_results() -> None:
 
 def test_a_quick_reader_gets_every_result() -> None:
     indexes, drops = run(lambda result: None)
-    assert "not taken" not in drops
-    # On a busy machine the model is slower than the source; what came after the last result may have been dropped, too.
-    assert indexes[-1] + 1 <= len(indexes) + sum(drops.values()) <= indexes[-1] + 20
+    assert len(indexes) + drops.get("superseded", 0) + drops.get("stale", 0) == indexes[-1] + 1
+    assert len(indexes) > 0.5 * FRAMES  # some frames come while the model starts
 
 
 @pytest.mark.parametrize("size", [(320, 180), (160, 120)], ids=["16:9", "4:3"])
 def test_no_frame_is_lost_while_the_model_loads(size: tuple[int, int]) -> None:
-    firsts = []
-    while not firsts or (firsts[-1] >= 15 and len(firsts) < 3):  # what else runs on the machine may delay one of them
-        with Server(size=size) as server:
-            pipeline = Pipeline(server.url(), "scout-n", max_age=MAX_AGE)
-            firsts += [result.frame.index for result, _ in zip(pipeline, range(20), strict=False)][:1]
-            pipeline.close()
+    with Server(size=size) as server:
+        pipeline = Pipeline(server.url(), "scout-n", max_age=MAX_AGE)
+        indexes = [result.frame.index for result, _ in zip(pipeline, range(20), strict=False)]
+        pipeline.close()
     # A few that were sent at once while it connected; a model loads for 20 frames and more.
-    assert firsts[-1] < 15, pipeline.report.sources[0].drops
+    assert indexes[0] < 15, pipeline.report.sources[0].drops

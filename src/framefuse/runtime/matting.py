@@ -25,6 +25,12 @@ OBJECTS_GRID = 4
 """Pixels, across and down, that the masks of objects give one sample of a matte."""
 
 
+def follows(before: float | None, after: float | None) -> bool:
+    """Whether one frame comes a moment after another, by their times in seconds. Without times they may be images of
+    anything."""
+    return before is not None and after is not None and 0 < after - before <= GAP
+
+
 class _Look(NamedTuple):
     """One view of a frame."""
 
@@ -37,8 +43,8 @@ class _Look(NamedTuple):
         """Whether it shows the same scene as the one before."""
         if before.guide.shape != self.guide.shape or before.part.region != self.part.region:
             return False
-        if self.seconds is None or before.seconds is None or not 0 < self.seconds - before.seconds <= GAP:
-            return False  # without times they may be images of anything
+        if not follows(before.seconds, self.seconds):
+            return False
         return bool(np.abs(self.guide - before.guide).mean() <= CUT)
 
 

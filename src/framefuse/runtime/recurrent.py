@@ -10,7 +10,7 @@ import numpy as np
 from framefuse.engines import Slot
 from framefuse.frame import Frame, View
 from framefuse.prediction import Array
-from framefuse.runtime.matting import CUT, GAP
+from framefuse.runtime.matting import CUT, follows
 from framefuse.runtime.program import HostProgram
 
 CELL = 4
@@ -25,8 +25,8 @@ class _Seen(NamedTuple):
 
     def followed_by(self, other: "_Seen", grey_levels: float) -> bool:
         """Whether a frame shows the same scene, a moment later."""
-        if self.seconds is None or other.seconds is None or not 0 < other.seconds - self.seconds <= GAP:
-            return False  # without times they may be images of anything
+        if not follows(self.seconds, other.seconds):
+            return False
         return bool(np.abs(other.sample - self.sample).mean() * grey_levels <= CUT * 255)
 
 

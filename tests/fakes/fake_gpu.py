@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import av
 import numpy as np
@@ -100,6 +101,7 @@ class Gpu:
         self.launches = 0
         self.copied: Counter[str] = Counter()
         self.worked: set[tuple[str, int]] = set()
+        self.graphs: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.recordings: dict[int, list[Work]] = {}
         """Pointer of a stream in capture mode -> its recorded work."""
         self._numbers = itertools.count(1)
@@ -156,6 +158,7 @@ class Gpu:
         return SimpleNamespace(
             cuMemcpyDtoDAsync_v2=copy, cuMemcpyHtoDAsync_v2=upload,
             cuEventRecord=order, cuEventRecordWithFlags=order, cuStreamWaitEvent=order,
+            cuGraphLaunch=lambda graph, stream: status(self.graphs[graph].launch),
         )  # fmt: skip
 
     def limited(self, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,7 +194,8 @@ class Gpu:
 
         class Graph:
             def __init__(self, works: list[Work]) -> None:
-                self.works = works
+                self.works, self.graphExec = works, next(gpu._numbers)
+                gpu.graphs[self.graphExec] = self
 
             def launch(self, stream: Any = None) -> None:
                 gpu.alive()
@@ -418,7 +422,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(device, "_uploads", {})
     monkeypatch.setattr(device, "current_stream", gpu.current_stream)
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
-    monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
+    monkeypatch.setattr(device, "pinned", lambda shape, dtype, fill=True: np.zeros(shape, dtype))
     monkeypatch.setattr(cuda_driver, "driver", gpu.driver)
     monkeypatch.setattr(nvdec, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)

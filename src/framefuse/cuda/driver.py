@@ -40,6 +40,7 @@ def _library() -> Any:
     library.cuEventRecord.argtypes = [address, address]
     library.cuEventRecordWithFlags.argtypes = [address, address, ctypes.c_uint]
     library.cuStreamWaitEvent.argtypes = [address, address, ctypes.c_uint]
+    library.cuGraphLaunch.argtypes = [address, address]
     return library
 
 
@@ -60,6 +61,16 @@ def record(event: Any, stream: Any) -> None:
 def record_in_graph(event: Any, stream: Any) -> None:
     """Record an event each time the graph is launched that the stream is capturing, so that the host can read it."""
     check(driver().cuEventRecordWithFlags(event.ptr, stream.ptr, EXTERNAL), "record an event in a graph")
+
+
+def launch(graph: Any, stream: Any) -> None:
+    """Launch a graph of CuPy on a stream. With the GIL released, a launch of tens of microseconds can take milliseconds
+    while clients of a `Batcher` want the lock.
+
+    Raises:
+        GpuLostError: the GPU is lost.
+    """
+    check(driver().cuGraphLaunch(graph.graphExec, stream.ptr), "launch a batch")
 
 
 def wait(event: Any, stream: Any) -> None:

@@ -63,7 +63,8 @@ class Response(Generic[Answer]):
     """Requests that ran together."""
 
 
-class _Waiting(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Waiting:
     """A request that waits or runs."""
 
     request: Request
@@ -243,8 +244,11 @@ class Batcher:
             except RequestError as error:
                 self._refused[type(error).__name__] += 1
                 raise
-            self._waiting[request.number] = _Waiting(request, prepared, future)
-            if self._queue.may_start(request):
+            waiting = self._waiting[request.number] = _Waiting(request, prepared, future)
+            wakes = self._queue.may_start(request)
+        waiting.item = self._runner.near(prepared)  # a batch that starts before takes the item as it was
+        if wakes:
+            with self._changed:
                 self._changed.notify_all()
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
@@ -404,7 +408,8 @@ class Batcher:
     def _resolve(self, number: int, result: Any, started: _Started) -> None:
         now = monotonic()
         with self._changed:
-            request, _, future = self._waiting.pop(number)
+            waiting = self._waiting.pop(number)
+            request = waiting.request
             latency = now - request.arrival
             self._latencies.append(latency)
             self._counts["completed"] += 1
@@ -412,7 +417,7 @@ class Batcher:
             if not self._waiting:
                 self._changed.notify_all()
         queued = started.seconds - request.arrival
-        future.set_result(Response(result, number, queued, latency, len(started.items)))
+        waiting.future.set_result(Response(result, number, queued, latency, len(started.items)))
 
     def _end(self, batch: RequestBatch, *, failed: bool = False) -> None:
         with self._changed:

@@ -138,7 +138,7 @@ class CapturedBatch:
                 said = " ".join([str(error), *getattr(error, "__notes__", ())])
                 if not left or "captureinvalidated" not in said.replace("_", "").lower():
                     raise
-        return partial(graph.launch, self._stream)
+        return partial(driver.launch, graph, self._stream)
 
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
         """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0."""
@@ -177,7 +177,8 @@ class CapturedBatch:
     def wait(self, timeout: float | None) -> bool:
         """Wait for the results; False after `timeout` seconds."""
         if timeout is None:
-            self.ended.synchronize()
+            if not self.ended.done:
+                self.ended.synchronize()
             return True
         begun = monotonic()
         while not self.ended.done:

@@ -18,6 +18,7 @@ import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
@@ -33,6 +34,8 @@ from framefuse.batching.simulation import poisson, simulate
 from framefuse.errors import RequestError
 
 CLIENTS, MODEL = 64, "scout-n"
+SENDERS = 8
+"""Threads that send requests at random times."""
 DEADLINE = {"cpu": 0.5, "cuda": 0.02}
 """Seconds."""
 LOADS = 0.8, 3.0
@@ -68,37 +71,47 @@ def closed(call: Callable[[Any], object], images: list[Any], seconds: float) -> 
 
 def offered(batcher: Batcher, images: list[Any], rate: float, seconds: float, deadline: float) -> dict[str, Any]:
     """Requests at random times, whoever answers them."""
-    chance, answered, missed, refused = random.Random(1), list[tuple[float, float]](), 0, 0
-    lock, sent, begun = threading.Lock(), 0, time.perf_counter()
-    due = begun
+    answered, begun = list[tuple[float, float]](), time.perf_counter()
+    lock, counts = threading.Lock(), Counter[str]()
 
     def done(future: Any, started: float) -> None:
-        nonlocal missed
         with lock:
             if future.exception() is not None:
-                missed += 1
+                counts["missed"] += 1
             else:
                 answered.append((started - begun, time.perf_counter() - started))
 
-    while (due := due + chance.expovariate(rate)) - begun < seconds:
-        if (wait := due - time.perf_counter()) > 0:
-            time.sleep(wait)
-        started, sent = time.perf_counter(), sent + 1
-        try:
-            future = batcher.submit(images[sent % len(images)], deadline=deadline)
-        except RequestError:
-            refused += 1
-            continue
-        future.add_done_callback(lambda future, started=started: done(future, started))
-    seconds = max(seconds, time.perf_counter() - begun)  # one thread may be too slow for the rate
+    def send(number: int) -> None:
+        chance, due, sent = random.Random(number), begun, Counter[str]()
+        while (due := due + chance.expovariate(rate / SENDERS)) - begun < seconds:
+            if (wait := due - time.perf_counter()) > 0:
+                time.sleep(wait)
+            started = time.perf_counter()
+            sent["all"] += 1
+            try:
+                future = batcher.submit(images[sent["all"] % len(images)], deadline=deadline)
+            except RequestError:
+                sent["refused"] += 1
+                continue
+            future.add_done_callback(lambda future, started=started: done(future, started))
+        with lock:
+            counts.update(sent)
+
+    senders = [threading.Thread(target=send, args=(number,)) for number in range(SENDERS)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    seconds = max(seconds, time.perf_counter() - begun)  # they may be too slow for the rate
     batcher.drain()
     late = sum(latency > deadline for _, latency in answered)
+    sent, missed = counts["all"], counts["missed"]
     admitted = len(answered) + missed
     tail = min(60.0, seconds / 3)
     return {
         "offered": sent / seconds,
         "rate": len(answered) / seconds,
-        "refused": refused / sent,
+        "refused": counts["refused"] / sent,
         "in_time": 1 - (late + missed) / max(1, admitted),
         "admitted": admitted,
         **quantiles([latency for _, latency in answered]),

@@ -174,7 +174,7 @@ def fleet(streams, processes, **more):
 rows = [row("detect", 14), row("detect", 8)]
 for streams, times in (14, 4), (8, 4), (21, 3), (14, 1), (8, 1), (21, 1): # beside each other: of files of one length
     rows += [fleet(streams, 3, times=times), decode(streams, times=times), decode(streams, processes=3, times=times)]
-rows += [fleet(1, 3, times=15), row("detect", 1, times=15)] # 10 minutes
+rows[8:8] = [fleet(1, 3, times=15), row("detect", 1, times=15)] # 10 minutes
 rows += [decode(14, "core", times=4), decode(14, "core"), row("detect", 21)]
 print(json.dumps(rows))')
     step files_kernels 60 "$PYTHON" -c 'import sys; from pathlib import Path; from framefuse.engines import EngineOptions, open_engine
@@ -208,7 +208,7 @@ run_throughput() { bench throughput $((${SOAK:-60} + 150)) throughput --device c
 
 run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu.faults; }
 
-run_planner() { bench planner 420 gpu.planner "$SHORT" --models scout-n scout-s body-n "$V5" "$V11" "$V8"; }
+run_planner() { bench planner 700 gpu.planner "$SHORT" --models scout-n scout-s body-n "$V5" "$V11" "$V8"; }
 
 run_heads() { bench heads 60 gpu.heads; }
 

@@ -4,8 +4,8 @@
         [--streams 1 8] [--shares 0.7 0.8 0.9 0.95]
 
 Each run is a process of its own, which reads copies of the clip side by side, decoded by NVDEC. Measured is the memory
-that NVML counts on the GPU, at its peak, without what was taken before the process began. A model runs twice, and the
-second run counts: the first one measures convolution kernels, which takes memory for a moment.
+that NVML counts on the GPU, at its peak, without what was taken before the process began. All models first run once,
+side by side and uncounted: a first run measures convolution kernels, which takes memory for a moment.
 
 A neighbour is an allocation of a share of the GPU. A run beside it must end with all frames, on smaller batches
 or fewer of them, or be refused before the model is loaded: `refused`. An error in the middle of a run is `failed`.
@@ -37,7 +37,7 @@ POLL = 0.005
 
 
 def run(given: dict[str, Any]) -> None:
-    """The child: prints what became of the run."""
+    """Prints what became of a run."""
     files = given.pop("files")
     found: dict[str, Any] = {"frames": 0}
     try:
@@ -58,11 +58,16 @@ def run(given: dict[str, Any]) -> None:
     print(json.dumps(found))
 
 
+def child_of(runs: list[dict[str, Any]]) -> subprocess.Popen[str]:
+    """A process that does one run after another."""
+    words = [sys.executable, "-m", "benchmarks.gpu.planner", "--child", json.dumps(runs)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
 def measured(given: dict[str, Any], read: Any) -> dict[str, Any]:
     """What the child says, and the peak of the memory that it takes, in bytes."""
     before, peak = read(), 0
-    words = [sys.executable, "-m", "benchmarks.gpu.planner", "--child", json.dumps(given)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+    with child_of([given]) as child:
         while child.poll() is None:
             peak = max(peak, read() - before)
             time.sleep(POLL)
@@ -83,7 +88,8 @@ def main() -> None:
     parser.add_argument("--child")
     args = parser.parse_args()
     if args.child:
-        run(json.loads(args.child))
+        for given in json.loads(args.child):
+            run(given)
         return
     nvml, handle = nvml_handle(device.current_gpu())
 
@@ -99,12 +105,18 @@ def main() -> None:
         files = [Path(folder) / f"{number}.mp4" for number in range(max(args.streams))]
         for file in files:
             file.symlink_to(args.clip.absolute())
+        cases = []
         for model, batch, imgsz in product(args.models, args.batches, args.sizes):
             # Not every case at every number of streams: decoders add the same to each.
-            streams = args.streams[len(rows) % len(args.streams)]
+            streams = args.streams[len(cases) % len(args.streams)]
             options = {"model": model, "batch": batch, "imgsz": imgsz, "end": end}
-            given = {"files": [str(file) for file in files[:streams]], "readers": streams, **options}
-            measured(given, read)
+            cases.append({"files": [str(file) for file in files[:streams]], "readers": streams, **options})
+        first = [child_of([case for case in cases if case["model"] == model]) for model in args.models]
+        for child in first:
+            child.communicate()
+        print("all models have run once", flush=True)
+        for given in cases:
+            model, batch, imgsz, streams = (given[name] for name in ("model", "batch", "imgsz", "readers"))
             found = measured(given, read)
             settings = settings_from({"device": "cuda", "engine": "cudnn", "batch": batch, "imgsz": imgsz})
             plan = predicted(model, streams, size, settings)

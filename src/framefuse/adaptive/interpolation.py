@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.kernels.tracking.call import pair
+from framefuse.kernels.tracking.call import Ends, bridge, pair
 from framefuse.prediction import Detections
 
 Array = NDArray[Any]
@@ -28,7 +28,6 @@ BUSY = 20.0
 """Objects of a scene that counts as 1 in `signs`."""
 LONG = 8
 """Frames of a distance that counts as 1 in `signs`."""
-SIDES = np.ones(4, np.float32)
 total = np.add.reduce
 """The sum, which for few numbers takes half as long as `numpy.sum`."""
 
@@ -52,52 +51,30 @@ class Bridge:
 
         A box that only one end has fades with the distance from it.
         """
-        (before, after, fading, growing, classes), share = self._ends, step / self.gap
-        if not len(classes):
+        if not (len(self.first) or len(self.last)):
             return self.first
-        confidence = (1 - share) * fading + share * growing
+        ends, share = self._ends, np.float32(step / self.gap)
+        (before, after), (fading, growing), rest = ends.boxes, ends.confidence, np.float32(1) - share
+        confidence = rest * fading + share * growing
         order = (-confidence).argsort(kind="stable")[: np.count_nonzero(confidence > conf)]
-        boxes = (1 - share) * before.take(order, 0) + share * after.take(order, 0)
-        return Detections(boxes, confidence.take(order), classes.take(order), self.first.names)
+        boxes = rest * before.take(order, 0) + share * after.take(order, 0)
+        return Detections(boxes, confidence.take(order), ends.classes.take(order), self.first.names)
 
     @cached_property
-    def _ends(self) -> tuple[Array, ...]:
-        """Of all objects: boxes and confidences in the first and in the last frame, and classes."""
-        first, last, (rows, columns) = self.first, self.last, self._pairs
-        alone = np.ones(len(first) + len(last), np.bool_)
-        alone[rows] = alone[columns + len(first)] = False
-        single = alone.nonzero()[0]
-        begin, end = np.concatenate((rows, single)), np.concatenate((columns + len(first), single))
-        boxes = np.concatenate((first.xyxy, last.xyxy), dtype=np.float32)
-        classes = np.concatenate((first.class_id, last.class_id))
-        confidence = np.concatenate((first.confidence, last.confidence), dtype=np.float32)
-        fading, growing = confidence.take(begin), confidence.take(end)
-        gone = len(rows) + int(single.searchsorted(len(first)))
-        growing[len(rows) : gone], fading[gone:] = 0, 0
-        return boxes.take(begin, 0), boxes.take(end, 0), fading, growing, classes.take(begin)
-
-    @cached_property
-    def _pairs(self) -> tuple[Array, Array]:
-        """Indices of the boxes of the first frame, and of their continuations in the last."""
-        first, last = self.first, self.last
-        begin = first.xyxy, first.class_id, np.sqrt(first.confidence)
-        end = last.xyxy, last.class_id, np.sqrt(last.confidence)
-        found = pair(begin, end, OVERLAP, drift=DRIFT * self.gap)
-        return found.rows, found.columns
+    def _ends(self) -> Ends:
+        """All objects, paired where they go on."""
+        first, last = ((end.xyxy, end.class_id, end.confidence) for end in (self.first, self.last))
+        return bridge(first, last, OVERLAP, drift=DRIFT * self.gap)
 
     @cached_property
     def signs(self) -> Array:
         """(6,) what makes the frames between hard to guess, each per object: 1, the share of objects that only one end
         has, motion in their own sizes, change of confidence; then the distance, and the number of objects."""
-        first, last, (rows, columns) = self.first, self.last, self._pairs
-        count, ones = 1 + self.objects, first.xyxy.take(rows, 0)
-        before, after = first.confidence.take(rows), last.confidence.take(columns)
-        sides, both = ones[:, 2:] - ones[:, :2], before + after
-        size = np.sqrt(np.maximum(sides[:, 0] * sides[:, 1], 1.0))
-        moved = float(both @ (np.abs(last.xyxy.take(columns, 0) - ones) @ SIDES / size)) / 8
-        single = self.objects - float(total(both)) / 2
-        changed = float(total(np.abs(before - after)))
-        return np.array((1.0, single / count, moved / count, changed / count, self.gap / LONG, self.objects / BUSY))
+        count, ends = 1 + self.objects, self._ends
+        single, moved = self.objects - ends.shown / 2, ends.moved / 8
+        return np.array(
+            (1.0, single / count, moved / count, ends.changed / count, self.gap / LONG, self.objects / BUSY)
+        )
 
 
 def disagreement(truth: Detections, found: Detections) -> float:

@@ -34,7 +34,7 @@ class NoAnswerError(EngineError):
 
 
 class Runner(ABC):
-    """Runs batches in the order in which they are started. All calls come from one thread, except `prepared` and `near`.
+    """Runs batches in the order in which they are started. Calls come from one thread, but for `prepared` and `near`.
 
     Attributes:
         sizes: batch sizes that it can run.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.kernels.cpu import _function, _scratch
-from framefuse.kernels.tracking._tir_rows import BOX_ROWS, FLOATS, ID, INTS, ROWS
+from framefuse.kernels.tracking._tir_rows import BOX_ROWS, FLOATS, ID, INTS, ROWS, TOLD
 
 Array = NDArray[Any]
 Boxes = tuple[Array, Array, Array]
@@ -39,6 +39,23 @@ class Pairs(NamedTuple):
         """Those of a mask."""
         at = chosen.nonzero()[0]
         return Pairs(self.rows.take(at), self.columns.take(at), self.worth.take(at))
+
+
+class Ends(NamedTuple):
+    """The objects of two frames, n of them: the pairs, then those that one frame has alone."""
+
+    boxes: Array
+    """(2, n, 4) float32: the corners of each in the first frame and in the last; of one alone, the same twice."""
+    confidence: Array
+    """(2, n) float32; 0 in a frame without it."""
+    classes: Array
+    """(n,) int64."""
+    shown: float
+    """Sum of both confidences of the pairs."""
+    moved: float
+    """The same, each times how far its corners moved, in sizes of the object."""
+    changed: float
+    """Sum of the changes of confidence of the pairs."""
 
 
 class Limits(NamedTuple):
@@ -120,6 +137,33 @@ def pair(one: Boxes, other: Boxes, least: float, *, scale: tuple[float, float] =
             break
     rows = (mates >= 0).nonzero()[0]
     return Pairs(rows, mates.take(rows), worths.take(rows))
+
+
+def bridge(one: Boxes, other: Boxes, least: float, *, drift: float) -> Ends:
+    """The objects of two frames, with weights that are confidences: those of `pair` and the others, in one call.
+
+    Args:
+        one, other, least, drift: as of `pair`; a pair is worth the root of the product of its confidences, times its
+            IoU. A frame without objects gets one that is nowhere, of confidence 0.
+    """
+    one, other = (_typed(boxes if len(boxes[2]) else NO_BOX) for boxes in (one, other))
+    count, others, room = len(one[2]), len(other[2]), ROOM
+    most = count + others
+    boxes, confidence = np.empty((2, most, 4), np.float32), np.empty((2, most), np.float32)
+    classes, told = np.empty(most, np.int64), np.empty(TOLD)
+    starts, mates, worths = np.empty(count + 1, np.int64), np.empty(count, np.int64), np.empty(count)
+    work = *_work(count, others), np.empty((4, others))
+    given = [array for both in zip(one, other, strict=True) for array in both]
+    while True:
+        lists = _lists(room)
+        _function("track_bridge")(
+            least, drift, *given, boxes, confidence, classes, told, mates, worths, starts, *lists, *work
+        )
+        shown, moved, changed, objects, needed = told.tolist()
+        if (room := int(needed)) <= len(lists[0]):
+            break
+    rows = slice(int(objects))
+    return Ends(boxes[:, rows], confidence[:, rows], classes[rows], shown, moved, changed)
 
 
 def assign(pairs: Pairs) -> Pairs:

@@ -4,6 +4,7 @@
     track_follow     a frame of ByteTrack or OC-SORT: which box continues which track, and the tracks after it
     track_pairs      the boxes of two sets that belong together
     track_assign     the best of any pairs, none sharing a box with another
+    track_bridge     the objects of two frames, paired, and how much they differ
 
 `_tir_rows.py` says what the rows of `tracks` and `boxes` hold. Pairs are lists by track: those of track i are
 starts[i]..starts[i + 1] of `columns` (the box) and `worth`. Where they do not fit, they are only counted, and the
@@ -23,6 +24,7 @@ from ._tir_rows import (
     BOX_CONFIDENCE,
     BOX_ROWS,
     CENTRES,
+    CHANGED,
     CLASS,
     CONFIDENCE,
     CORNERS,
@@ -33,10 +35,15 @@ from ._tir_rows import (
     ID,
     INTS,
     LAST,
+    MOVED,
+    NEEDED,
+    OBJECTS,
     REMEMBERED,
     SAVED,
     SEEN,
+    SHOWN,
     TIMES,
+    TOLD,
     VARIANCE,
     VELOCITY,
 )
@@ -316,6 +323,41 @@ def track_move(steps: T.float64, tracks: T.Buffer(("count", "rows"), "float64", 
         move(tracks, i, steps)
 
 
+@T.inline
+def join(
+    floor, zero, full, drift, ones, others, classes, other_classes, weights, other_weights, rooted,
+    mates, worths, starts, columns, worth, offers, ints, floats, corners, count, boxes_count, room,
+    place, length, grow, at, total,
+):  # fmt: skip
+    """mates: the best pairs of one class, and their worths; starts[count]: the room that they need. A pair is worth its
+    weights, or with `rooted` their square roots, by how far its IoU is from zero to full."""
+    clear(count, boxes_count, mates, ints)
+    total[0] = 0
+    for j in T.serial(boxes_count):
+        for axis in T.unroll(4):
+            corners[axis, j] = T.Cast("float64", others[j, axis])
+    for i in T.serial(count):
+        starts[i] = T.Cast("int64", total[0])
+        for axis in T.unroll(4):
+            place[axis] = T.Cast("float64", ones[i, axis])
+        grow[0] = drift * T.sqrt(T.max((place[2] - place[0]) * (place[3] - place[1]), ZERO))
+        share(place, corners, 0, boxes_count, grow[0], floats)
+        for j in T.serial(boxes_count):
+            if T.And(floats[SHARED, j] > ZERO, classes[i] == other_classes[j]):
+                value: T.let = overlap(place, corners, 0, j, grow[0], floats[SHARED, j])
+                if value >= floor:
+                    both: T.let = T.Cast("float64", weights[i] * other_weights[j])
+                    weight: T.let = T.sqrt(both) if rooted else both
+                    append(columns, worth, total, room, j, weight * T.min((value - zero) / (full - zero), ONE))
+    starts[count] = T.Cast("int64", total[0])
+    if total[0] <= room:
+        assign(count, starts, columns, worth, mates, offers, ints, floats, at, length)
+        for i in T.serial(count):
+            for k in T.serial(starts[i], starts[i + 1]):
+                if columns[k] == mates[i]:
+                    worths[i] = worth[k]
+
+
 @T.prim_func(s_tir=True)
 def track_pairs(
     floor: T.float64, zero: T.float64, full: T.float64, drift: T.float64,
@@ -334,30 +376,11 @@ def track_pairs(
     count, boxes_count, room = T.int32(), T.int32(), T.int32()
     place, length, grow = variables("float64", 4, 2, 1)
     at, total = variables("int32", 5, 1)
-    clear(count, boxes_count, mates, ints)
-    total[0] = 0
-    for j in T.serial(boxes_count):
-        for axis in T.unroll(4):
-            corners[axis, j] = T.Cast("float64", others[j, axis])
-    for i in T.serial(count):
-        starts[i] = T.Cast("int64", total[0])
-        for axis in T.unroll(4):
-            place[axis] = T.Cast("float64", ones[i, axis])
-        grow[0] = drift * T.sqrt(T.max((place[2] - place[0]) * (place[3] - place[1]), ZERO))
-        share(place, corners, 0, boxes_count, grow[0], floats)
-        for j in T.serial(boxes_count):
-            if T.And(floats[SHARED, j] > ZERO, classes[i] == other_classes[j]):
-                value: T.let = overlap(place, corners, 0, j, grow[0], floats[SHARED, j])
-                if value >= floor:
-                    weight: T.let = T.Cast("float64", weights[i] * other_weights[j])
-                    append(columns, worth, total, room, j, weight * T.min((value - zero) / (full - zero), ONE))
-    starts[count] = T.Cast("int64", total[0])
-    if total[0] <= room:
-        assign(count, starts, columns, worth, mates, offers, ints, floats, at, length)
-        for i in T.serial(count):
-            for k in T.serial(starts[i], starts[i + 1]):
-                if columns[k] == mates[i]:
-                    worths[i] = worth[k]
+    join(
+        floor, zero, full, drift, ones, others, classes, other_classes, weights, other_weights, False,
+        mates, worths, starts, columns, worth, offers, ints, floats, corners, count, boxes_count, room,
+        place, length, grow, at, total,
+    )  # fmt: skip
 
 
 @T.prim_func(s_tir=True)
@@ -374,6 +397,80 @@ def track_assign(
     length = T.alloc_buffer((2,), "float64")
     clear(count, boxes_count, mates, ints)
     assign(count, starts, columns, worth, mates, offers, ints, floats, at, length)
+
+
+@T.inline
+def put(ends, facts, labels, at, box, class_id, begin, end):
+    """One object: where it is in the first frame and in the last, and how sure each is of it."""
+    for axis in T.unroll(4):
+        ends[0, at, axis] = box[axis]
+        ends[1, at, axis] = box[4 + axis]
+    facts[0, at] = begin
+    facts[1, at] = end
+    labels[at] = class_id
+
+
+@T.prim_func(s_tir=True)
+def track_bridge(
+    floor: T.float64, drift: T.float64,
+    ones: T.Buffer(("count", 4), "float32", align=4), others: T.Buffer(("boxes_count", 4), "float32", align=4),
+    classes: T.Buffer(("count",), "int64", align=8), other_classes: T.Buffer(("boxes_count",), "int64", align=8),
+    weights: T.Buffer(("count",), "float32", align=4), other_weights: T.Buffer(("boxes_count",), "float32", align=4),
+    ends: T.Buffer((2, "most", 4), "float32", align=4), facts: T.Buffer((2, "most"), "float32", align=4),
+    labels: T.Buffer(("most",), "int64", align=8), told: T.Buffer((TOLD,), "float64", align=8),
+    mates: T.Buffer(("count",), "int64", align=8), worths: T.Buffer(("count",), "float64", align=8),
+    starts: T.Buffer(("lists",), "int64", align=8), columns: T.Buffer(("room",), "int64", align=8),
+    worth: T.Buffer(("room",), "float64", align=8), offers: T.Buffer(("count",), "float64", align=8),
+    ints: T.Buffer((INTS, "boxes_count"), "int32", align=4),
+    floats: T.Buffer((FLOATS, "boxes_count"), "float64", align=8),
+    corners: T.Buffer((4, "boxes_count"), "float64", align=8),
+):  # fmt: skip
+    """The objects of two frames: pairs by rows, then those of one frame alone, with what they are in both."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "track_bridge"})
+    count, boxes_count, room = T.int32(), T.int32(), T.int32()
+    place, length, grow = variables("float64", 4, 2, 1)
+    at, total = variables("int32", 5, 1)
+    box = T.alloc_buffer((8,), "float32")
+    join(
+        floor, ZERO, ONE, drift, ones, others, classes, other_classes, weights, other_weights, True,
+        mates, worths, starts, columns, worth, offers, ints, floats, corners, count, boxes_count, room,
+        place, length, grow, at, total,
+    )  # fmt: skip
+    for number in T.unroll(TOLD):
+        told[number] = ZERO
+    told[NEEDED] = T.Cast("float64", starts[count])
+    if starts[count] <= T.Cast("int64", room):
+        total[0] = 0
+        for i in T.serial(count):
+            if mates[i] >= T.int64(0):
+                j: T.let = T.Cast("int32", mates[i])
+                both: T.let = T.Cast("float64", weights[i]) + T.Cast("float64", other_weights[j])
+                length[0] = ZERO
+                for axis in T.unroll(4):
+                    box[axis] = ones[i, axis]
+                    box[4 + axis] = others[j, axis]
+                    length[0] = length[0] + T.abs(T.Cast("float64", others[j, axis] - ones[i, axis]))
+                area: T.let = T.Cast("float64", ones[i, 2] - ones[i, 0]) * T.Cast("float64", ones[i, 3] - ones[i, 1])
+                told[SHOWN] = told[SHOWN] + both
+                told[MOVED] = told[MOVED] + both * length[0] / T.sqrt(T.max(area, ONE))
+                told[CHANGED] = told[CHANGED] + T.Cast("float64", T.abs(weights[i] - other_weights[j]))
+                put(ends, facts, labels, total[0], box, classes[i], weights[i], other_weights[j])
+                total[0] = total[0] + 1
+        for i in T.serial(count):
+            if mates[i] < T.int64(0):
+                for axis in T.unroll(4):
+                    box[axis] = ones[i, axis]
+                    box[4 + axis] = ones[i, axis]
+                put(ends, facts, labels, total[0], box, classes[i], weights[i], T.float32(0))
+                total[0] = total[0] + 1
+        for j in T.serial(boxes_count):
+            if ints[OWNER, j] < 0:
+                for axis in T.unroll(4):
+                    box[axis] = others[j, axis]
+                    box[4 + axis] = others[j, axis]
+                put(ends, facts, labels, total[0], box, other_classes[j], T.float32(0), other_weights[j])
+                total[0] = total[0] + 1
+        told[OBJECTS] = T.Cast("float64", total[0])
 
 
 def may_continue(step, tracks, i, before):
@@ -508,5 +605,5 @@ def track_follow(
 
 def variants():
     """Every variant: {global symbol: PrimFunc}."""
-    kernels = track_move, track_pairs, track_assign, track_follow
+    kernels = track_move, track_pairs, track_assign, track_follow, track_bridge
     return {kernel.attrs["global_symbol"]: kernel for kernel in kernels}

@@ -60,3 +60,14 @@ def test_an_outlier_is_no_trend() -> None:
     costs = Costs([1], {1: 1.0})
     costs.learn(1, 1000.0)
     assert costs.seconds(1) < 1.2
+
+
+def test_a_batch_that_is_noticed_late_does_not_make_the_next_ones_seem_longer() -> None:
+    costs = Costs([1, 8], {1: 0.001, 8: 0.004})
+    for _ in range(100):  # the thread looks when nearly all of the expected time is over
+        costs.learn(8, max(0.004, costs.seconds(8)) + 0.001, at_most=True)
+    assert costs.seconds(8) == pytest.approx(0.004, rel=0.05)
+    assert costs.bound(8) > 0.0045, "deadlines are those of answers"
+    for _ in range(100):
+        costs.learn(8, 0.006)
+    assert costs.seconds(8) == pytest.approx(0.006, rel=0.01)

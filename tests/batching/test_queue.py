@@ -207,3 +207,33 @@ def test_a_request_is_taken_back() -> None:
     assert queue.remove(request)
     assert not queue.remove(request)
     assert queue.take(0.0) is None
+
+
+def test_only_exact_times_count_as_such() -> None:
+    queue = RequestQueue(Costs([1], {1: 0.1}), ahead=1)
+    for number in range(3):
+        queue.admit(Request(number, 0.0), 0.0)
+    first, second = (queue.take(0.0) for _ in range(2))
+    assert first and second
+    queue.ended(first, 0.3, noticed=True)
+    assert queue.costs.seconds(1) == pytest.approx(0.1), "it has taken no more than was expected"
+    queue.ended(second, 0.31)
+    assert queue.costs.seconds(1) == pytest.approx(0.1), "nobody knows when it was begun"
+    third = queue.take(0.4)
+    assert third
+    queue.ended(third, 0.6)
+    assert queue.costs.seconds(1) == pytest.approx(0.11)
+
+
+def test_a_check_changes_nothing() -> None:
+    queue = RequestQueue(Costs([1], {1: 0.1}), max_queue=1)
+    later = Request(0, 0.0, priority=3, deadline=0.25)
+    queue.admit(later, 0.0)
+    end = later.end
+    with pytest.raises(QueueFullError):
+        queue.check(Request(1, 0.0, priority=0), 0.0)
+    assert (len(queue), later.end) == (1, end)
+    roomy = RequestQueue(Costs([1], {1: 0.1}))
+    roomy.admit(Request(0, 0.0, priority=3, deadline=0.5), 0.0)
+    assert roomy.check(Request(1, 0.0, priority=0), 0.0)
+    assert len(roomy) == 1

@@ -15,6 +15,8 @@ UNKNOWN = 1.25
 """Share of the expected time that counts as the bound as long as no spread is known."""
 LEARNING = 0.1
 """Weight of the newest batch in the expected time."""
+AT_MOST = 0.5
+"""Share of the expected time that counts for a batch that had ended before anybody looked."""
 ENOUGH_GAIN = 0.1
 """Share by which a larger batch must be faster per request to be preferred."""
 
@@ -34,6 +36,8 @@ class Costs:
     def __init__(self, sizes: Iterable[int], seconds: Mapping[int, float] | None = None) -> None:
         self.sizes = sorted(set(sizes))
         self._known = dict(seconds or {})
+        self._least = dict(self._known)
+        """What was measured with nothing else at work."""
         self._latest: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         """Measured time of the latest batches, as a share of what was expected, and the seconds beyond it."""
         self._share, self._slack, self._learnt = UNKNOWN, math.inf, 0
@@ -66,14 +70,20 @@ class Costs:
         """Seconds of a request in a batch of the best size."""
         return self.seconds(self.best) / self.best
 
-    def learn(self, size: int, seconds: float) -> None:
-        """A batch of this size has taken so long."""
+    def learn(self, size: int, seconds: float, *, at_most: bool = False) -> None:
+        """A batch of this size has taken so long.
+
+        Args:
+            at_most: it had ended when somebody looked, nobody knows for how long. Its time counts as less than was
+                expected, since otherwise a thread that looks too late would expect ever longer batches, and look later.
+        """
         expected = self._known.get(size)
         if expected is None:
             self._known[size] = seconds
         else:
             self._latest.append((seconds / max(1e-9, expected), seconds - expected))
-            self._known[size] = expected + LEARNING * (min(seconds, 2 * expected) - expected)  # an outlier is no trend
+            taken = max(AT_MOST * expected, self._least.get(size, 0.0)) if at_most else 2 * expected
+            self._known[size] = expected + LEARNING * (min(seconds, taken) - expected)  # an outlier is no trend
         self._learnt += 1
         if expected is None or self._learnt % REFRESH == 0:
             if (many := len(self._latest)) >= REFRESH:

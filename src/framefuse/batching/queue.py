@@ -107,8 +107,8 @@ class RequestQueue:
         """Bucket -> the latest arrival, and the expected seconds until the next one."""
         self._deadlines = 0
         """How many of the waiting requests have one."""
-        self._ended = 0.0
-        """When the latest batch ended."""
+        self._ended, self._is_exact = 0.0, True
+        """When the latest batch ended, and whether it was not only noticed then."""
         self.limit = costs.sizes[-1]
         """Requests of a batch at most; lowered by the owner while memory is short."""
 
@@ -124,8 +124,8 @@ class RequestQueue:
         """Requests that wait, by priority."""
         return dict(Counter(request.priority for bucket in self._buckets.values() for request in bucket))
 
-    def admit(self, request: Request, now: float) -> None:
-        """Let a request wait for its turn.
+    def check(self, request: Request, now: float) -> list[Request]:
+        """Raise what `admit` would raise now; returns the requests that would be overtaken, and changes nothing else.
 
         Raises:
             QueueFullError: `max_queue` requests wait, or those of its source hold their share of the queue.
@@ -143,7 +143,13 @@ class RequestQueue:
             raise QueueFullError(message, remedy="let it send fewer requests: the rest of the queue is for others")
         request.turn = max(self._clock, self._turns.get(source, 0.0)) if source is not None else self._clock
         request.key = request.turn + request.priority * OVERTAKE
-        self._check_deadlines(request, now)
+        return self._check_deadlines(request, now)
+
+    def admit(self, request: Request, now: float) -> None:
+        """Let a request wait for its turn. Raises what `check` raises."""
+        for other in self.check(request, now):
+            other.end += self._per_request
+        source = request.source
         if source is not None:
             if len(self._turns) > 2 * self.max_queue:  # forget the sources whose turn has come anyway
                 self._turns = {other: turn for other, turn in self._turns.items() if turn > self._clock}
@@ -160,7 +166,7 @@ class RequestQueue:
     def _per_request(self) -> float:
         return self.costs.per_request / self._servers
 
-    def _check_deadlines(self, request: Request, now: float) -> None:
+    def _check_deadlines(self, request: Request, now: float) -> list[Request]:
         if request.deadline is not None:
             request.end = self._predict(request, now)
         if request.deadline is not None and request.end > request.deadline:
@@ -178,8 +184,7 @@ class RequestQueue:
         if any(other.deadline is not None and other.end + cost > other.deadline for other in overtaken):
             message = f"a request of priority {request.priority} would make one late that was admitted before"
             raise DeadlineError(message, remedy="send fewer urgent requests, or use a less urgent priority")
-        for other in overtaken:
-            other.end += cost
+        return overtaken
 
     def _predict(self, request: Request, now: float) -> float:
         """When the batch of a request ends, at the slowest usual times."""
@@ -303,13 +308,17 @@ class RequestQueue:
         self._queued -= Counter(request.source for request in requests if request.source is not None)
         self._deadlines -= sum(request.deadline is not None for request in requests)
 
-    def ended(self, batch: RequestBatch, now: float, *, failed: bool = False) -> None:
-        """A batch has ended; unless it has failed, its time counts."""
+    def ended(self, batch: RequestBatch, now: float, *, failed: bool = False, noticed: bool = False) -> None:
+        """A batch has ended; unless it has failed, its time counts.
+
+        Args:
+            noticed: it had ended before, and was only noticed now.
+        """
         self._running.remove(batch)
-        if not failed:
-            started = max(batch.started, self._ended) if self._servers == 1 else batch.started
-            self.costs.learn(batch.size, now - started)
-        self._ended = now
+        follows = self._servers == 1 and batch.started <= self._ended
+        if not failed and (noticed or self._is_exact or not follows):
+            self.costs.learn(batch.size, now - (self._ended if follows else batch.started), at_most=noticed)
+        self._ended, self._is_exact = now, not noticed
         for other in self._running[:1]:
             if self._servers == 1:
                 other.started, other.end = now, now + self.costs.bound(other.size)

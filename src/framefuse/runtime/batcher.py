@@ -63,8 +63,7 @@ class Response(Generic[Answer]):
     """Requests that ran together."""
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """A request that waits or runs."""
 
     request: Request
@@ -201,7 +200,7 @@ class Batcher:
         self._latencies: deque[float] = deque(maxlen=LATEST)
         self._recovers = 0.0
         self._changed = threading.Condition()
-        self._closing = self._ended = False
+        self._closing = self._ended = self._noticed = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="ff-batcher", daemon=True)
         self._thread.start()
@@ -232,26 +231,32 @@ class Batcher:
             raise UsageError(f"deadline is {brief(deadline)}", remedy="pass seconds from now, such as 0.05")
         arrival = monotonic()
         bucket, prepared = self._runner.prepared(item)
+        until = None if deadline is None else arrival + deadline
+        request = Request(next(self._numbers), arrival, bucket, priority, source, until)
+        if self._runner.moves:  # not for a request that is refused
+            with self._changed:
+                self._refuses(request, self._queue.check)
+            prepared = self._runner.near(prepared)
         future: Future[Response[Any]] = Future()
         with self._changed:
-            if self._closing:
-                raise UsageError("this Batcher is closed", remedy="open another one")
+            self._refuses(request, self._queue.admit)
             self._counts["submitted"] += 1
-            until = None if deadline is None else arrival + deadline
-            request = Request(next(self._numbers), arrival, bucket, priority, source, until)
-            try:
-                self._queue.admit(request, monotonic())
-            except RequestError as error:
-                self._refused[type(error).__name__] += 1
-                raise
-            waiting = self._waiting[request.number] = _Waiting(request, prepared, future)
-            wakes = self._queue.may_start(request)
-        waiting.item = self._runner.near(prepared)  # a batch that starts before takes the item as it was
-        if wakes:
-            with self._changed:
+            self._waiting[request.number] = _Waiting(request, prepared, future)
+            if self._queue.may_start(request):
                 self._changed.notify_all()
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
+
+    def _refuses(self, request: Request, call: Callable[[Request, float], object]) -> None:
+        """Let a call of the queue refuse a request, and count it then."""
+        if self._closing:
+            raise UsageError("this Batcher is closed", remedy="open another one")
+        try:
+            call(request, monotonic())
+        except RequestError as error:
+            self._counts["submitted"] += 1
+            self._refused[type(error).__name__] += 1
+            raise
 
     def stats(self) -> BatcherStats:
         """What it has done so far. Callable at any time, from any thread."""
@@ -313,6 +318,7 @@ class Batcher:
             with gpus.current(self._runner.gpu, "run the model"):
                 while (ready := self._next()) is not None:
                     self._attempt(self._runner.finish) if ready is True else self._start(ready)
+                    self._noticed = False
         except BaseException as failed:
             error = failed
         finally:
@@ -346,6 +352,9 @@ class Batcher:
                     return batch
                 times = [queue.next_time(now)]
                 if self._running:
+                    if runner.ended:
+                        self._noticed = True
+                        return True
                     oldest = self._running[0].batch
                     ends = oldest.started + EARLY * queue.costs.seconds(oldest.size)
                     if now >= ends or queue.running >= runner.servers + runner.ahead:
@@ -408,8 +417,7 @@ class Batcher:
     def _resolve(self, number: int, result: Any, started: _Started) -> None:
         now = monotonic()
         with self._changed:
-            waiting = self._waiting.pop(number)
-            request = waiting.request
+            request, _, future = self._waiting.pop(number)
             latency = now - request.arrival
             self._latencies.append(latency)
             self._counts["completed"] += 1
@@ -417,11 +425,11 @@ class Batcher:
             if not self._waiting:
                 self._changed.notify_all()
         queued = started.seconds - request.arrival
-        waiting.future.set_result(Response(result, number, queued, latency, len(started.items)))
+        future.set_result(Response(result, number, queued, latency, len(started.items)))
 
     def _end(self, batch: RequestBatch, *, failed: bool = False) -> None:
         with self._changed:
-            self._queue.ended(batch, monotonic(), failed=failed)
+            self._queue.ended(batch, monotonic(), failed=failed, noticed=self._noticed)
 
     def _fail(self, number: int, error: BaseException) -> None:
         with self._changed:

@@ -42,6 +42,7 @@ class Runner(ABC):
         servers: batches that run at the same time.
         ahead: batches that wait inside it for their turn, so that it is never idle.
         gpu: the current one in the thread that calls; None: any.
+        moves: `near` takes time.
     """
 
     sizes: Sequence[int]
@@ -49,6 +50,7 @@ class Runner(ABC):
     servers = 1
     ahead = 0
     gpu: int | None = None
+    moves = False
 
     @abstractmethod
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
@@ -59,7 +61,7 @@ class Runner(ABC):
         """
 
     def near(self, item: Any) -> Any:
-        """A prepared item that was admitted, as `start` takes it with less work. Called from any thread."""
+        """A prepared item as `start` takes it with less work. Called from any thread."""
         return item
 
     @abstractmethod
@@ -69,6 +71,11 @@ class Runner(ABC):
     @abstractmethod
     def finish(self) -> Iterator[Answer]:
         """Wait for the oldest batch that was started, and yield its answers."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the oldest batch is known to have ended, so that `finish` does not wait."""
+        return False
 
     @abstractmethod
     def discard(self) -> None:
@@ -154,6 +161,7 @@ class ModelRunner(Runner):
         if model.settings.on_gpu:
             program = cast("CudaProgram", self._programs[1])
             self.gpu, self._copies = program.gpu, program.pinned_copies()
+            self.moves = self._copies is not None
         self.sizes = sorted(self._programs)
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
 
@@ -210,6 +218,11 @@ class ModelRunner(Runner):
             raise NoAnswerError(message, remedy="raise request_timeout, or use another engine")
         del self._started[last]
         return iter([(item.result.frame.index, item.result) for item in found])
+
+    @property
+    def ended(self) -> bool:
+        program = next(iter(self._started.values()), None)
+        return program is not None and program.ended
 
     def discard(self) -> None:
         self._started.clear()

@@ -223,17 +223,3 @@ def test_only_exact_times_count_as_such() -> None:
     assert third
     queue.ended(third, 0.6)
     assert queue.costs.seconds(1) == pytest.approx(0.11)
-
-
-def test_a_check_changes_nothing() -> None:
-    queue = RequestQueue(Costs([1], {1: 0.1}), max_queue=1)
-    later = Request(0, 0.0, priority=3, deadline=0.25)
-    queue.admit(later, 0.0)
-    end = later.end
-    with pytest.raises(QueueFullError):
-        queue.check(Request(1, 0.0, priority=0), 0.0)
-    assert (len(queue), later.end) == (1, end)
-    roomy = RequestQueue(Costs([1], {1: 0.1}))
-    roomy.admit(Request(0, 0.0, priority=3, deadline=0.5), 0.0)
-    assert roomy.check(Request(1, 0.0, priority=0), 0.0)
-    assert len(roomy) == 1

@@ -124,8 +124,8 @@ class RequestQueue:
         """Requests that wait, by priority."""
         return dict(Counter(request.priority for bucket in self._buckets.values() for request in bucket))
 
-    def check(self, request: Request, now: float) -> list[Request]:
-        """Raise what `admit` would raise now; returns the requests that would be overtaken, and changes nothing else.
+    def admit(self, request: Request, now: float) -> None:
+        """Let a request wait for its turn.
 
         Raises:
             QueueFullError: `max_queue` requests wait, or those of its source hold their share of the queue.
@@ -143,13 +143,7 @@ class RequestQueue:
             raise QueueFullError(message, remedy="let it send fewer requests: the rest of the queue is for others")
         request.turn = max(self._clock, self._turns.get(source, 0.0)) if source is not None else self._clock
         request.key = request.turn + request.priority * OVERTAKE
-        return self._check_deadlines(request, now)
-
-    def admit(self, request: Request, now: float) -> None:
-        """Let a request wait for its turn. Raises what `check` raises."""
-        for other in self.check(request, now):
-            other.end += self._per_request
-        source = request.source
+        self._check_deadlines(request, now)
         if source is not None:
             if len(self._turns) > 2 * self.max_queue:  # forget the sources whose turn has come anyway
                 self._turns = {other: turn for other, turn in self._turns.items() if turn > self._clock}
@@ -166,7 +160,7 @@ class RequestQueue:
     def _per_request(self) -> float:
         return self.costs.per_request / self._servers
 
-    def _check_deadlines(self, request: Request, now: float) -> list[Request]:
+    def _check_deadlines(self, request: Request, now: float) -> None:
         if request.deadline is not None:
             request.end = self._predict(request, now)
         if request.deadline is not None and request.end > request.deadline:
@@ -184,7 +178,8 @@ class RequestQueue:
         if any(other.deadline is not None and other.end + cost > other.deadline for other in overtaken):
             message = f"a request of priority {request.priority} would make one late that was admitted before"
             raise DeadlineError(message, remedy="send fewer urgent requests, or use a less urgent priority")
-        return overtaken
+        for other in overtaken:
+            other.end += cost
 
     def _predict(self, request: Request, now: float) -> float:
         """When the batch of a request ends, at the slowest usual times."""

@@ -231,32 +231,23 @@ class Batcher:
             raise UsageError(f"deadline is {brief(deadline)}", remedy="pass seconds from now, such as 0.05")
         arrival = monotonic()
         bucket, prepared = self._runner.prepared(item)
-        until = None if deadline is None else arrival + deadline
-        request = Request(next(self._numbers), arrival, bucket, priority, source, until)
-        if self._runner.moves:  # not for a request that is refused
-            with self._changed:
-                self._refuses(request, self._queue.check)
-            prepared = self._runner.near(prepared)
         future: Future[Response[Any]] = Future()
         with self._changed:
-            self._refuses(request, self._queue.admit)
+            if self._closing:
+                raise UsageError("this Batcher is closed", remedy="open another one")
             self._counts["submitted"] += 1
+            until = None if deadline is None else arrival + deadline
+            request = Request(next(self._numbers), arrival, bucket, priority, source, until)
+            try:
+                self._queue.admit(request, monotonic())
+            except RequestError as error:
+                self._refused[type(error).__name__] += 1
+                raise
             self._waiting[request.number] = _Waiting(request, prepared, future)
             if self._queue.may_start(request):
                 self._changed.notify_all()
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
-
-    def _refuses(self, request: Request, call: Callable[[Request, float], object]) -> None:
-        """Let a call of the queue refuse a request, and count it then."""
-        if self._closing:
-            raise UsageError("this Batcher is closed", remedy="open another one")
-        try:
-            call(request, monotonic())
-        except RequestError as error:
-            self._counts["submitted"] += 1
-            self._refused[type(error).__name__] += 1
-            raise
 
     def stats(self) -> BatcherStats:
         """What it has done so far. Callable at any time, from any thread."""

@@ -20,7 +20,6 @@ from framefuse.runtime.program import Program
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.program import CudaProgram
-    from framefuse.runtime.cuda.uploads import PinnedCopies
 
 WORTH = 0.1
 """Share by which a batch of twice the size must be faster a row for the size to be kept."""
@@ -34,7 +33,7 @@ class NoAnswerError(EngineError):
 
 
 class Runner(ABC):
-    """Runs batches in the order in which they are started. Calls come from one thread, but for `prepared` and `near`.
+    """Runs batches in the order in which they are started. All calls come from one thread, except `prepared`.
 
     Attributes:
         sizes: batch sizes that it can run.
@@ -42,7 +41,6 @@ class Runner(ABC):
         servers: batches that run at the same time.
         ahead: batches that wait inside it for their turn, so that it is never idle.
         gpu: the current one in the thread that calls; None: any.
-        moves: `near` takes time.
     """
 
     sizes: Sequence[int]
@@ -50,7 +48,6 @@ class Runner(ABC):
     servers = 1
     ahead = 0
     gpu: int | None = None
-    moves = False
 
     @abstractmethod
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
@@ -59,10 +56,6 @@ class Runner(ABC):
         Raises:
             UsageError, SourceError: it is not an item of this kind, or cannot be read.
         """
-
-    def near(self, item: Any) -> Any:
-        """A prepared item as `start` takes it with less work. Called from any thread."""
-        return item
 
     @abstractmethod
     def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
@@ -157,11 +150,8 @@ class ModelRunner(Runner):
         except BaseException:
             self.close()
             raise
-        self._copies: PinnedCopies | None = None
         if model.settings.on_gpu:
-            program = cast("CudaProgram", self._programs[1])
-            self.gpu, self._copies = program.gpu, program.pinned_copies()
-            self.moves = self._copies is not None
+            self.gpu = cast("CudaProgram", self._programs[1]).gpu
         self.sizes = sorted(self._programs)
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
 
@@ -197,9 +187,6 @@ class ModelRunner(Runner):
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
         frame = self._model.frame(item)
         return (self._programs[1].batch_key(frame), frame.format), frame
-
-    def near(self, item: Frame) -> Frame:
-        return item if self._copies is None else self._copies.copy(item)
 
     def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
         program = self._programs[size]

@@ -9,7 +9,6 @@ Title: three upload modes
 """
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, cast
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device, driver
-from framefuse.errors import CapabilityError, FramefuseError
+from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.kernels.copies.call import PARALLEL, copy_all
 from framefuse.kernels.preprocess.cuda import is_cuda
@@ -29,8 +28,6 @@ UploadMode = Literal["copy", "mapped", "managed"]
 
 MAPPED = 2
 """cudaHostAllocMapped."""
-PINNED_BYTES = 2**30
-"""Page-locked memory that the copies of frames that wait may take; the others are copied when their batch starts."""
 
 
 def choose_upload_mode(asked: str) -> tuple[UploadMode, str]:
@@ -78,8 +75,7 @@ class Staging:
         """
         sources, targets = list[Any](), list[Any]()
         for slot, frame in frames:
-            there = is_cuda(frame) or isinstance(frame.owner, _Share)
-            for number, plane in enumerate(() if there else frame.planes):
+            for number, plane in enumerate(() if is_cuda(frame) else frame.planes):
                 sources.append(plane)
                 targets.append(self._buffer(slot, number, plane).host)
         if len(sources) > 1 and self._threads is None:
@@ -93,10 +89,9 @@ class Staging:
         """
         if is_cuda(frame):
             return frame
-        planes, is_pinned = [], isinstance(frame.owner, _Share)
-        for number, plane in enumerate(frame.planes):
-            _, host, gpu = self._buffer(slot, number, plane) if is_pinned else self._slots[slot][number]
-            host = plane if is_pinned else host
+        planes = []
+        for number in range(len(frame.planes)):
+            _, host, gpu = self._slots[slot][number]
             if self._mode == "copy":
                 _start_copy(gpu, host, self._stream)
             elif self._mode == "managed":
@@ -136,54 +131,6 @@ class Staging:
             raise device.translate_cuda_error(error, f"allocate a plane of {size / 1e6:.1f} MB") from error
         host_bytes: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
         return np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
-
-
-class PinnedCopies:
-    """Copies of host frames in page-locked memory, which `Staging` uploads from where they are.
-
-    Where many threads bring frames, each copies its own, and the one that starts batches copies none. Callable from
-    any thread.
-
-    Args:
-        gpu: the one that reads them.
-        most: bytes of all copies that exist.
-    """
-
-    def __init__(self, gpu: int, most: int = PINNED_BYTES) -> None:
-        self._gpu, self._left, self._lock = gpu, most, threading.Lock()
-
-    def copy(self, frame: Frame) -> Frame:
-        """A copy, whose memory is used again once nothing refers to it. The frame itself if it is on a GPU, or if the
-        copies that exist leave no room, or the host has none."""
-        size = 0 if is_cuda(frame) else sum(plane.nbytes for plane in frame.planes)
-        if not (size and self.take(size)):
-            return frame
-        share = _Share(self, size)
-        try:
-            with device.current(self._gpu, "copy an image"):
-                planes = tuple(device.pinned(plane.shape, plane.dtype, fill=False) for plane in frame.planes)
-        except (FramefuseError, device.cupy().cuda.runtime.CUDARuntimeError):
-            return frame  # if the GPU is lost, the batch says so
-        for source, target in zip(frame.planes, planes, strict=True):
-            np.copyto(target, source)  # without the GIL
-        return frame.replace_unchecked(planes=planes, owner=share)
-
-    def take(self, size: int) -> bool:
-        """Whether there is room for a copy of so many bytes, which then counts; negative: one is gone."""
-        with self._lock:
-            fits = size <= self._left
-            self._left -= size if fits else 0
-        return fits
-
-
-class _Share:
-    """Counts a copy of `PinnedCopies` as long as it exists."""
-
-    def __init__(self, copies: PinnedCopies, size: int) -> None:
-        self._copies, self._size = copies, size
-
-    def __del__(self) -> None:
-        self._copies.take(-self._size)
 
 
 def _start_copy(to: Any, host: NDArray[Any], stream: Any) -> None:

@@ -234,14 +234,6 @@ class Program(ABC):
         return len(self._in_flight)
 
     @property
-    def ended(self) -> bool:
-        """Whether the oldest batch in flight has ended, so that `finish` does not wait."""
-        try:
-            return bool(self._in_flight) and self._wait(self._in_flight[0], 0.0)
-        except FramefuseError:  # which `finish` raises
-            return True
-
-    @property
     def request(self) -> object | None:
         """What the engine is busy with for the longest time, by identity; None: nothing. Callable from any thread."""
         return next(iter(self._in_flight.copy()), None)

@@ -208,8 +208,9 @@ class ModelRunner(Runner):
 
     @property
     def ended(self) -> bool:
-        program = next(iter(self._started.values()), None)
-        return program is not None and program.ended
+        if self.gpu is None or not self._started:
+            return False
+        return cast("CudaProgram", next(iter(self._started.values()))).ended
 
     def discard(self) -> None:
         self._started.clear()

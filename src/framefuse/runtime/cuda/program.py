@@ -138,6 +138,14 @@ class CudaProgram(Program):
         self.ledger.frame(1)
         return kept
 
+    @property
+    def ended(self) -> bool:
+        """Whether the oldest batch in flight has ended, so that `finish` does not wait."""
+        try:
+            return bool(self._in_flight) and self._wait(self._in_flight[0], 0.0)
+        except EngineError:  # which `finish` raises
+            return True
+
     def _wait(self, flight: InFlightBatch, timeout: float | None) -> bool:
         with self._translating_errors("finish a batch"):
             return flight.captured.wait(timeout)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.heads --peers-python .venv-peers/bin/python [--rounds 3] [--only parity|cost|speed]
 
-The networks are ultralytics' own architectures with random weights (peers/heads.py), so nothing is downloaded.
+The networks are ultralytics' own architectures with random weights (peers/heads.py), so nothing is downloaded; where
+results are compared, the trained scouts are there, too.
 
 parity  Networks at random find boxes with crossed corners, which ours drops and counts, and masks of much detail: where
         a letterbox is not a whole number of samples of the prototypes, ultralytics interpolates twice, and ours once.
@@ -17,6 +18,7 @@ speed   The benchmark clip to an annotated video, with `save`, every side by its
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ from benchmarks.protocol import RECORDS, ROOT, measure, save
 from framefuse import Pipeline
 from framefuse.common.keypoints import COCO_SKELETON
 from framefuse.frame import PIXEL_FORMATS
+from framefuse.models import find_model
 from framefuse.postprocess import BoxCheck
 from framefuse.postprocess.heads import Heads
 from framefuse.prediction import Detections
@@ -42,6 +45,8 @@ from framefuse.sinks.draw import Annotator
 from framefuse.sources import open_source
 
 MODELS = "yolov8n-seg", "yolo11n-seg", "yolo11n-pose", "yolo11n-obb", "yolo26n-seg", "yolo26n-pose", "yolo26n-obb"
+TRAINED = {"scout-n-seg": "scout-seg", "scout-n-pose": "scout-pose"}
+"""Shipped models, and the names by which peers/heads.py knows their task."""
 FAST = "yolo11n-seg", "yolo11n-pose", "yolo11n-obb"
 SIZES = (640, 360), (361, 640), (577, 640), (640, 361)
 """Width and height as the network sees them: 1080p, portrait, and odd ones."""
@@ -225,8 +230,12 @@ def main() -> None:
         folder, python = Path(temporary) / "street", args.peers_python
         if args.only in (None, "parity"):
             facts["parity"] = []
-            for file in exported(python, folder, STREET, MODELS).values():
-                facts["parity"].append(parity(python, folder, file))
+            files = exported(python, folder, STREET, MODELS)
+            for name, known in TRAINED.items():
+                files[name] = Path(shutil.copy(find_model(name), Path(temporary) / f"{known}.onnx"))
+                shutil.copy(find_model(name).with_suffix(".yaml"), files[name].with_suffix(".yaml"))
+            for name, file in files.items():
+                facts["parity"].append(parity(python, folder, file) | {"model": name})
                 print(facts["parity"][-1], flush=True)
         if args.only in (None, "speed"):
             fast = exported(python, Path(temporary) / "clip", clip("1080p"), FAST)

@@ -21,6 +21,7 @@ from benchmarks.results import (
     heads,
     kernels,
     mattes,
+    networks,
     selfie,
     throughput,
     tracking,
@@ -39,6 +40,7 @@ TABLES: dict[str, Table] = {
     **views.TABLES,
     **throughput.TABLES,
     **heads.TABLES,
+    **networks.TABLES,
     **mattes.TABLES,
     **selfie.TABLES,
 }

@@ -21,8 +21,9 @@ rectangle around all objects of its two ends, with a margin of MARGIN pixels, at
 
 End to end. The real pipeline, with the annotated video written, 1080p, with and without `adaptive`, in turn.
 
-Decisions. CPU time a frame of everything but inference: the median of DECIDED runs over each clip. With `--only
-decisions` the rest is that of the record.
+Decisions. CPU time a frame of everything but inference: the median of DECIDED runs over each clip, one after the other
+over all clips, since a shared machine is slower for seconds at a time. With `--only decisions` the rest is that of the
+record.
 
 Results go to benchmarks/records/adaptive.json; the last line is JSON.
 """
@@ -199,13 +200,17 @@ def adaptive(clip: Clip, agreement: float, kind: type[Governor] = Governor) -> t
     return results, inferred, governor
 
 
-def decision_us(clip: Clip, agreement: float) -> float:
-    times = []
+def decide(clips: Sequence[Clip], rows: Sequence[list[dict[str, Any]]]) -> None:
+    """Measure the decisions of the rows of each clip that have any."""
+    cases = [(clip, row) for clip, own in zip(clips, rows, strict=True) for row in own if "audits" in row]
+    times: list[list[float]] = [[] for _ in cases]
     for _ in range(DECIDED):
-        begun = time.process_time()
-        adaptive(clip, agreement)
-        times.append(time.process_time() - begun)
-    return 1e6 * median(times) / len(clip.labels)
+        for (clip, row), taken in zip(cases, times, strict=True):
+            begun = time.process_time()
+            adaptive(clip, float(row["policy"].split()[1]))
+            taken.append(1e6 * (time.process_time() - begun) / len(clip.labels))
+    for (_, row), taken in zip(cases, times, strict=True):
+        row["decision_us"] = median(taken)
 
 
 def oracle(best: Found, price: float, most: int = 16) -> list[int]:
@@ -266,7 +271,6 @@ def rows_of(clip: Clip, costs: dict[tuple[str, int], float]) -> list[dict[str, A
             "agreement": real,
             "expected": governor.agreement,
             "audits": governor.audits,
-            "decision_us": decision_us(clip, agreement),
             "beside_objects": sum(beside) / len(inferred),
         }
         add(f"adaptive {agreement}", share, found, **more)
@@ -322,21 +326,18 @@ def main() -> None:
     groups = "adaptive", "synthetic world", "model"
     if args.only:
         before = json.loads((RECORDS / "adaptive.json").read_text(encoding="utf-8"))
-        for kept in before["clips"]:
-            made = clip(kept["clip"], kept["seed"], "test", args.cache)
-            for row in kept["rows"]:
-                if "decision_us" in row:
-                    row["decision_us"] = decision_us(made, float(row["policy"].split()[1]))
-                    print(kept["clip"], kept["seed"], row["policy"], round(row["decision_us"], 1), flush=True)
+        known = [clip(kept["clip"], kept["seed"], "test", args.cache) for kept in before["clips"]]
+        decide(known, [kept["rows"] for kept in before["clips"]])
         save("adaptive", {key: before[key] for key in ("rungs", "end_to_end", "clips")}, *groups)
         return
     costs = measured()
     speed = end_to_end(args.cache, args.runs)
-    clips = []
+    clips, known = [], []
     for seed in args.seeds:
         for name in SCHEDULES:
-            made = clip(name, seed, "test", args.cache)
+            known.append(made := clip(name, seed, "test", args.cache))
             clips.append({"clip": name, "seed": seed, "frames": len(made.labels), "rows": rows_of(made, costs)})
+    decide(known, [made["rows"] for made in clips])
     rungs = [{"model": model, "imgsz": size, "ms": costs[model, size]} for model, size in RUNGS]
     save("adaptive", {"rungs": rungs, "end_to_end": speed, "clips": clips}, *groups)
 

@@ -310,10 +310,11 @@ def planned(records: Records) -> list[str]:
 
 
 def beside_a_neighbour(records: Records) -> list[str]:
-    lines = []
-    for row in records("planner")["beside"]:
+    lines, rows = [], records("planner")["beside"]
+    most = max(row["frames"] for row in rows if "frames" in row)
+    for row in rows:
         became = row.get("failed") or row.get("refused") or "; ".join(row["choices"])
-        kind = "failed" if "failed" in row else "refused" if "refused" in row else f"{row['frames']} frames"
+        kind = "failed" if "failed" in row else "refused" if "refused" in row else f"{row['frames']} of {most} frames"
         lines.append(f"| {row['share']:.0%} | {row['free_mb']:,.0f} | {kind} | {became} |")
     return table("taken by others | free, MB | the run | because", lines)
 

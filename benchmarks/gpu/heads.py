@@ -38,7 +38,9 @@ def outputs(task: str, objects: int, candidates: int) -> list[NDArray[np.float32
     """Objects of one class each, with several anchors of almost the same box."""
     random = np.random.default_rng(1)
     table = np.zeros((ANCHORS, 4 + CLASSES + EXTRA[task]), np.float32)
-    centres, sides = random.uniform(60, SIDE - 60, (objects, 2)), random.uniform(20, 90, (objects, 2))
+    top = SIDE * (1 - FRAME[0] / FRAME[1]) / 2 + 30  # objects in the padding above and below the frame are no objects
+    centres = random.uniform((60, top), (SIDE - 60, SIDE - top), (objects, 2))
+    sides = random.uniform(20, 90, (objects, 2))
     number = np.arange(candidates) % objects
     table[:candidates, :2] = centres[number] + random.normal(0, 1, (candidates, 2))
     table[:candidates, 2:4] = sides[number]

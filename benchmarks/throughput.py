@@ -52,6 +52,15 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{name}_ms": 1e3 * found[int(float(f"0.{name}") * (len(found) - 1))] for name in ("50", "99")}
 
 
+def together(work: Callable[[int], None], count: int) -> None:
+    """Run `work` in so many threads, each with its number."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def closed(call: Callable[[Any], object], images: list[Any], seconds: float) -> dict[str, Any]:
     """Requests a second of clients that wait for their answers."""
     times: list[list[float]] = [[] for _ in range(CLIENTS)]
@@ -62,11 +71,7 @@ def closed(call: Callable[[Any], object], images: list[Any], seconds: float) -> 
             call(images[(number + len(times[number])) % len(images)])
             times[number].append(time.perf_counter() - started)
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(client, CLIENTS)
     found = [one for client_times in times for one in client_times]
     return {"rate": len(found) / (time.perf_counter() - begun), **quantiles(found)}
 
@@ -101,11 +106,7 @@ def offered(batcher: Batcher, images: list[Any], rate: float, seconds: float, de
         with lock:
             counts.update(sent)
 
-    senders = [threading.Thread(target=send, args=(number,)) for number in range(SENDERS)]
-    for sender in senders:
-        sender.start()
-    for sender in senders:
-        sender.join()
+    together(send, SENDERS)
     seconds = max(seconds, time.perf_counter() - begun)  # they may be too slow for the rate
     batcher.drain()
     late = sum(latency > deadline for latency in latencies)

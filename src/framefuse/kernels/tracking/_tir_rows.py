@@ -21,6 +21,6 @@ BOX_CLASS, BOX_CONFIDENCE, CORNERS, BOX_ROWS = 4, 5, 6, 10
 INTS, FLOATS = 5, 3
 """Rows of the scratch of an assignment."""
 
-SHOWN, MOVED, CHANGED, OBJECTS, NEEDED, TOLD = range(6)
+SHOWN, MOVED, CHANGED, OBJECTS, TOLD = range(5)
 """What `track_bridge` tells of two frames. Sums over pairs: of both confidences; of these times how far the corners
-moved, in sizes of the object; of the change of confidence. Then the number of objects, and the room that pairs need."""
+moved, in sizes of the object; of the change of confidence. Then the number of objects."""

@@ -124,17 +124,9 @@ def pair(one: Boxes, other: Boxes, least: float, *, scale: tuple[float, float] =
         drift: both boxes of a pair are extended on every side, by so many times the size of the first (buffered IoU:
             Yang et al., 2023, arXiv:2211.14317).
     """
-    count, others, room = len(one[0]), len(other[0]), ROOM
-    if not (count and others):
+    if not (len(one[0]) and len(other[0])):
         return Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    starts, mates, worths = np.empty(count + 1, np.int64), np.empty(count, np.int64), np.empty(count)
-    work = *_work(count, others), np.empty((4, others))
-    given = [array for both in zip(_typed(one), _typed(other), strict=True) for array in both]
-    while True:
-        lists = _lists(room)
-        _function("track_pairs")(least, *scale, drift, *given, mates, worths, starts, *lists, *work)
-        if (room := int(starts[-1])) <= len(lists[0]):
-            break
+    mates, worths = _join("track_pairs", (least, *scale, drift), _typed(one), _typed(other))
     rows = (mates >= 0).nonzero()[0]
     return Pairs(rows, mates.take(rows), worths.take(rows))
 
@@ -147,23 +139,30 @@ def bridge(one: Boxes, other: Boxes, least: float, *, drift: float) -> Ends:
             IoU. A frame without objects gets one that is nowhere, of confidence 0.
     """
     one, other = (_typed(boxes if len(boxes[2]) else NO_BOX) for boxes in (one, other))
-    count, others, room = len(one[2]), len(other[2]), ROOM
-    most = count + others
+    most = len(one[2]) + len(other[2])
     boxes, confidence = np.empty((2, most, 4), np.float32), np.empty((2, most), np.float32)
     classes, told = np.empty(most, np.int64), np.empty(TOLD)
+    _join("track_bridge", (least, drift), one, other, boxes, confidence, classes, told)
+    shown, moved, changed, objects = told.tolist()
+    rows = slice(int(objects))
+    return Ends(boxes[:, rows], confidence[:, rows], classes[rows], shown, moved, changed)
+
+
+def _join(kernel: str, numbers: tuple[float, ...], one: Boxes, other: Boxes, *results: Array) -> tuple[Array, Array]:
+    """Run a kernel that pairs the boxes of two frames, neither empty, with as much room as the pairs need.
+
+    Returns:
+        Of each of the first, its mate among the others, or -1, and what that pair is worth.
+    """
+    count, others, room = len(one[2]), len(other[2]), ROOM
     starts, mates, worths = np.empty(count + 1, np.int64), np.empty(count, np.int64), np.empty(count)
     work = *_work(count, others), np.empty((4, others))
     given = [array for both in zip(one, other, strict=True) for array in both]
     while True:
         lists = _lists(room)
-        _function("track_bridge")(
-            least, drift, *given, boxes, confidence, classes, told, mates, worths, starts, *lists, *work
-        )
-        shown, moved, changed, objects, needed = told.tolist()
-        if (room := int(needed)) <= len(lists[0]):
-            break
-    rows = slice(int(objects))
-    return Ends(boxes[:, rows], confidence[:, rows], classes[rows], shown, moved, changed)
+        _function(kernel)(*numbers, *given, *results, mates, worths, starts, *lists, *work)
+        if (room := int(starts[-1])) <= len(lists[0]):
+            return mates, worths
 
 
 def assign(pairs: Pairs) -> Pairs:

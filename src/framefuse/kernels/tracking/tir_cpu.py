@@ -36,7 +36,6 @@ from ._tir_rows import (
     INTS,
     LAST,
     MOVED,
-    NEEDED,
     OBJECTS,
     REMEMBERED,
     SAVED,
@@ -400,14 +399,15 @@ def track_assign(
 
 
 @T.inline
-def put(ends, facts, labels, at, box, class_id, begin, end):
-    """One object: where it is in the first frame and in the last, and how sure each is of it."""
+def put(ends, facts, labels, total, first, i, last, j, class_id, begin, end):
+    """One more object: where it is in the first frame and in the last, and how sure each is of it."""
     for axis in T.unroll(4):
-        ends[0, at, axis] = box[axis]
-        ends[1, at, axis] = box[4 + axis]
-    facts[0, at] = begin
-    facts[1, at] = end
-    labels[at] = class_id
+        ends[0, total[0], axis] = first[i, axis]
+        ends[1, total[0], axis] = last[j, axis]
+    facts[0, total[0]] = begin
+    facts[1, total[0]] = end
+    labels[total[0]] = class_id
+    total[0] = total[0] + 1
 
 
 @T.prim_func(s_tir=True)
@@ -430,7 +430,6 @@ def track_bridge(
     count, boxes_count, room = T.int32(), T.int32(), T.int32()
     place, length, grow = variables("float64", 4, 2, 1)
     at, total = variables("int32", 5, 1)
-    box = T.alloc_buffer((8,), "float32")
     join(
         floor, ZERO, ONE, drift, ones, others, classes, other_classes, weights, other_weights, True,
         mates, worths, starts, columns, worth, offers, ints, floats, corners, count, boxes_count, room,
@@ -438,7 +437,6 @@ def track_bridge(
     )  # fmt: skip
     for number in T.unroll(TOLD):
         told[number] = ZERO
-    told[NEEDED] = T.Cast("float64", starts[count])
     if starts[count] <= T.Cast("int64", room):
         total[0] = 0
         for i in T.serial(count):
@@ -447,29 +445,18 @@ def track_bridge(
                 both: T.let = T.Cast("float64", weights[i]) + T.Cast("float64", other_weights[j])
                 length[0] = ZERO
                 for axis in T.unroll(4):
-                    box[axis] = ones[i, axis]
-                    box[4 + axis] = others[j, axis]
                     length[0] = length[0] + T.abs(T.Cast("float64", others[j, axis] - ones[i, axis]))
                 area: T.let = T.Cast("float64", ones[i, 2] - ones[i, 0]) * T.Cast("float64", ones[i, 3] - ones[i, 1])
                 told[SHOWN] = told[SHOWN] + both
                 told[MOVED] = told[MOVED] + both * length[0] / T.sqrt(T.max(area, ONE))
                 told[CHANGED] = told[CHANGED] + T.Cast("float64", T.abs(weights[i] - other_weights[j]))
-                put(ends, facts, labels, total[0], box, classes[i], weights[i], other_weights[j])
-                total[0] = total[0] + 1
+                put(ends, facts, labels, total, ones, i, others, j, classes[i], weights[i], other_weights[j])
         for i in T.serial(count):
             if mates[i] < T.int64(0):
-                for axis in T.unroll(4):
-                    box[axis] = ones[i, axis]
-                    box[4 + axis] = ones[i, axis]
-                put(ends, facts, labels, total[0], box, classes[i], weights[i], T.float32(0))
-                total[0] = total[0] + 1
+                put(ends, facts, labels, total, ones, i, ones, i, classes[i], weights[i], T.float32(0))
         for j in T.serial(boxes_count):
             if ints[OWNER, j] < 0:
-                for axis in T.unroll(4):
-                    box[axis] = others[j, axis]
-                    box[4 + axis] = others[j, axis]
-                put(ends, facts, labels, total[0], box, other_classes[j], T.float32(0), other_weights[j])
-                total[0] = total[0] + 1
+                put(ends, facts, labels, total, others, j, others, j, other_classes[j], T.float32(0), other_weights[j])
         told[OBJECTS] = T.Cast("float64", total[0])
 
 

@@ -52,7 +52,10 @@ def run(given: dict[str, Any]) -> None:
         with pipeline:
             for _ in pipeline:
                 found["frames"] += 1
-        found["choices"] = [line for line in pipeline.report.choices if "batch" in line]
+        report = pipeline.report
+        found["choices"] = [line for line in report.choices if "batch" in line]
+        found["by_the_host"] = sum(any("on the host" in note for note in info.notes) for info in report.sources)
+        found["left_out"] = [info.error for info in report.sources if info.error]
     except FramefuseError as error:
         found["failed"] = error.message
     print(json.dumps(found))

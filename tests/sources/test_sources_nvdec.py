@@ -15,7 +15,7 @@ import fake_gpu
 import media
 from framefuse.cuda import device as gpus
 from framefuse.cuda import driver as cuda_driver
-from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
+from framefuse.errors import GpuLostError, GpuMemoryError
 from framefuse.pipeline import Pipeline
 from framefuse.sources import SourceOptions, nvdec, open_source
 from framefuse.sources.nvdec import SurfaceLease
@@ -223,30 +223,81 @@ def test_leaving_early_ends_every_decoder(monkeypatch: pytest.MonkeyPatch, clips
     assert all(next(source, None) is None for source in pipeline.sources)
 
 
-def test_nvdec_is_not_started_without_memory_for_it(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
+def pixels(source: Any) -> list[list[Any]]:
+    return [[np.array(plane) for plane in frame.planes] for frame in source]
+
+
+def test_the_host_decodes_where_memory_for_nvdec_has_gone(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
     gpu = fake_gpu.install(monkeypatch)
     monkeypatch.setattr(nvdec, "_started", set())
     source = open_source(clips[0], SourceOptions(device="cuda"))
     gpu.room = 84 * 10**6  # the model has taken the rest
-    with pytest.raises(GpuMemoryError, match="not enough GPU memory to start NVDEC: 84 MB free, 600 MB needed"):
-        next(source)
+    np.testing.assert_equal(pixels(source), pixels(open_source(clips[0])))
+    reason = "decoded by FFmpeg on the host: NVDEC: needs 600 MB of GPU memory, and 84 MB are free"
+    assert reason in source.info.notes
+    assert not any("decoded by NVDEC" in text or "copied" in text for text in source.info.notes)
     gpu.room = None
     source = open_source(clips[0], SourceOptions(device="cuda"))
     next(source).lease.release()
     other = open_source(clips[1], SourceOptions(device="cuda"))
     gpu.room = 84 * 10**6
     next(other).lease.release()  # its CUDA context already exists
+    assert "decoded by NVDEC (h264)" in other.info.notes
 
 
-def test_nvdec_that_does_not_start(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
-    def create(**options: Any) -> Any:
-        raise RuntimeError("cuvidCreateDecoder: out of sessions\nin file x.cpp")
+@pytest.mark.parametrize("calls", [0, 1, 3])
+@pytest.mark.parametrize("options", [{}, {"start": 0.6}])
+def test_the_host_decodes_what_nvdec_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, clips: list[Path], calls: int, options: dict[str, Any]
+) -> None:
+    """CreateDecoder may fail, and so may a call of Decode, some packets later."""
+
+    class Full(fake_gpu.Decoder):
+        left = calls
+
+        def __init__(self, codec: str, **options: Any) -> None:
+            if not calls:
+                raise RuntimeError("cuvidCreateDecoder: out of sessions\nin file x.cpp")
+            super().__init__(codec, **options)
+            self.held: list[Any] = []
+
+        def Decode(self, data: Any) -> list[Any]:
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError("HandleVideoSequence: out of memory")
+            return []
 
     module = fake_gpu.codec()
-    module.CreateDecoder = create
+    module.CreateDecoder = Full
     fake_gpu.install(monkeypatch, module)
-    with pytest.raises(EngineError, match=r"cannot start NVDEC: cuvidCreateDecoder: out of sessions$"):
-        next(open_source(clips[0], SourceOptions(device="cuda")))
+    source = open_source(clips[0], SourceOptions(device="cuda", **options))
+    expected = open_source(clips[0], SourceOptions(**options))
+    np.testing.assert_equal(pixels(source), pixels(expected))
+    assert any("decoded by FFmpeg on the host: NVDEC: " in text and "out of" in text for text in source.info.notes)
+    assert not source.info.drops
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_files_without_room_for_copies_of_their_surfaces_lose_no_frame(
+    monkeypatch: pytest.MonkeyPatch, clips: list[Path], model: Path, batch: int
+) -> None:
+    expected = found(Pipeline(clips, model, device="cpu", engine="null"))
+    begun: list[Any] = []
+    make = nvdec.NvDecoder._make_ring
+
+    def make_or_not(self: Any, decoded: Any) -> None:
+        if self not in begun:
+            begun.append(self)
+        if begun.index(self) in (1, 3, 4):
+            raise fake_gpu.OutOfMemory("Out of memory allocating 92,160 bytes")
+        make(self, decoded)
+
+    fake_gpu.install(monkeypatch)
+    monkeypatch.setattr(nvdec.NvDecoder, "_make_ring", make_or_not)
+    pipeline = Pipeline(clips, model, device="cuda", engine="null", batch=batch)
+    assert found(pipeline) == expected
+    without = [fact.uri for fact in pipeline.report.sources if any("on the host: NVDEC" in text for text in fact.notes)]
+    assert len(without) == (3 if batch > 1 else 0)
 
 
 def test_cuda_errors_in_a_readers_thread_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ A `Frame` has the planes of a decoded frame in place, and what their samples mea
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
@@ -57,11 +57,27 @@ CONVERSIONS = {"yuyv422": "yuv422p", "uyvy422": "yuv422p", "yvyu422": "yuv422p",
 """Formats outside PIXEL_FORMATS with a lossless equivalent in it, besides big-endian ones; all others become rgb24."""
 
 
+class DecoderUnavailable(Exception):
+    """A decoder cannot begin, for want of memory for instance. Another one can take over.
+
+    Args:
+        reason: why, for the user.
+        packets: what the decoder was given, and made no frame of.
+    """
+
+    def __init__(self, reason: str, packets: list[Any]) -> None:
+        super().__init__(reason)
+        self.reason, self.packets = reason, packets
+
+
 class HostDecoder:
     """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec (and tells `on_change`), which PyAV does not.
 
     A decoded frame has pts, time_base, width, height and is_corrupt, as PyAV's frames have.
     """
+
+    notes: Sequence[str] = ()
+    """What the user should know about how it decodes."""
 
     def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str], None]) -> None:
         self.codec: str = stream.codec_context.name

@@ -15,7 +15,16 @@ import av
 
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources.ffmpeg import NOT_VIDEO, HostDecoder, changed_codec, check_size, demuxed, exact, open_container
+from framefuse.sources.ffmpeg import (
+    NOT_VIDEO,
+    DecoderUnavailable,
+    HostDecoder,
+    changed_codec,
+    check_size,
+    demuxed,
+    exact,
+    open_container,
+)
 from framefuse.sources.source import SYNTHETIC_TITLE, Frames, PullSource, SourceInfo, SourceOptions
 
 if TYPE_CHECKING:
@@ -261,6 +270,12 @@ class Video:
                     self.position = max(self.position, self.undecoded[decoded.pts])
                     self.undecoded = {pts: at for pts, at in self.undecoded.items() if at > self.position}
                 yield decoded
+        except DecoderUnavailable as error:
+            self.info.notes = [text for text in self.info.notes if text not in self.decoder.notes]
+            self.info.note(f"decoded by FFmpeg on the host: {error.reason}")
+            self.decoder = self._host_decoder()
+            for given in error.packets:
+                yield from self._decode(given, closed)
         except av.FFmpegError as error:
             if isinstance(error, EOFError):
                 raise

@@ -1,6 +1,6 @@
 """NVDEC through PyNvVideoCodec: FFmpeg demuxes, the GPU decodes into its own memory, and no pixel crosses the bus.
 
-What it does not support, FFmpeg decodes on the host.
+What it does not support or has no memory for, FFmpeg decodes on the host.
 
 Copies on the GPU
     PyNvVideoCodec copies each frame from the hardware's surface to a surface of its own, device to device. If readers
@@ -17,7 +17,7 @@ Surfaces are reused
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -28,10 +28,10 @@ import numpy as np
 
 from framefuse.common.text import first_line
 from framefuse.cuda import device, driver
-from framefuse.cuda.device import LESS_MEMORY
-from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError
+from framefuse.errors import CapabilityError, FramefuseError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.sources.annexb import NAL_TYPES, AnnexB
+from framefuse.sources.ffmpeg import DecoderUnavailable
 from framefuse.sources.source import SourceInfo, SourceOptions
 
 CODECS = {name: name.upper() for name in ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4")} | {"mpeg2video": "MPEG2"}
@@ -74,9 +74,8 @@ def choose_decoder(
         decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
     except av.FFmpegError as error:
         return str(error.strerror)
-    twice = f"twice on the GPU, as readers hold up to {options.held} frames at a time"
-    info.note(f"each frame is copied {twice if options.held > 1 else 'once on the GPU, by PyNvVideoCodec'}")
-    info.note(f"decoded by NVDEC ({name})")
+    for text in decoder.notes:
+        info.note(text)
     return decoder
 
 
@@ -103,7 +102,7 @@ def refusal(module: Any, codec: str, sample: Frame) -> str | None:
     if known is None:
         return f"this PyNvVideoCodec has no {codec}"
     if (free := free_memory()) < MEMORY_NEEDED:
-        return f"NVDEC needs {MEMORY_NEEDED / 1e6:.0f} MB of GPU memory, and {free / 1e6:.0f} MB are free"
+        return f"NVDEC {_lacking(free)}"
     lacking = f"NVDEC on this GPU has no {format.bits}-bit {codec}"
     try:
         with _querying:
@@ -126,6 +125,10 @@ def _limits(module: Any, gpu: int, codec: Any, bits: int) -> Any:
     """The decoder's capabilities. A query takes 0.2 s."""
     chroma = getattr(module.cudaVideoChromaFormat, "420")
     return module.GetDecoderCaps(gpuid=gpu, codec=codec, chromaformat=chroma, bitdepth=bits)
+
+
+def _lacking(free: int) -> str:
+    return f"needs {MEMORY_NEEDED / 1e6:.0f} MB of GPU memory, and {free / 1e6:.0f} MB are free"
 
 
 def free_memory() -> int:
@@ -188,6 +191,9 @@ class NvDecoder:
     def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1) -> None:
         self._module, self._low_latency, self._held = module, low_latency, held
         self.codec = name = stream.codec_context.name
+        twice = f"twice on the GPU, as readers hold up to {held} frames at a time"
+        copied = f"each frame is copied {twice if held > 1 else 'once on the GPU, by PyNvVideoCodec'}"
+        self.notes: Sequence[str] = [copied, f"decoded by NVDEC ({name})"]
         self._colour = {name: getattr(sample, name) for name in ("matrix", "full_range", "rotation")}
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
         self._cupy, self._device, self._thread = device.cupy(), device.current_gpu(), 0
@@ -200,8 +206,8 @@ class NvDecoder:
         """Copies of surfaces, oldest first: the memory, the planes in it, the event after the copy, the lease."""
         self._unused: list[Any] = []
         """Memory of the ring that no frame has used yet."""
-        self._geometry = (0, 0, 0)
-        """Pitch, width and height of the previous frame."""
+        self._geometry = self._ring_geometry = (0, 0, 0)
+        """Pitch, width and height of the previous frame, and of those in the ring."""
         self._template: Frame | None = None
         """A validated frame of this geometry, from which the others are made."""
         self._closed = threading.Event()
@@ -211,12 +217,22 @@ class NvDecoder:
 
     def restart(self) -> None:
         self._decoder: Any = None
+        self._begun = False
+        """Whether the decoder has returned a surface."""
+        self._fed: list[Any] = []
+        """The packets that it was given until then."""
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
-        """Wrap or drop each surface before asking for the next."""
+        """Wrap or drop each surface before asking for the next.
+
+        Raises:
+            DecoderUnavailable: NVDEC does not start, or has not returned a surface yet and fails.
+            av.FFmpegError: the packet is damaged.
+        """
         self._closed = closed
         if not packet.size:
             if self._decoder is not None:
+                self._feed(packet)
                 yield from self._decode(self._module.PacketData())
             return
         data = None if self._annexb is None else self._annexb(packet)
@@ -227,7 +243,8 @@ class NvDecoder:
             if before and before != self._sps and self._decoder is not None:  # such as another frame size
                 # Flush first: a new decoder loses the frames that the old one holds back.
                 yield from self._decode(self._module.PacketData())
-                self._decoder = None
+                self.restart()
+        self._feed(packet)
         fed = self._module.PacketData()
         fed.bsl_data = packet.buffer_ptr if data is None else ctypes.addressof(ctypes.c_char.from_buffer(data))
         fed.bsl = packet.size if data is None else len(data)
@@ -235,6 +252,10 @@ class NvDecoder:
         if self._low_latency:
             fed.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
         yield from self._decode(fed)
+
+    def _feed(self, packet: Any) -> None:
+        if not self._begun:
+            self._fed.append(packet)
 
     def _decode(self, data: Any) -> Iterator[Surface]:
         if self._thread != threading.get_ident():  # CUDA's current device belongs to the thread
@@ -244,15 +265,22 @@ class NvDecoder:
             self._leases.popleft().wait(self._closed, self._stream)
         if self._closed.is_set():
             return
-        if self._decoder is None:
-            self._open()
         try:
+            if self._decoder is None:
+                self._open()
             decoded = self._decoder.Decode(data)
-        except Exception as error:  # PyNvVCException
+            if decoded and self._held > 1:
+                self._make_ring(decoded[0])
+        except Exception as error:  # PyNvVCException, plain RuntimeError, OutOfMemoryError of CuPy
+            packets, begun, reason = self._fed, self._begun, f"NVDEC: {first_line(error, 200)}"
             self.restart()
-            raise av.error.InvalidDataError(0, f"NVDEC: {first_line(error, 200)}") from error
+            if begun:
+                raise av.error.InvalidDataError(0, reason) from error
+            raise DecoderUnavailable(reason, packets) from error
         if not decoded:
             return
+        self._begun = True
+        self._fed.clear()
         ready = None
         if self._held == 1:  # otherwise readers wait for the copies
             ready = self._cupy.cuda.Event(disable_timing=True)
@@ -266,16 +294,12 @@ class NvDecoder:
     def _open(self) -> None:
         # Memory that was free when NVDEC was chosen may now be in use, by the model for instance.
         if self._device not in _started and (free := free_memory()) < MEMORY_NEEDED:
-            lacking = f"{free / 1e6:.0f} MB free, {MEMORY_NEEDED / 1e6:.0f} MB needed"
-            raise GpuMemoryError(f"not enough GPU memory to start NVDEC: {lacking}", remedy=LESS_MEMORY)
+            raise MemoryError(_lacking(free))
         latency = self._module.DisplayDecodeLatencyType
-        try:
-            codec = getattr(self._module.cudaVideoCodec, CODECS[self.codec])
-            how = {"codec": codec, "latency": latency.LOW if self._low_latency else latency.NATIVE}
-            where = {"gpuid": self._device, "cudacontext": 0, "cudastream": self._stream.ptr, "usedevicememory": True}
-            self._decoder = self._module.CreateDecoder(**where, **how)
-        except Exception as error:  # PyNvVCException, and plain RuntimeError
-            raise EngineError(f"cannot start NVDEC: {first_line(error, 200)}") from error
+        codec = getattr(self._module.cudaVideoCodec, CODECS[self.codec])
+        how = {"codec": codec, "latency": latency.LOW if self._low_latency else latency.NATIVE}
+        where = {"gpuid": self._device, "cudacontext": 0, "cudastream": self._stream.ptr, "usedevicememory": True}
+        self._decoder = self._module.CreateDecoder(**where, **how)
         _started.add(self._device)
 
     def wrap(self, decoded: Surface, info: SourceInfo, **facts: Any) -> Frame:
@@ -286,7 +310,7 @@ class NvDecoder:
         info.copied += size  # by PyNvVideoCodec, from the hardware's surface to its own
         if self._held > 1:
             info.copied += size
-            owner, planes, ready = self._copy(decoded, geometry, lease)
+            owner, planes, ready = self._copy(decoded, lease)
         else:
             self._leases.append(lease)
             key = decoded.luma, decoded.chroma, *geometry
@@ -298,15 +322,21 @@ class NvDecoder:
             self._template = Frame(planes, self._format, **self._colour)
         return self._template.replace_unchecked(planes=planes, ready=ready, lease=lease, owner=owner, **facts)
 
-    def _copy(self, surface: Surface, geometry: tuple[int, int, int], lease: SurfaceLease) -> tuple[Any, ...]:
+    def _make_ring(self, decoded: Any) -> None:
+        """Memory for the copies of surfaces like this one; that of another geometry lives as long as its frames."""
+        geometry = decoded.strides[0], decoded.shape[1], decoded.shape[0]
+        if geometry == self._ring_geometry:
+            return
+        self._ring.clear()
+        self._unused.clear()
+        # One allocation for all: each stalls the GPU's other threads.
+        block = self._cupy.empty((self._held + 1, geometry[0] * geometry[2]), np.uint8)
+        self._unused, self._ring_geometry = list(block), geometry
+
+    def _copy(self, surface: Surface, lease: SurfaceLease) -> tuple[Any, ...]:
         """Copy the surface into the oldest entry of the ring once its lease is released; memory, planes and event."""
         luma = surface.pitch * surface.height
         size = luma * 3 // 2
-        if geometry != self._geometry:  # frames of the old size keep their memory alive
-            self._ring.clear()
-            # One allocation for all: each stalls the GPU's other threads.
-            block = self._cupy.empty((self._held + 1, size), np.uint8)
-            self._unused = [block[number] for number in range(self._held + 1)]
         if self._unused:
             memory = self._unused.pop()
             planes = self._arrays(memory.data.ptr, memory.data.ptr + luma, surface)

@@ -54,8 +54,8 @@ def run(given: dict[str, Any]) -> None:
                 found["frames"] += 1
         report = pipeline.report
         found["choices"] = [line for line in report.choices if "batch" in line]
-        found["by_the_host"] = sum(any("on the host" in note for note in info.notes) for info in report.sources)
-        found["left_out"] = [info.error for info in report.sources if info.error]
+        found["by_the_host"] = sum(any("on the host" in note for note in facts.notes) for facts in report.sources)
+        found["left_out"] = [source.info.error for source in pipeline.sources if source.info.error]
     except FramefuseError as error:
         found["failed"] = error.message
     print(json.dumps(found))

@@ -267,8 +267,12 @@ class RequestQueue:
         return max(free, min([latest, *(deadline - costs.bound(costs.fit(count + 1)) for deadline in deadlines)]))
 
     def may_start(self, request: Request) -> bool:
-        """Whether `take` or `next_time` may have an earlier answer since this request waits."""
-        waiting = len(self._buckets[request.bucket])
+        """Whether `take` or `next_time` may have an earlier answer since this request waits. While the model is busy
+        only a full batch starts at once, and others hardly earlier."""
+        waiting, busy = len(self._buckets[request.bucket]), len(self._running)
+        if busy >= self._servers:
+            full = min(self.costs.best, self.limit)
+            return busy < self._servers + self._ahead and waiting in (1, full, self.limit)
         return request.deadline is not None or waiting in {*self.costs.sizes, self.limit, self.min_batch_size}
 
     def late(self, now: float) -> list[Request]:

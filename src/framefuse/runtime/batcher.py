@@ -377,8 +377,7 @@ class Batcher:
         for started in [one for one in self._running if one.items[0][0] in answers]:
             self._running.remove(started)
             self._end(started.batch)
-            for number, _ in started.items:
-                self._resolve(number, answers[number], started)
+            self._resolve({number: answers[number] for number, _ in started.items}, started)
 
     def _retry(self, error: Exception) -> None:
         """After an error, run the requests of all started batches one by one, so that only what is wrong fails."""
@@ -403,20 +402,21 @@ class Batcher:
                 self._runner.discard()
                 self._fail(number, own)
             else:
-                self._resolve(number, answers[number], started)
+                self._resolve(answers, started)
 
-    def _resolve(self, number: int, result: Any, started: _Started) -> None:
+    def _resolve(self, answers: dict[int, Any], started: _Started) -> None:
         now = monotonic()
         with self._changed:
-            request, _, future = self._waiting.pop(number)
-            latency = now - request.arrival
-            self._latencies.append(latency)
-            self._counts["completed"] += 1
-            self._counts["late"] += request.deadline is not None and now > request.deadline
+            done = [self._waiting.pop(number) for number in answers]
+            latencies = [now - request.arrival for request, _, _ in done]
+            self._latencies.extend(latencies)
+            self._counts["completed"] += len(done)
+            self._counts["late"] += sum(one.deadline is not None and now > one.deadline for one, _, _ in done)
             if not self._waiting:
                 self._changed.notify_all()
-        queued = started.seconds - request.arrival
-        future.set_result(Response(result, number, queued, latency, len(started.items)))
+        for (request, _, future), result, latency in zip(done, answers.values(), latencies, strict=True):
+            queued = started.seconds - request.arrival
+            future.set_result(Response(result, request.number, queued, latency, len(started.items)))
 
     def _end(self, batch: RequestBatch, *, failed: bool = False) -> None:
         with self._changed:

@@ -19,7 +19,7 @@ from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
-from framefuse.runtime.batching import FrameBatcher
+from framefuse.runtime.batching import IN_FLIGHT, FrameBatcher
 from framefuse.runtime.choices import choose_rung
 from framefuse.runtime.plan import plan_run
 from framefuse.runtime.program import FrameResult, Program
@@ -159,9 +159,13 @@ class Model:
         self._closed |= not self._program.discard()
 
     def program(self, batch: int) -> Program:
-        """A new program of so many rows on this engine, which `close` of the program does not close."""
-        with gpus.current(self._plan.gpu, "open a program"):
-            return replace(self._plan, batch=batch).make_program(self.engine, closes_engine=False)
+        """A new program of so many rows on this engine, which `close` of the program does not close. On a GPU it takes a
+        batch while another one runs, whatever `slots` is: a single call has no use for that."""
+        plan = replace(self._plan, batch=batch)
+        if plan.settings.on_gpu:
+            plan = replace(plan, settings=plan.settings.model_copy(update={"slots": IN_FLIGHT}))
+        with gpus.current(plan.gpu, "open a program"):
+            return plan.make_program(self.engine, closes_engine=False)
 
     def frame(self, image: Any, index: int = 0) -> Frame:
         """An image as a call takes it, as a frame. UsageError or SourceError if it is none, or cannot be read."""

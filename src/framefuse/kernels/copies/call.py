@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import os
+import threading
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.machine import available_cores
 from framefuse.errors import UsageError
 from framefuse.kernels.cpu import _function
 
@@ -17,20 +21,19 @@ PARALLEL = 4
 WORTH = 4_000_000
 """Bytes from which on more than one core copies."""
 MAX_ROW = 2**31 - 1
+SEMAPHORE = 64
+"""Bytes from one semaphore to the next; of the kernel."""
 
 
-def copy_all(
-    sources: Sequence[NDArray[Any]], targets: Sequence[NDArray[Any]], *, threads: Executor | None = None
-) -> None:
+def copy_all(sources: Sequence[NDArray[Any]], targets: Sequence[NDArray[Any]]) -> None:
     """targets[i][...] = sources[i].
 
-    The calling thread takes a share, and waits for the others. The GIL is released while the bytes are copied, once for
-    all of them: with many threads, each release costs a wait.
+    The calling thread takes a share, and other cores take theirs where that pays. The GIL is released while the bytes
+    are copied, once for all of them: with many threads, each release costs a wait.
 
     Args:
         sources, targets: arrays of the same shapes and dtypes in pairs, which do not overlap. The elements of a row
             are adjacent; rows, along the first axis, may have any pitch.
-        threads: run the other shares; None: there is one.
 
     Raises:
         UsageError: the arrays of a pair differ, or the elements of a row are not adjacent.
@@ -49,11 +52,75 @@ def copy_all(
         table[number] = source.ctypes.data, source.strides[0], target.ctypes.data, target.strides[0], rows
         sizes[number] = size
         total += source.nbytes
-    run, shares = _function("copy_rows"), PARALLEL if threads is not None and total >= WORTH else 1
-    parts = [(table[share::shares], sizes[share::shares]) for share in range(min(shares, len(sources)))]
-    parts = [(np.ascontiguousarray(rows), np.ascontiguousarray(bytes_)) for rows, bytes_ in parts]
-    others = [threads.submit(run, *part) for part in parts[1:]] if threads is not None else []
-    if parts:
-        run(*parts[0])
-    for other in others:
-        other.result()
+    several = total >= WORTH and len(sources) > 1
+    if not (several and _helpers.copy(table, sizes)):
+        job = _job(table, sizes, 1)
+        _function("copy_rows")(job.ctypes.data, 0, 0)
+
+
+def _job(table: NDArray[np.int64], sizes: NDArray[np.int64], threads: int) -> NDArray[np.int64]:
+    return np.array([table.ctypes.data, sizes.ctypes.data, len(table), threads], np.int64)
+
+
+class _Helpers:
+    """Threads that wait inside a kernel for something to copy. Threads of Python would first have to wait for the GIL,
+    behind all others that want it."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._job = np.zeros(4, np.int64)
+        self._semaphores = np.zeros((PARALLEL, SEMAPHORE), np.uint8)
+        """The last one counts the ends, the others each start a thread."""
+
+    def copy(self, table: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
+        """Copy with the help of the threads; False if there are none, or they are at work for another thread."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if not self._threads:
+                self._start()
+            if self._threads:
+                self._job[:] = _job(table, sizes, len(self._threads) + 1)
+                _function("copy_rows")(self._job.ctypes.data, *self._addresses())
+            return bool(self._threads)
+        finally:
+            self._turn.release()
+
+    def _addresses(self, thread: int = 0) -> tuple[int, int]:
+        """Of the semaphore that starts a thread, and of that which counts the ends."""
+        first = self._semaphores.ctypes.data
+        return first + thread * SEMAPHORE, first + (PARALLEL - 1) * SEMAPHORE
+
+    def _start(self) -> None:
+        libc = ctypes.CDLL(None)
+        for number in range(PARALLEL):
+            libc.sem_init(ctypes.c_void_p(self._addresses(number)[0]), 0, 0)
+        work = _function("copy_worker")
+        for number in range(min(PARALLEL, available_cores()) - 1):
+            given = self._job.ctypes.data, number + 1, *self._addresses(number)
+            self._threads.append(threading.Thread(target=work, args=given, name="ff-copy", daemon=True))
+            self._threads[-1].start()
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End the threads."""
+        with self._turn:
+            threads, self._threads = self._threads, []
+            self._job[2] = -1
+            for number in range(len(threads)):
+                ctypes.CDLL(None).sem_post(ctypes.c_void_p(self._addresses(number)[0]))
+            for thread in threads:
+                thread.join()
+
+
+_helpers = _Helpers()
+
+
+def _after_fork() -> None:
+    """A process that was forked has none of the threads."""
+    global _helpers
+    _helpers = _Helpers()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,6 @@ Title: three upload modes
 
 import ctypes
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from framefuse.cuda import device, driver
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
-from framefuse.kernels.copies.call import PARALLEL, copy_all
+from framefuse.kernels.copies.call import copy_all
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.runtime.ledger import Ledger
 
@@ -64,7 +63,6 @@ class Staging:
         self._uploaded: list[tuple[tuple[Any, ...], Frame | None]] = [((), None)] * slots
         """What `upload` returned last."""
         self._stream, self._ledger, self._mode = stream, ledger, mode
-        self._threads: ThreadPoolExecutor | None = None
 
     def write(self, frames: Sequence[tuple[int, Frame]]) -> None:
         """Copy frames in host memory, each with its slot, into buffers there, several at the same time. `upload`
@@ -78,10 +76,8 @@ class Staging:
             for number, plane in enumerate(() if is_cuda(frame) else frame.planes):
                 sources.append(plane)
                 targets.append(self._buffer(slot, number, plane).host)
-        if len(sources) > 1 and self._threads is None:
-            self._threads = ThreadPoolExecutor(PARALLEL - 1, "ff-upload")
         if sources:
-            copy_all(sources, targets, threads=self._threads)
+            copy_all(sources, targets)
 
     def upload(self, slot: int, frame: Frame) -> Frame:
         """The frame that `write` put into a slot, as the GPU reads it, valid until the next upload to the slot. One

@@ -3,7 +3,9 @@
     python -m benchmarks.throughput [--device cuda] [--seconds 10] [--rounds 4] [--soak 600] [--only WORD]
 
 - `closed`: 64 client threads, each of which submits its next image when the last one is answered
-- `open`: requests at random times (Poisson) at 0.8 and at 3 times the throughput that `closed` found, with a deadline
+- `open`: requests at random times (Poisson), with a deadline, at 0.8 and at 3 times the throughput that `closed` found;
+  on a GPU also at 2.5 times that of single requests, and single requests at 3 times theirs, since the threads of one
+  interpreter cannot send 3 times what the Batcher answers
 - `rules`: the same loads in simulated time at the measured times of batches, with the rules of the Batcher, and with
   those of servers that always build the largest batch: at once, or after a fixed delay
 - `soak`: 0.8 of the throughput with deadlines; the first minute beside the last
@@ -40,7 +42,6 @@ SENDERS = 8
 """Threads that send requests at random times."""
 DEADLINE = {"cpu": 0.5, "cuda": 0.02}
 """Seconds."""
-LOADS = 0.8, 3.0
 FIXED_DELAY = 0.005
 STREET = "synthetic://street?split=test&complexity=1&seed=5&size=640x640&frames=32"
 GROUPS = "batching", "program", "model call"
@@ -125,6 +126,17 @@ def offered(batcher: Batcher, images: list[Any], rate: float, seconds: float, de
     }
 
 
+def loads(closed_rows: list[dict[str, Any]], device: str) -> list[tuple[str, str, float]]:
+    """Of `open`: rules, the load in words, and requests a second."""
+    rates = {row["rules"]: row["rate"] for row in closed_rows}
+    both, alone = "Batcher", "Batcher, single requests"
+    rows = [(both, f"{times:g} times its throughput", times * rates[both]) for times in (0.8, 3.0)]
+    if device == "cuda":
+        rows.insert(1, (both, "2.5 times the throughput of single requests", 2.5 * rates[alone]))
+        rows.append((alone, "3 times its throughput", 3 * rates[alone]))
+    return rows
+
+
 def rules(seconds: dict[int, float], servers: int, ahead: int) -> list[dict[str, Any]]:
     """Latencies of the same requests under several rules, in simulated time."""
     largest = max(seconds)
@@ -204,8 +216,10 @@ def main() -> None:
         rate = facts["closed"][-1]["rate"]
         if "open" not in facts:
             facts["open"] = []
-            for load in LOADS:
-                row = {"load": load} | offered(batcher, images, load * rate, args.seconds * args.rounds, deadline)
+            for rule, load, asked in loads(facts["closed"], args.device):
+                used = batcher if rule == "Batcher" else single
+                row = {"rules": rule, "load": load, "asked": asked}
+                row |= offered(used, images, asked, args.seconds * args.rounds, deadline)
                 facts["open"].append(row)
                 print(row, flush=True)
         costs = {size: ms / 1e3 for size, ms in batcher.stats().batch_ms.items()}

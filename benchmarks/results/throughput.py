@@ -30,8 +30,8 @@ def deadlines(records: Records, gpu: bool = False) -> list[str]:
         "| load | offered/s | answered/s | refused at once | admitted and in time | p50 ms | p99 ms |",
         "|---|---|---|---|---|---|---|",
     ]
-    cases = [(f"{row['load']:g} times the throughput", row) for row in record["open"]]
-    cases += [("0.8, in the soak", record["soak"])] if "soak" in record else []
+    cases = [(f"{row['rules']}: {row['load']}", row) for row in record["open"]]
+    cases += [("Batcher: 0.8 times its throughput, the soak", record["soak"])] if "soak" in record else []
     for title, row in cases:
         rows.append(
             f"| {title} | {row['offered']:,.1f} | {row['rate']:,.1f} | {row['refused']:.1%} "

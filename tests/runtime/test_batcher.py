@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from framefuse.errors import (
     UsageError,
 )
 from framefuse.runtime import batcher as batchers
-from framefuse.runtime.batcher import Batcher
+from framefuse.runtime.batcher import Batcher, _Lock
 from framefuse.runtime.runners import ModelRunner
 
 MODEL = "scout-n"
@@ -193,6 +193,49 @@ def test_deadlines() -> None:
         with pytest.raises(UsageError, match="deadline is 'soon'"):
             batcher.submit(3, deadline="soon")  # type: ignore[arg-type]
         assert batcher.stats().refused == {"DeadlineError": 2}
+
+
+def test_one_thread_gets_the_lock_before_those_that_come_after_it() -> None:
+    lock, order = _Lock(), list[str]()
+
+    def take(name: str) -> None:
+        if name == "first":
+            lock.first = threading.get_ident()
+        with lock:
+            order.append(name)
+
+    with lock:
+        threads = [threading.Thread(target=take, args=("first",))]
+        threads[0].start()
+        while not lock._waits:
+            time.sleep(0.001)
+        threads += [threading.Thread(target=take, args=(str(number),)) for number in range(8)]
+        for thread in threads[1:]:
+            thread.start()
+        time.sleep(0.05)  # now they wait, too
+    for thread in threads:
+        thread.join()
+    assert order[0] == "first"
+    assert len(order) == 9
+
+
+def test_clients_whose_requests_are_refused_do_not_keep_others_waiting() -> None:
+    done = threading.Event()
+
+    def ask_again(batcher: Batcher) -> None:
+        while not done.is_set():
+            with suppress(DeadlineError):
+                batcher.submit(0, deadline=-1)
+
+    with Batcher(lambda items: items) as batcher:
+        threads = [threading.Thread(target=ask_again, args=(batcher,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        latencies = [batcher.submit(number, deadline=2.0).result().latency_seconds for number in range(20)]
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert len(latencies) == 20  # each within its deadline
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from framefuse.batching.costs import Costs
@@ -41,6 +41,9 @@ EARLY = 0.9
 """Share of the expected time of a batch after which its end is awaited, not another request."""
 RECOVER_SECONDS = 30.0
 """After a batch did not fit into memory, batches of twice the size are tried again."""
+REFUSED_SECONDS = 0.0001
+"""Pause of a client whose request is refused: one that asks again at once would take the interpreter from the thread
+that answers the others, for 5 ms each time."""
 LATEST = 1024
 """Responses by which `BatcherStats` knows the latencies."""
 
@@ -108,6 +111,45 @@ class BatcherStats:
     """Size -> expected time of a batch."""
     max_batch_size: int
     """At present: it is lowered for a while where a batch did not fit into memory."""
+
+
+class _Lock:
+    """A lock that one thread gets before others. Python's locks go to whoever asks at the right moment, so threads that
+    ask again and again, such as clients whose requests are refused, can keep another one waiting for seconds.
+
+    Attributes:
+        first: `threading.get_ident()` of the thread that comes first.
+    """
+
+    def __init__(self) -> None:
+        self.first, self._waits = 0, False
+        self._gate, self._lock = threading.Lock(), threading.Lock()
+
+    def acquire(self) -> bool:
+        if threading.get_ident() != self.first:
+            if self._waits:
+                with self._gate:  # until the first thread has the lock
+                    pass
+            return self._lock.acquire()
+        if self._lock.acquire(blocking=False):
+            return True
+        with self._gate:
+            self._waits = True
+            self._lock.acquire()
+            self._waits = False
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def _is_owned(self) -> bool:  # asked by Condition
+        return self._lock.locked()
 
 
 class Batcher:
@@ -199,7 +241,8 @@ class Batcher:
         self._sizes, self._refused, self._counts = Counter[int](), Counter[str](), Counter[str]()
         self._latencies: deque[float] = deque(maxlen=LATEST)
         self._recovers = 0.0
-        self._changed = threading.Condition()
+        self._lock = _Lock()
+        self._changed = threading.Condition(self._lock)  # type: ignore[arg-type]
         self._closing = self._ended = self._noticed = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="ff-batcher", daemon=True)
@@ -232,20 +275,24 @@ class Batcher:
         arrival = monotonic()
         bucket, prepared = self._runner.prepared(item)
         future: Future[Response[Any]] = Future()
-        with self._changed:
-            if self._closing:
-                raise UsageError("this Batcher is closed", remedy="open another one")
-            self._counts["submitted"] += 1
-            until = None if deadline is None else arrival + deadline
-            request = Request(next(self._numbers), arrival, bucket, priority, source, until)
-            try:
-                self._queue.admit(request, monotonic())
-            except RequestError as error:
-                self._refused[type(error).__name__] += 1
-                raise
-            self._waiting[request.number] = _Waiting(request, prepared, future)
-            if self._queue.may_start(request):
-                self._changed.notify_all()
+        try:
+            with self._changed:
+                if self._closing:
+                    raise UsageError("this Batcher is closed", remedy="open another one")
+                self._counts["submitted"] += 1
+                until = None if deadline is None else arrival + deadline
+                request = Request(next(self._numbers), arrival, bucket, priority, source, until)
+                try:
+                    self._queue.admit(request, monotonic())
+                except RequestError as error:
+                    self._refused[type(error).__name__] += 1
+                    raise
+                self._waiting[request.number] = _Waiting(request, prepared, future)
+                if self._queue.may_start(request):
+                    self._changed.notify_all()
+        except RequestError:
+            sleep(REFUSED_SECONDS)
+            raise
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
 
@@ -304,6 +351,7 @@ class Batcher:
 
     def _serve(self) -> None:
         """The thread that owns the model."""
+        self._lock.first = threading.get_ident()
         error: BaseException | None = None
         try:
             with gpus.current(self._runner.gpu, "run the model"):

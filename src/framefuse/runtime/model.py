@@ -159,8 +159,8 @@ class Model:
         self._closed |= not self._program.discard()
 
     def program(self, batch: int) -> Program:
-        """A new program of so many rows on this engine, which `close` of the program does not close. On a GPU it takes a
-        batch while another one runs, whatever `slots` is: a single call has no use for that."""
+        """A new program of so many rows on this engine, which `close` of the program does not close. On a GPU it takes
+        a batch while another one runs, whatever `slots` is: a single call has no use for that."""
         plan = replace(self._plan, batch=batch)
         if plan.settings.on_gpu:
             plan = replace(plan, settings=plan.settings.model_copy(update={"slots": IN_FLIGHT}))

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.common.machine import available_cores
 from framefuse.errors import UsageError
 from framefuse.kernels.cpu import _function
 
@@ -97,7 +96,7 @@ class _Helpers:
         for number in range(PARALLEL):
             libc.sem_init(ctypes.c_void_p(self._addresses(number)[0]), 0, 0)
         work = _function("copy_worker")
-        for number in range(min(PARALLEL, available_cores()) - 1):
+        for number in range(min(PARALLEL, len(os.sched_getaffinity(0))) - 1):
             given = self._job.ctypes.data, number + 1, *self._addresses(number)
             self._threads.append(threading.Thread(target=work, args=given, name="ff-copy", daemon=True))
             self._threads[-1].start()

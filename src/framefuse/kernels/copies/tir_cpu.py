@@ -51,7 +51,7 @@ def copy_rows(job: T.int64, begin: T.int64, done: T.int64):
     for thread in T.serial(T.Cast("int32", given[3]) - 1):
         T.evaluate(T.call_extern("int32", "sem_post", begin + T.Cast("int64", thread) * SEMAPHORE))
     copy_share(given, T.int64(0))
-    for thread in T.serial(T.Cast("int32", given[3]) - 1):
+    for _ in T.serial(T.Cast("int32", given[3]) - 1):
         wait_for(done)
 
 

@@ -40,11 +40,14 @@ DIRECTIONS = {1: "h2d", 2: "d2h", 3: "d2d"}
 Work = Callable[[], Any]
 
 
+NAMES = {719: "cudaErrorLaunchFailure: unspecified launch failure"}
+
+
 class CudaError(RuntimeError):
     """CuPy's CUDARuntimeError."""
 
     def __init__(self, status: int, text: str = "") -> None:
-        super().__init__(text)
+        super().__init__(text or NAMES.get(status, ""))
         self.status = status
 
 
@@ -52,7 +55,7 @@ class OutOfMemory(MemoryError):
     """CuPy's OutOfMemoryError."""
 
 
-LAUNCH_FAILURE = CudaError(719, "cudaErrorLaunchFailure: unspecified launch failure")
+LAUNCH_FAILURE = CudaError(719)
 
 
 class Array(np.ndarray[Any, Any]):
@@ -158,6 +161,7 @@ class Gpu:
         return SimpleNamespace(
             cuMemcpyDtoDAsync_v2=copy, cuMemcpyHtoDAsync_v2=upload,
             cuEventRecord=order, cuEventRecordWithFlags=order, cuStreamWaitEvent=order,
+            cuEventQuery=lambda event: status(self.alive),
             cuGraphLaunch=lambda graph, stream: status(self.graphs[graph].launch),
         )  # fmt: skip
 
@@ -422,7 +426,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(device, "_uploads", {})
     monkeypatch.setattr(device, "current_stream", gpu.current_stream)
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
-    monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
+    monkeypatch.setattr(device, "pinned", lambda shape, dtype, fill=True: np.zeros(shape, dtype))
     monkeypatch.setattr(cuda_driver, "driver", gpu.driver)
     monkeypatch.setattr(nvdec, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)

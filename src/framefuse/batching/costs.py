@@ -59,6 +59,13 @@ class Costs:
         expected = self.seconds(size)
         return min(self._share * expected, expected + self._slack)
 
+    @property
+    def bound_alone(self) -> float:
+        """The bound of a request that has the model for itself. What busy times have taught does not count: otherwise
+        a bound beyond all deadlines would have every request refused, and nothing would run that could lower it."""
+        single = self.sizes[0]
+        return min(self.bound(single), UNKNOWN * self.seconds(single))
+
     def choose(self, waiting: int) -> int:
         """The best size for so many requests: the smallest whose throughput is about the highest."""
         sizes = [size for size in self.sizes if size <= self.fit(waiting)]

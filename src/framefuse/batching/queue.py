@@ -193,6 +193,8 @@ class RequestQueue:
             else:
                 full = -(-before // best)
             work += full * costs.bound(best)
+        if not (work or self._running) and mine == 1:  # it runs at once
+            return now + costs.bound_alone
         start = self._free(now) + work / self._servers
         _, interval = self._intervals.get(request.bucket, (now, self.max_queue_delay))
         mine += int(min(best, (start - now) / max(1e-9, interval)))  # others join until it starts

@@ -16,6 +16,8 @@ from framefuse.cuda.device import translate_cuda_error
 
 EXTERNAL = 1
 """CU_EVENT_RECORD_EXTERNAL."""
+NOT_READY = 600
+"""CUDA_ERROR_NOT_READY."""
 
 
 def driver() -> Any:
@@ -40,6 +42,7 @@ def _library() -> Any:
     library.cuEventRecord.argtypes = [address, address]
     library.cuEventRecordWithFlags.argtypes = [address, address, ctypes.c_uint]
     library.cuStreamWaitEvent.argtypes = [address, address, ctypes.c_uint]
+    library.cuEventQuery.argtypes = [address]
     library.cuGraphLaunch.argtypes = [address, address]
     return library
 
@@ -71,6 +74,19 @@ def launch(graph: Any, stream: Any) -> None:
         GpuLostError: the GPU is lost.
     """
     check(driver().cuGraphLaunch(graph.graphExec, stream.ptr), "launch a batch")
+
+
+def has_ended(event: Any) -> bool:
+    """Whether the work before an event has ended.
+
+    Raises:
+        GpuLostError: the GPU is lost.
+        EngineError: the work has failed.
+    """
+    code = driver().cuEventQuery(event.ptr)
+    if code != NOT_READY:
+        check(code, "finish a batch")
+    return bool(code == 0)
 
 
 def wait(event: Any, stream: Any) -> None:

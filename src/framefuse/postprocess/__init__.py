@@ -2,22 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import CardError, NonFiniteError
-from framefuse.kernels.boxes.call import HEAD, MAX_CANDIDATES, detections
+from framefuse.kernels.boxes.call import HEAD, MAX_CANDIDATES, detections, take_rows
 from framefuse.kernels.masks import call as kernels
 from framefuse.prediction import Detections, Predictions
 from framefuse.preprocess import Placement
 
 ROUNDING = 1e-3
 """How far a confidence may exceed 1: one step of float16. Such a one becomes 1."""
-TOGETHER = 4
-"""From so many frames on, the boxes of a batch are checked together: a NumPy call takes longer than its work on one."""
 
 
 def postprocess(
@@ -127,16 +125,15 @@ class BoxCheck:
             classes: (batch, max_det) int32.
             counts: (batch,) integers, how many rows of each frame are boxes.
         """
-        if len(counts) < TOGETHER:
-            spans = [(row, slice(count)) for row, count in enumerate(counts.tolist())]
-            return [self.one(boxes[span], scores[span], classes[span]) for span in spans]
-        rows = np.flatnonzero(np.arange(scores.shape[1]) < counts[:, None])
-        boxes, scores, classes = boxes.reshape(-1, 4).take(rows, 0), scores.take(rows), classes.take(rows)
-        frames = [slice(*ends) for ends in pairwise([0, *np.cumsum(counts).tolist()])]
-        if len(rows) and not self._all_plausible(boxes, scores.max(), scores.min(), classes):
-            return [self.one(boxes[frame], scores[frame], classes[frame]) for frame in frames]
-        classes = classes.astype(np.int64)
-        return [Detections(boxes[frame], scores[frame], classes[frame], self._names) for frame in frames]
+        if len(counts) == 1:
+            frame = slice(int(counts[0]))
+            return [self.one(boxes[0, frame], scores[0, frame], classes[0, frame])]
+        taken = take_rows(boxes, scores, classes, counts, self._class_count)
+        boxes, scores, classes, plausible = taken
+        frames = [slice(*ends) for ends in pairwise([0, *accumulate(counts.tolist())])]
+        if plausible:
+            return [Detections(boxes[frame], scores[frame], classes[frame], self._names) for frame in frames]
+        return [self.one(boxes[frame], scores[frame], classes[frame]) for frame in frames]
 
     def one(self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], **more: Any) -> Detections:
         """Copies of the plausible rows of one frame.

@@ -287,7 +287,7 @@ class Batcher:
                 except RequestError as error:
                     self._refused[type(error).__name__] += 1
                     raise
-                self._waiting[request.number] = _Waiting(request, prepared, future)
+                self._waiting[request.number] = _Waiting(request, self._runner.near(prepared), future)
                 if self._queue.may_start(request):
                     self._changed.notify_all()
         except RequestError:

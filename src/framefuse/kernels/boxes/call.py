@@ -41,6 +41,37 @@ _ROWS, _SCORE, _ANCHOR = 9, 6, 8
 _BLOCK = 1024
 
 
+@lru_cache(maxsize=1)
+def _take_rows() -> Any:
+    function = _function("take_rows")
+    function.release_gil = False  # it takes microseconds, and to get the lock back, milliseconds where many want it
+    return function
+
+
+def take_rows(
+    boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], counts: NDArray[Any], class_count: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], bool]:
+    """Copies of the rows of a batch that are boxes, those of one frame behind those of the other.
+
+    Args:
+        boxes: (batch, rows, 4) float32: x1, y1, x2, y2.
+        scores: (batch, rows) float32.
+        classes: (batch, rows) int32.
+        counts: (batch,) int32, how many rows of each frame are boxes: the first.
+        class_count: classes are below it.
+
+    Returns:
+        Boxes (n, 4), scores (n,), classes (n,), and whether all are plausible: each class lies in 0..class_count - 1,
+        each score in 0..1, and each box has an area.
+    """
+    given = [np.ascontiguousarray(array) for array in (boxes, scores, classes, np.asarray(counts, np.int32))]
+    count, good = int(given[3].sum()), np.zeros(1, np.int32)
+    found = np.empty((count, 4), np.float32), np.empty(count, np.float32), np.empty(count, np.int64)
+    results = [_address(array) for array in (*found, good)]
+    _take_rows()(*[_address(array) for array in given], *scores.shape, class_count, *results)
+    return *found, bool(good[0])
+
+
 def detections(
     outputs: Sequence[Any],
     layout: str,

@@ -177,11 +177,11 @@ class CapturedBatch:
     def wait(self, timeout: float | None) -> bool:
         """Wait for the results; False after `timeout` seconds."""
         if timeout is None:
-            if not self.ended.done:
+            if not driver.has_ended(self.ended):
                 self.ended.synchronize()
             return True
         begun = monotonic()
-        while not self.ended.done:
+        while not driver.has_ended(self.ended):
             waited = monotonic() - begun
             if waited >= timeout:
                 return False

@@ -9,6 +9,7 @@ Title: three upload modes
 """
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device, driver
-from framefuse.errors import CapabilityError
+from framefuse.errors import CapabilityError, FramefuseError
 from framefuse.frame import Frame
-from framefuse.kernels.copies.call import copy_all
+from framefuse.kernels.copies.call import Copy, copy_all, start_copy
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.runtime.ledger import Ledger
 
@@ -27,6 +28,8 @@ UploadMode = Literal["copy", "mapped", "managed"]
 
 MAPPED = 2
 """cudaHostAllocMapped."""
+PINNED_BYTES = 2**30
+"""Page-locked memory that the copies of frames that wait may take; the others are copied when their batch starts."""
 
 
 def choose_upload_mode(asked: str) -> tuple[UploadMode, str]:
@@ -73,7 +76,10 @@ class Staging:
         """
         sources, targets = list[Any](), list[Any]()
         for slot, frame in frames:
-            for number, plane in enumerate(() if is_cuda(frame) else frame.planes):
+            copied = frame.owner if isinstance(frame.owner, _PinnedCopy) else None
+            if copied is not None:
+                copied.finish()
+            for number, plane in enumerate(() if is_cuda(frame) or copied else frame.planes):
                 sources.append(plane)
                 targets.append(self._buffer(slot, number, plane).host)
         if sources:
@@ -85,9 +91,10 @@ class Staging:
         """
         if is_cuda(frame):
             return frame
-        planes = []
-        for number in range(len(frame.planes)):
-            _, host, gpu = self._slots[slot][number]
+        planes, is_pinned = [], isinstance(frame.owner, _PinnedCopy)
+        for number, plane in enumerate(frame.planes):
+            _, host, gpu = self._buffer(slot, number, plane)
+            host = plane if is_pinned else host
             if self._mode == "copy":
                 _start_copy(gpu, host, self._stream)
             elif self._mode == "managed":
@@ -127,6 +134,67 @@ class Staging:
             raise device.translate_cuda_error(error, f"allocate a plane of {size / 1e6:.1f} MB") from error
         host_bytes: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
         return np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
+
+
+class PinnedCopies:
+    """Copies of host frames in page-locked memory, which `Staging` uploads from where they are. Threads that need no
+    turn of the interpreter make them while frames wait for their batch. Callable from any thread.
+
+    Args:
+        gpu: the one that reads them.
+        most: bytes of all copies that exist.
+    """
+
+    def __init__(self, gpu: int, most: int = PINNED_BYTES) -> None:
+        self._gpu, self._left = gpu, most
+        self._lock = threading.RLock()  # the garbage collector may end a copy while a thread has it
+
+    def copy(self, frame: Frame) -> Frame:
+        """A copy that was started, whose memory is used again once nothing refers to it. The frame itself if it is on a
+        GPU, if the copies that exist leave no room, or if none can be started now."""
+        size = 0 if is_cuda(frame) else sum(plane.nbytes for plane in frame.planes)
+        if not (size and self.take(size)):
+            return frame
+        made = _PinnedCopy(self, size, frame.planes)
+        try:
+            with device.current(self._gpu, "copy an image"):
+                made.planes = tuple(device.pinned(plane.shape, plane.dtype, fill=False) for plane in frame.planes)
+        except FramefuseError:
+            return frame  # if the GPU is lost, the batch says so
+        return frame.replace_unchecked(planes=made.planes, owner=made) if made.start() else frame
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for a copy of so many bytes, which then counts; negative: one is gone."""
+        with self._lock:
+            fits = size <= self._left
+            self._left -= size if fits else 0
+        return fits
+
+
+class _PinnedCopy:
+    """A copy of `PinnedCopies`. The memory of a copy that nobody refers to is free only when nobody writes to it."""
+
+    def __init__(self, copies: PinnedCopies, size: int, sources: tuple[Any, ...]) -> None:
+        self._copies, self._size, self._sources = copies, size, sources
+        self.planes: tuple[Any, ...] = ()
+        self._started: list[Copy] = []
+
+    def start(self) -> bool:
+        for source, target in zip(self._sources, self.planes, strict=True):
+            copy = start_copy(source, target)
+            if copy is None:
+                return False
+            self._started.append(copy)
+        return True
+
+    def finish(self) -> None:
+        while self._started:
+            self._started.pop().finish()
+        self._sources = ()
+
+    def __del__(self) -> None:
+        self.finish()
+        self._copies.take(-self._size)
 
 
 def _start_copy(to: Any, host: NDArray[Any], stream: Any) -> None:

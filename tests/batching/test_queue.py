@@ -223,3 +223,32 @@ def test_only_exact_times_count_as_such() -> None:
     assert third
     queue.ended(third, 0.6)
     assert queue.costs.seconds(1) == pytest.approx(0.11)
+
+
+def test_a_margin_is_learnt_from_answers_that_came_later_than_predicted() -> None:
+    queue = RequestQueue(Costs([1], {1: 0.01}))
+
+    def run(deadline: float, late: float, now: float) -> bool:
+        """Whether a request behind another one is admitted; its answer comes `late` seconds after the prediction."""
+        first, second = (Request(int(1000 * now) + number, now, deadline=now + deadline) for number in range(2))
+        queue.admit(first, now)
+        batch = queue.take(now)
+        assert batch is not None
+        admitted = True
+        try:
+            queue.admit(second, now)
+        except DeadlineError:
+            admitted = False
+        queue.ended(batch, now + 0.01)
+        if admitted:
+            batch = queue.take(now + 0.01)
+            assert batch is not None
+            queue.ended(batch, now + 0.02)
+            queue.answered([second], second.end + late)
+        return admitted
+
+    assert all(run(0.035, 0.03, float(number)) for number in range(64))  # two batches take 25 ms at most
+    assert not run(0.035, 0.0, 400.0), "it would come after 50 ms"
+    assert run(0.2, 0.0, 401.0)
+    alone = Request(1, 500.0, deadline=500.02)
+    queue.admit(alone, 500.0)  # nothing is before it: refusals must not go on for ever

@@ -10,12 +10,13 @@ earlier together: with n requests that wait, w seconds until the next one and T(
 T(n) + T(1) - T(n+1) - w, while each of the n loses w + T(n+1) - T(n).
 
 Admission. A request with a deadline is refused at once if its predicted end lies later, or if it would overtake one
-whose deadline then could not be met. The prediction is the work before it at the measured times of batches.
+whose deadline then could not be met. The prediction is the work before it at the measured times of batches, and a
+margin by which the latest answers came later than that.
 """
 
 from bisect import bisect_right, insort
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -32,6 +33,12 @@ PATIENCE = 3
 """Expected intervals without a request after which a batch no longer waits for one."""
 MAX_BUCKETS = 256
 """Whose rate of arrival is remembered."""
+ANSWERS, SURE, REFRESH = 2048, 0.999, 64
+"""Latest answers by which it is known how much later than predicted they come, the share of them that the margin of
+later predictions covers, and how many come between two looks."""
+MOST_MARGIN = 0.5
+"""Share of the time until a deadline that the margin takes at most: a stall of the machine must not have all requests
+refused that come after it."""
 AHEAD = 0.25
 """Share of a batch before the end of the running one from which the next, not yet full one may be submitted."""
 _key = attrgetter("key")
@@ -107,6 +114,9 @@ class RequestQueue:
         """Bucket -> the latest arrival, and the expected seconds until the next one."""
         self._deadlines = 0
         """How many of the waiting requests have one."""
+        self._errors: deque[float] = deque(maxlen=ANSWERS)
+        """Seconds by which answers came after their predicted ends."""
+        self._answered, self._margin = 0, 0.0
         self._ended, self._is_exact = 0.0, True
         """When the latest batch ended, and whether it was not only noticed then."""
         self.limit = costs.sizes[-1]
@@ -163,8 +173,8 @@ class RequestQueue:
     def _check_deadlines(self, request: Request, now: float) -> None:
         if request.deadline is not None:
             request.end = self._predict(request, now)
-        if request.deadline is not None and request.end > request.deadline:
-            left, needed = request.deadline - now, request.end - now
+        if request.deadline is not None and request.end + self._margin_of(request, now) > request.deadline:
+            left, needed = request.deadline - now, request.end + self._margin_of(request, now) - now
             message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
             if left <= 0:
                 message = f"the deadline passed {-1000 * left:.1f} ms ago"
@@ -180,6 +190,20 @@ class RequestQueue:
             raise DeadlineError(message, remedy="send fewer urgent requests, or use a less urgent priority")
         for other in overtaken:
             other.end += cost
+
+    def _margin_of(self, request: Request, now: float) -> float:
+        if request.deadline is None or not (len(self) or self._running):  # it runs at once
+            return 0.0
+        return min(self._margin, MOST_MARGIN * max(0.0, request.deadline - now))
+
+    def answered(self, requests: Iterable[Request], now: float) -> None:
+        """Learn how much later than predicted the answers to requests with a deadline have come."""
+        for request in requests:
+            if request.deadline is not None:
+                self._errors.append(now - request.end)
+                self._answered += 1
+                if self._answered % REFRESH == 0:
+                    self._margin = max(0.0, sorted(self._errors)[int(SURE * (len(self._errors) - 1))])
 
     def _predict(self, request: Request, now: float) -> float:
         """When the batch of a request ends, at the slowest usual times."""

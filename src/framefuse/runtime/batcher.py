@@ -66,7 +66,8 @@ class Response(Generic[Answer]):
     """Requests that ran together."""
 
 
-class _Waiting(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Waiting:
     """A request that waits or runs."""
 
     request: Request
@@ -240,6 +241,8 @@ class Batcher:
         self._running: deque[_Started] = deque()
         self._sizes, self._refused, self._counts = Counter[int](), Counter[str](), Counter[str]()
         self._latencies: deque[float] = deque(maxlen=LATEST)
+        self._answered: deque[tuple[list[Request], float]] = deque()
+        """Requests whose futures are done, and when they were; the queue is not told yet."""
         self._recovers = 0.0
         self._lock = _Lock()
         self._changed = threading.Condition(self._lock)  # type: ignore[arg-type]
@@ -287,12 +290,13 @@ class Batcher:
                 except RequestError as error:
                     self._refused[type(error).__name__] += 1
                     raise
-                self._waiting[request.number] = _Waiting(request, self._runner.near(prepared), future)
+                waiting = self._waiting[request.number] = _Waiting(request, prepared, future)
                 if self._queue.may_start(request):
                     self._changed.notify_all()
         except RequestError:
             sleep(REFUSED_SECONDS)
             raise
+        waiting.item = self._runner.near(prepared)  # a batch that has started by now takes the item as it was
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
 
@@ -456,18 +460,21 @@ class Batcher:
         now = monotonic()
         with self._changed:
             done = [self._waiting.pop(number) for number in answers]
-            latencies = [now - request.arrival for request, _, _ in done]
+            latencies = [now - one.request.arrival for one in done]
             self._latencies.extend(latencies)
             self._counts["completed"] += len(done)
-            self._counts["late"] += sum(one.deadline is not None and now > one.deadline for one, _, _ in done)
+            self._counts["late"] += sum(one.request.deadline is not None and now > one.request.deadline for one in done)
             if not self._waiting:
                 self._changed.notify_all()
-        for (request, _, future), result, latency in zip(done, answers.values(), latencies, strict=True):
-            queued = started.seconds - request.arrival
-            future.set_result(Response(result, request.number, queued, latency, len(started.items)))
+        for one, (number, result), latency in zip(done, answers.items(), latencies, strict=True):
+            queued = started.seconds - one.request.arrival
+            one.future.set_result(Response(result, number, queued, latency, len(started.items)))
+        self._answered.append(([one.request for one in done], monotonic()))
 
     def _end(self, batch: RequestBatch, *, failed: bool = False) -> None:
         with self._changed:
+            while self._answered:
+                self._queue.answered(*self._answered.popleft())
             self._queue.ended(batch, monotonic(), failed=failed, noticed=self._noticed)
 
     def _fail(self, number: int, error: BaseException) -> None:

@@ -10,7 +10,9 @@ Title: three upload modes
 
 import ctypes
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -138,54 +140,69 @@ class Staging:
 
 class PinnedCopies:
     """Copies of host frames in page-locked memory, which `Staging` uploads from where they are. Threads that need no
-    turn of the interpreter make them while frames wait for their batch. Callable from any thread.
+    turn of the interpreter make them while frames wait for their batch, and nothing here gives it up where memory is
+    used again. Callable from any thread.
 
     Args:
         gpu: the one that reads them.
-        most: bytes of all copies that exist.
+        most: bytes of page-locked memory.
     """
 
     def __init__(self, gpu: int, most: int = PINNED_BYTES) -> None:
-        self._gpu, self._left = gpu, most
-        self._lock = threading.RLock()  # the garbage collector may end a copy while a thread has it
+        self._gpu, self._left, self._lock = gpu, most, threading.Lock()
+        self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+        """Memory by its size."""
 
     def copy(self, frame: Frame) -> Frame:
         """A copy that was started, whose memory is used again once nothing refers to it. The frame itself if it is on a
-        GPU, if the copies that exist leave no room, or if none can be started now."""
-        size = 0 if is_cuda(frame) else sum(plane.nbytes for plane in frame.planes)
-        if not (size and self.take(size)):
-            return frame
-        made = _PinnedCopy(self, size, frame.planes)
+        GPU, or if there is no memory or no thread for a copy."""
+        made = None if is_cuda(frame) else _PinnedCopy(self)
+        return frame if made is None or not made.start(frame.planes) else made.of(frame)
+
+    def take(self, size: int) -> NDArray[np.uint8] | None:
+        """Memory of at least so many bytes; None: there is no room."""
+        size = 1 << (size - 1).bit_length()  # so that images of many sizes share it
+        with suppress(IndexError):
+            return self._free[size].pop()
+        with self._lock:
+            if size > self._left:
+                return None
+            self._left -= size
         try:
             with device.current(self._gpu, "copy an image"):
-                made.planes = tuple(device.pinned(plane.shape, plane.dtype, fill=False) for plane in frame.planes)
+                return device.pinned((size,), np.uint8, fill=False)
         except FramefuseError:
-            return frame  # if the GPU is lost, the batch says so
-        return frame.replace_unchecked(planes=made.planes, owner=made) if made.start() else frame
+            return None  # if the GPU is lost, the batch says so
 
-    def take(self, size: int) -> bool:
-        """Whether there is room for a copy of so many bytes, which then counts; negative: one is gone."""
-        with self._lock:
-            fits = size <= self._left
-            self._left -= size if fits else 0
-        return fits
+    def give_back(self, memory: NDArray[np.uint8]) -> None:
+        self._free[memory.nbytes].append(memory)
 
 
 class _PinnedCopy:
-    """A copy of `PinnedCopies`. The memory of a copy that nobody refers to is free only when nobody writes to it."""
+    """A copy of `PinnedCopies`. When nobody refers to it, its memory is free once nobody writes to it."""
 
-    def __init__(self, copies: PinnedCopies, size: int, sources: tuple[Any, ...]) -> None:
-        self._copies, self._size, self._sources = copies, size, sources
-        self.planes: tuple[Any, ...] = ()
-        self._started: list[Copy] = []
+    def __init__(self, copies: PinnedCopies) -> None:
+        self._copies, self._memory = copies, list[NDArray[np.uint8]]()
+        self._planes, self._sources = tuple[Any, ...](), tuple[Any, ...]()
+        self._started = list[Copy]()
 
-    def start(self) -> bool:
-        for source, target in zip(self._sources, self.planes, strict=True):
+    def start(self, sources: tuple[Any, ...]) -> bool:
+        self._sources = sources
+        for source in sources:
+            memory = self._copies.take(source.nbytes)
+            if memory is None:
+                return False
+            self._memory.append(memory)
+            target = memory[: source.nbytes].view(source.dtype).reshape(source.shape)
             copy = start_copy(source, target)
             if copy is None:
                 return False
             self._started.append(copy)
+            self._planes += (target,)
         return True
+
+    def of(self, frame: Frame) -> Frame:
+        return frame.replace_unchecked(planes=self._planes, owner=self)
 
     def finish(self) -> None:
         while self._started:
@@ -194,7 +211,8 @@ class _PinnedCopy:
 
     def __del__(self) -> None:
         self.finish()
-        self._copies.take(-self._size)
+        for memory in self._memory:
+            self._copies.give_back(memory)
 
 
 def _start_copy(to: Any, host: NDArray[Any], stream: Any) -> None:

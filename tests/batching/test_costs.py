@@ -71,3 +71,17 @@ def test_a_batch_that_is_noticed_late_does_not_make_the_next_ones_seem_longer() 
     for _ in range(100):
         costs.learn(8, 0.006)
     assert costs.seconds(8) == pytest.approx(0.006, rel=0.01)
+
+
+def test_sizes_that_have_not_run_lately_take_longer_where_others_do() -> None:
+    """Each batch waits 2 ms for something else, so large ones pay most."""
+    costs = Costs([8, 16], {8: 0.0005, 16: 0.00085})
+    assert costs.choose(16) == 16
+    for _ in range(200):
+        costs.learn(16, 0.00285)
+    assert costs.seconds(8) == pytest.approx(0.0025, rel=0.01)
+    assert costs.choose(16) == 16
+    for _ in range(200):
+        costs.learn(8, 0.0006)
+    assert costs.seconds(8) == pytest.approx(0.0006, rel=0.01)
+    assert costs.seconds(16) == pytest.approx(0.00095, rel=0.01)

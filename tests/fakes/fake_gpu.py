@@ -426,7 +426,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(device, "_uploads", {})
     monkeypatch.setattr(device, "current_stream", gpu.current_stream)
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
-    monkeypatch.setattr(device, "pinned", lambda shape, dtype, fill=True: np.zeros(shape, dtype))
+    monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
     monkeypatch.setattr(cuda_driver, "driver", gpu.driver)
     monkeypatch.setattr(nvdec, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)

@@ -60,26 +60,6 @@ def test_many_threads_copy_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> 
         assert all(pool.map(copy, range(8)))
 
 
-def test_copies_that_go_on_while_the_caller_does() -> None:
-    random = np.random.default_rng(2)
-    sources = [random.integers(0, 255, (40, 1000 + number), np.uint8) for number in range(3 * call.WAITING + 5)]
-    targets = [np.zeros_like(source) for source in sources]
-    copies = [call.start_copy(source, target) for source, target in zip(sources, targets, strict=True)]
-    started = [copy is not None for copy in copies]
-    assert not all(started), "there is room for some"
-    for copy, source, target in zip(copies, sources, targets, strict=True):
-        if copy is not None:
-            copy.finish()
-            np.testing.assert_array_equal(source, target)
-    if any(started):  # there is more than one core
-        again = call.start_copy(sources[0], targets[-1][:, :1000])
-        assert again is not None, "the places are free again"
-        again.finish()
-        np.testing.assert_array_equal(sources[0], targets[-1][:, :1000])
-    with pytest.raises(UsageError, match="a copy of uint8"):
-        call.start_copy(sources[0], sources[1])
-
-
 HELPED = """
 import os, sys
 import numpy as np
@@ -98,7 +78,7 @@ if not child:
     os._exit(0 if copied() and copied() else 3)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert copied()
-call._copier().stop()
+call._helpers.stop()
 assert copied()
 """
 

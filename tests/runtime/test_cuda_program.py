@@ -30,7 +30,6 @@ from framefuse.runtime.channel import Threaded
 from framefuse.runtime.cuda import device_outputs
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
-from framefuse.runtime.cuda.uploads import PinnedCopies
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import plan_run
 from framefuse.runtime.profiling import Recorder
@@ -486,30 +485,6 @@ def test_a_batcher_of_a_model_on_a_gpu(gpu: Gpu, segmenter: Card, monkeypatch: p
     for one, other in zip(results, expected, strict=True):
         assert one.masks is not None and other.masks is not None
         assert (one.masks.class_id == other.masks.class_id).mean() > 0.999
-
-
-def test_copies_of_frames_that_wait(gpu: Gpu, segmenter: Card) -> None:
-    """They are uploaded from where they are, whatever becomes of the frames; those without room are copied later."""
-    frames = pictures(4)
-    size = 1 << (frames[0].planes[0].nbytes - 1).bit_length()
-    copies = PinnedCopies(0, 3 * size - 1)
-    expected = [found.result for found in run(on_cuda(segmenter, 2, scores), frames, 2)]
-    waiting = [copies.copy(frame) for frame in frames]
-    assert [one is frame for one, frame in zip(waiting, frames, strict=True)] == [False, False, True, True]
-    for one in waiting[:2]:
-        one.owner.finish()
-    for one, frame in zip(waiting, frames, strict=True):
-        np.testing.assert_array_equal(one.planes[0], frame.planes[0])
-    found = [found.result for found in run(on_cuda(segmenter, 2, scores), waiting, 2)]
-    for one, other in zip(found, expected, strict=True):
-        assert one.masks is not None and other.masks is not None
-        np.testing.assert_array_equal(one.masks.class_id, other.masks.class_id)
-    assert copies.copy(frames[0]) is frames[0]
-    del waiting, one
-    gc.collect()
-    assert copies.copy(frames[0]) is not frames[0]
-    gpu.lost = LAUNCH_FAILURE
-    assert PinnedCopies(0).copy(frames[1]) is frames[1], "the batch says that the GPU is lost"
 
 
 def on_both(

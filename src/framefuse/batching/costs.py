@@ -15,6 +15,8 @@ UNKNOWN = 1.25
 """Share of the expected time that counts as the bound as long as no spread is known."""
 LEARNING = 0.1
 """Weight of the newest batch in the expected time."""
+RECENT = 64
+"""Batches after which what was learnt about a size counts as old if none of them had it."""
 AT_MOST = 0.5
 """Share of the expected time that counts for a batch that had ended before anybody looked."""
 ENOUGH_GAIN = 0.1
@@ -38,6 +40,8 @@ class Costs:
         self._known = dict(seconds or {})
         self._least = dict(self._known)
         """What was measured with nothing else at work."""
+        self._ran: dict[int, int] = {}
+        """Size -> how many batches had been learnt when it last ran."""
         self._latest: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         """Measured time of the latest batches, as a share of what was expected, and the seconds beyond it."""
         self._share, self._slack, self._learnt = UNKNOWN, math.inf, 0
@@ -92,11 +96,23 @@ class Costs:
             taken = max(AT_MOST * expected, self._least.get(size, 0.0)) if at_most else 2 * expected
             self._known[size] = expected + LEARNING * (min(seconds, taken) - expected)  # an outlier is no trend
         self._learnt += 1
+        self._ran[size] = self._learnt
+        self._adjust_others(size)
         if expected is None or self._learnt % REFRESH == 0:
             if (many := len(self._latest)) >= REFRESH:
                 shares, beyond = (sorted(column)[int(SURE * (many - 1))] for column in zip(*self._latest, strict=True))
                 self._share, self._slack = max(1.0, shares), max(0.0, beyond)
             self.best = self.choose(self.sizes[-1])
+
+    def _adjust_others(self, size: int) -> None:
+        """What a batch takes beyond its time with nothing else at work, such as waiting for Python's interpreter, sizes
+        take that have not run lately: a small one would else seem quick because nobody has tried it."""
+        if size not in self._least:
+            return
+        beyond = self._known[size] - self._least[size]
+        for other, least in self._least.items():
+            if self._learnt - self._ran.get(other, -RECENT) >= RECENT:
+                self._known[other] += LEARNING * (least + beyond - self._known[other])
 
     def table(self) -> dict[int, float]:
         """Size -> expected seconds, of the sizes that have run."""

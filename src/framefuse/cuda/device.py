@@ -112,11 +112,8 @@ def as_cupy(array: Any) -> Any:
     raise UsageError(message, remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU")
 
 
-def pinned(shape: tuple[int, ...], dtype: Any, *, fill: bool = True) -> NDArray[Any]:
-    """An array in page-locked host memory, which the GPU copies without the CPU.
-
-    Args:
-        fill: with zeros.
+def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros in page-locked host memory, which the GPU copies without the CPU.
 
     Raises:
         CapabilityError: as `cupy`.
@@ -124,8 +121,7 @@ def pinned(shape: tuple[int, ...], dtype: Any, *, fill: bool = True) -> NDArray[
     count = int(np.prod(shape))
     memory = cupy().cuda.alloc_pinned_memory(max(1, count * np.dtype(dtype).itemsize))
     array: NDArray[Any] = np.frombuffer(memory, dtype, count).reshape(shape)
-    if fill:
-        array[...] = 0
+    array[...] = 0
     return array
 
 

@@ -66,8 +66,7 @@ class Response(Generic[Answer]):
     """Requests that ran together."""
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """A request that waits or runs."""
 
     request: Request
@@ -290,13 +289,12 @@ class Batcher:
                 except RequestError as error:
                     self._refused[type(error).__name__] += 1
                     raise
-                waiting = self._waiting[request.number] = _Waiting(request, prepared, future)
+                self._waiting[request.number] = _Waiting(request, prepared, future)
                 if self._queue.may_start(request):
                     self._changed.notify_all()
         except RequestError:
             sleep(REFUSED_SECONDS)
             raise
-        waiting.item = self._runner.near(prepared)  # a batch that has started by now takes the item as it was
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
 

@@ -20,7 +20,6 @@ from framefuse.runtime.program import Program
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.program import CudaProgram
-    from framefuse.runtime.cuda.uploads import PinnedCopies
 
 WORTH = 0.1
 """Share by which a batch of twice the size must be faster a row for the size to be kept."""
@@ -57,11 +56,6 @@ class Runner(ABC):
         Raises:
             UsageError, SourceError: it is not an item of this kind, or cannot be read.
         """
-
-    def near(self, item: Any) -> Any:
-        """A prepared item that was admitted, with a copy of its data on the way to where it is needed. Called from any
-        thread; it does not wait."""
-        return item
 
     @abstractmethod
     def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
@@ -156,10 +150,8 @@ class ModelRunner(Runner):
         except BaseException:
             self.close()
             raise
-        self._copies: PinnedCopies | None = None
         if model.settings.on_gpu:
-            program = cast("CudaProgram", self._programs[1])
-            self.gpu, self._copies = program.gpu, program.pinned_copies()
+            self.gpu = cast("CudaProgram", self._programs[1]).gpu
         self.sizes = sorted(self._programs)
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
 
@@ -195,9 +187,6 @@ class ModelRunner(Runner):
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
         frame = self._model.frame(item)
         return (self._programs[1].batch_key(frame), frame.format), frame
-
-    def near(self, item: Frame) -> Frame:
-        return item if self._copies is None else self._copies.copy(item)
 
     def start(self, items: Sequence[tuple[int, Any]], size: int) -> Iterator[Answer]:
         program = self._programs[size]

@@ -103,10 +103,6 @@ class CudaProgram(Program):
     def warm_up(self, frame: Frame) -> None:
         deque(self._captured_for(frame), maxlen=0)  # nothing is in flight yet
 
-    def pinned_copies(self) -> memory.PinnedCopies | None:
-        """What copies frames that wait for their batch to where the GPU copies them from; None: it reads them there."""
-        return memory.PinnedCopies(self.gpu) if self.mode == "copy" else None
-
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         batches = yield from self._captured_for(frames[0])
         fitting = [captured for captured in batches if captured.rows >= len(frames)]

@@ -9,19 +9,16 @@ Title: three upload modes
 """
 
 import ctypes
-import threading
-from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device, driver
-from framefuse.errors import CapabilityError, FramefuseError
+from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
-from framefuse.kernels.copies.call import Copy, copy_all, start_copy
+from framefuse.kernels.copies.call import copy_all
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.runtime.ledger import Ledger
 
@@ -30,8 +27,6 @@ UploadMode = Literal["copy", "mapped", "managed"]
 
 MAPPED = 2
 """cudaHostAllocMapped."""
-PINNED_BYTES = 2**30
-"""Page-locked memory that the copies of frames that wait may take; the others are copied when their batch starts."""
 
 
 def choose_upload_mode(asked: str) -> tuple[UploadMode, str]:
@@ -78,10 +73,7 @@ class Staging:
         """
         sources, targets = list[Any](), list[Any]()
         for slot, frame in frames:
-            copied = frame.owner if isinstance(frame.owner, _PinnedCopy) else None
-            if copied is not None:
-                copied.finish()
-            for number, plane in enumerate(() if is_cuda(frame) or copied else frame.planes):
+            for number, plane in enumerate(() if is_cuda(frame) else frame.planes):
                 sources.append(plane)
                 targets.append(self._buffer(slot, number, plane).host)
         if sources:
@@ -93,10 +85,9 @@ class Staging:
         """
         if is_cuda(frame):
             return frame
-        planes, is_pinned = [], isinstance(frame.owner, _PinnedCopy)
-        for number, plane in enumerate(frame.planes):
-            _, host, gpu = self._buffer(slot, number, plane)
-            host = plane if is_pinned else host
+        planes = []
+        for number in range(len(frame.planes)):
+            _, host, gpu = self._slots[slot][number]
             if self._mode == "copy":
                 _start_copy(gpu, host, self._stream)
             elif self._mode == "managed":
@@ -136,83 +127,6 @@ class Staging:
             raise device.translate_cuda_error(error, f"allocate a plane of {size / 1e6:.1f} MB") from error
         host_bytes: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
         return np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
-
-
-class PinnedCopies:
-    """Copies of host frames in page-locked memory, which `Staging` uploads from where they are. Threads that need no
-    turn of the interpreter make them while frames wait for their batch, and nothing here gives it up where memory is
-    used again. Callable from any thread.
-
-    Args:
-        gpu: the one that reads them.
-        most: bytes of page-locked memory.
-    """
-
-    def __init__(self, gpu: int, most: int = PINNED_BYTES) -> None:
-        self._gpu, self._left, self._lock = gpu, most, threading.Lock()
-        self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
-        """Memory by its size."""
-
-    def copy(self, frame: Frame) -> Frame:
-        """A copy that was started, whose memory is used again once nothing refers to it. The frame itself if it is on a
-        GPU, or if there is no memory or no thread for a copy."""
-        made = None if is_cuda(frame) else _PinnedCopy(self)
-        return frame if made is None or not made.start(frame.planes) else made.of(frame)
-
-    def take(self, size: int) -> NDArray[np.uint8] | None:
-        """Memory of at least so many bytes; None: there is no room."""
-        size = 1 << (size - 1).bit_length()  # so that images of many sizes share it
-        with suppress(IndexError):
-            return self._free[size].pop()
-        with self._lock:
-            if size > self._left:
-                return None
-            self._left -= size
-        try:
-            with device.current(self._gpu, "copy an image"):
-                return device.pinned((size,), np.uint8, fill=False)
-        except FramefuseError:
-            return None  # if the GPU is lost, the batch says so
-
-    def give_back(self, memory: NDArray[np.uint8]) -> None:
-        self._free[memory.nbytes].append(memory)
-
-
-class _PinnedCopy:
-    """A copy of `PinnedCopies`. When nobody refers to it, its memory is free once nobody writes to it."""
-
-    def __init__(self, copies: PinnedCopies) -> None:
-        self._copies, self._memory = copies, list[NDArray[np.uint8]]()
-        self._planes, self._sources = tuple[Any, ...](), tuple[Any, ...]()
-        self._started = list[Copy]()
-
-    def start(self, sources: tuple[Any, ...]) -> bool:
-        self._sources = sources
-        for source in sources:
-            memory = self._copies.take(source.nbytes)
-            if memory is None:
-                return False
-            self._memory.append(memory)
-            target = memory[: source.nbytes].view(source.dtype).reshape(source.shape)
-            copy = start_copy(source, target)
-            if copy is None:
-                return False
-            self._started.append(copy)
-            self._planes += (target,)
-        return True
-
-    def of(self, frame: Frame) -> Frame:
-        return frame.replace_unchecked(planes=self._planes, owner=self)
-
-    def finish(self) -> None:
-        while self._started:
-            self._started.pop().finish()
-        self._sources = ()
-
-    def __del__(self) -> None:
-        self.finish()
-        for memory in self._memory:
-            self._copies.give_back(memory)
 
 
 def _start_copy(to: Any, host: NDArray[Any], stream: Any) -> None:

@@ -6,8 +6,8 @@
 - `open`: requests at random times (Poisson), with a deadline, at 0.8 and at 3 times the throughput that `closed` found;
   on a GPU also at 2.5 times that of single requests, and single requests at 3 times theirs, since the threads of one
   interpreter cannot send 3 times what the Batcher answers
-- `rules`: the same loads in simulated time at the measured times of batches, with the rules of the Batcher, and with
-  those of servers that always build the largest batch: at once, or after a fixed delay
+- `rules`: such loads in simulated time, at the times of batches with nothing else at work, with the rules of the
+  Batcher, and with those of servers that always build the largest batch: at once, or after a fixed delay
 - `soak`: 0.8 of the throughput with deadlines; the first minute beside the last
 
 The images are 640x640 pixels of a crowded synthetic street. The record is throughput, or throughput_gpu.
@@ -222,11 +222,10 @@ def main() -> None:
                 row |= offered(used, images, asked, args.seconds * args.rounds, deadline)
                 facts["open"].append(row)
                 print(row, flush=True)
-        costs = {size: ms / 1e3 for size, ms in batcher.stats().batch_ms.items()}
         facts["batch_ms"] = batcher.stats().batch_ms
         runner = batcher._runner
-        if len(costs) > 1:  # rules differ in the batches that they build
-            facts.setdefault("rules", rules(costs, runner.servers, runner.ahead))
+        if len(runner.seconds) > 1:  # rules differ in the batches that they build
+            facts.setdefault("rules", rules(dict(runner.seconds), runner.servers, runner.ahead))
         if "soak" not in facts and args.soak:
             facts["soak"] = offered(batcher, images, 0.8 * rate, args.soak, deadline)
             print(facts["soak"], flush=True)

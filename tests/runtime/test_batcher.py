@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import framefuse
+from command_line import wait_for
 from framefuse.errors import (
     DeadlineError,
     EngineError,
@@ -27,7 +28,8 @@ from framefuse.errors import (
     UsageError,
 )
 from framefuse.runtime import batcher as batchers
-from framefuse.runtime.batcher import Batcher, _Lock
+from framefuse.runtime.batcher import Batcher
+from framefuse.runtime.priority_lock import PriorityLock
 from framefuse.runtime.runners import ModelRunner
 
 MODEL = "scout-n"
@@ -196,23 +198,23 @@ def test_deadlines() -> None:
 
 
 def test_one_thread_gets_the_lock_before_those_that_come_after_it() -> None:
-    lock, order = _Lock(), list[str]()
+    lock, begun, order = PriorityLock(), list[str](), list[str]()
 
     def take(name: str) -> None:
         if name == "first":
             lock.first = threading.get_ident()
+        begun.append(name)
         with lock:
             order.append(name)
 
     with lock:
         threads = [threading.Thread(target=take, args=("first",))]
         threads[0].start()
-        while not lock._waits:
-            time.sleep(0.001)
+        wait_for(lambda: lock._waits)
         threads += [threading.Thread(target=take, args=(str(number),)) for number in range(8)]
         for thread in threads[1:]:
             thread.start()
-        time.sleep(0.05)  # now they wait, too
+        wait_for(lambda: len(begun) == len(threads))
     for thread in threads:
         thread.join()
     assert order[0] == "first"

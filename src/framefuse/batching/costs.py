@@ -23,6 +23,12 @@ ENOUGH_GAIN = 0.1
 """Share by which a larger batch must be faster per request to be preferred."""
 
 
+def quantile(values: Iterable[float], share: float) -> float:
+    """The least of some values that so large a share of them does not exceed; there is at least one."""
+    found = sorted(values)
+    return found[int(share * (len(found) - 1))]
+
+
 class Costs:
     """Seconds of a batch by its size.
 
@@ -99,8 +105,8 @@ class Costs:
         self._ran[size] = self._learnt
         self._adjust_others(size)
         if expected is None or self._learnt % REFRESH == 0:
-            if (many := len(self._latest)) >= REFRESH:
-                shares, beyond = (sorted(column)[int(SURE * (many - 1))] for column in zip(*self._latest, strict=True))
+            if len(self._latest) >= REFRESH:
+                shares, beyond = (quantile(column, SURE) for column in zip(*self._latest, strict=True))
                 self._share, self._slack = max(1.0, shares), max(0.0, beyond)
             self.best = self.choose(self.sizes[-1])
 

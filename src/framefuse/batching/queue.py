@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from framefuse.batching.costs import Costs
+from framefuse.batching.costs import Costs, quantile
 from framefuse.errors import DeadlineError, QueueFullError, UsageError
 
 PRIORITIES = 4
@@ -172,13 +172,15 @@ class RequestQueue:
 
     def _check_deadlines(self, request: Request, now: float) -> None:
         if request.deadline is not None:
-            request.end = self._predict(request, now)
-        if request.deadline is not None and request.end + self._margin_of(request, now) > request.deadline:
-            left, needed = request.deadline - now, request.end + self._margin_of(request, now) - now
-            message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
-            if left <= 0:
-                message = f"the deadline passed {-1000 * left:.1f} ms ago"
-            raise DeadlineError(message, remedy="allow more time, use a more urgent priority, or send fewer requests")
+            request.end, left = self._predict(request, now), request.deadline - now
+            end = request.end + self._margin_for(left)
+            if end > request.deadline:
+                needed = end - now
+                message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
+                if left <= 0:
+                    message = f"the deadline passed {-1000 * left:.1f} ms ago"
+                remedy = "allow more time, use a more urgent priority, or send fewer requests"
+                raise DeadlineError(message, remedy=remedy)
         cost = self._per_request
         overtaken = [
             other
@@ -191,10 +193,10 @@ class RequestQueue:
         for other in overtaken:
             other.end += cost
 
-    def _margin_of(self, request: Request, now: float) -> float:
-        if request.deadline is None or not (len(self) or self._running):  # it runs at once
-            return 0.0
-        return min(self._margin, MOST_MARGIN * max(0.0, request.deadline - now))
+    def _margin_for(self, left: float) -> float:
+        """Seconds that a new request whose deadline is in `left` seconds needs beyond its prediction."""
+        at_once = not (len(self) or self._running)
+        return 0.0 if at_once else min(self._margin, MOST_MARGIN * max(0.0, left))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
         """Learn how much later than predicted the answers to requests with a deadline have come."""
@@ -203,7 +205,7 @@ class RequestQueue:
                 self._errors.append(now - request.end)
                 self._answered += 1
                 if self._answered % REFRESH == 0:
-                    self._margin = max(0.0, sorted(self._errors)[int(SURE * (len(self._errors) - 1))])
+                    self._margin = max(0.0, quantile(self._errors, SURE))
 
     def _predict(self, request: Request, now: float) -> float:
         """When the batch of a request ends, at the slowest usual times."""

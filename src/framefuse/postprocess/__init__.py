@@ -128,8 +128,7 @@ class BoxCheck:
         if len(counts) == 1:
             frame = slice(int(counts[0]))
             return [self.one(boxes[0, frame], scores[0, frame], classes[0, frame])]
-        taken = take_rows(boxes, scores, classes, counts, self._class_count)
-        boxes, scores, classes, plausible = taken
+        boxes, scores, classes, plausible = take_rows(boxes, scores, classes, counts, self._class_count)
         frames = [slice(*ends) for ends in pairwise([0, *accumulate(counts.tolist())])]
         if plausible:
             return [Detections(boxes[frame], scores[frame], classes[frame], self._names) for frame in frames]
@@ -141,7 +140,7 @@ class BoxCheck:
         Args:
             more: other fields of `Detections` with as many rows, which are not copied.
         """
-        if len(scores) and not self._all_plausible(boxes, scores[0], scores[-1], classes):
+        if len(scores) and not self._all_plausible(boxes, scores, classes):
             kept = self._kept(boxes, scores, classes)
             boxes, scores, classes = boxes[kept], np.minimum(scores[kept], np.float32(1)), classes[kept]
             more = {name: part[kept] for name, part in more.items()}
@@ -156,12 +155,12 @@ class BoxCheck:
         hint = f"; check layout, activation and names in the card {self._card}" if any(counts[:3]) else ""
         return [f"boxes dropped: {', '.join(found)}{hint}"] if found else []
 
-    def _all_plausible(self, boxes: NDArray[Any], highest: float, lowest: float, classes: NDArray[Any]) -> bool:
+    def _all_plausible(self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any]) -> bool:
         """Few passes over the rows, since nearly every frame is: as uint32, a negative class is a large one."""
         return bool(
             classes.view(np.uint32).max() < self._class_count
-            and highest <= 1
-            and lowest >= 0
+            and scores[0] <= 1
+            and scores[-1] >= 0
             and (boxes[:, 2:] > boxes[:, :2]).all()
         )
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
-from framefuse.batching.costs import Costs
+from framefuse.batching.costs import Costs, quantile
 from framefuse.batching.queue import Request, RequestBatch, RequestQueue
 from framefuse.batching.tuning import read_tuning
 from framefuse.common.redact import brief
@@ -31,6 +31,7 @@ from framefuse.errors import (
 )
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import MAX_BATCH
+from framefuse.runtime.priority_lock import PriorityLock
 from framefuse.runtime.runners import FunctionRunner, ModelRunner, NoAnswerError, Runner
 
 DEFAULT_FUNCTION_BATCH = 16
@@ -111,45 +112,6 @@ class BatcherStats:
     """Size -> expected time of a batch."""
     max_batch_size: int
     """At present: it is lowered for a while where a batch did not fit into memory."""
-
-
-class _Lock:
-    """A lock that one thread gets before others. Python's locks go to whoever asks at the right moment, so threads that
-    ask again and again, such as clients whose requests are refused, can keep another one waiting for seconds.
-
-    Attributes:
-        first: `threading.get_ident()` of the thread that comes first.
-    """
-
-    def __init__(self) -> None:
-        self.first, self._waits = 0, False
-        self._gate, self._lock = threading.Lock(), threading.Lock()
-
-    def acquire(self) -> bool:
-        if threading.get_ident() != self.first:
-            if self._waits:
-                with self._gate:  # until the first thread has the lock
-                    pass
-            return self._lock.acquire()
-        if self._lock.acquire(blocking=False):
-            return True
-        with self._gate:
-            self._waits = True
-            self._lock.acquire()
-            self._waits = False
-        return True
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def _is_owned(self) -> bool:  # asked by Condition
-        return self._lock.locked()
 
 
 class Batcher:
@@ -243,8 +205,8 @@ class Batcher:
         self._answered: deque[tuple[list[Request], float]] = deque()
         """Requests whose futures are done, and when they were; the queue is not told yet."""
         self._recovers = 0.0
-        self._lock = _Lock()
-        self._changed = threading.Condition(self._lock)  # type: ignore[arg-type]
+        self._lock = PriorityLock()
+        self._changed = threading.Condition(cast("threading.Lock", self._lock))  # it takes anything used like a lock
         self._closing = self._ended = self._noticed = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="ff-batcher", daemon=True)
@@ -301,7 +263,7 @@ class Batcher:
     def stats(self) -> BatcherStats:
         """What it has done so far. Callable at any time, from any thread."""
         with self._changed:
-            latencies, queue, counts = sorted(self._latencies), self._queue, self._counts
+            latencies, queue, counts = list(self._latencies), self._queue, self._counts
             shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99} if latencies else {}
             return BatcherStats(
                 counts["submitted"],
@@ -313,7 +275,7 @@ class Batcher:
                 queue.by_priority(),
                 queue.running,
                 dict(self._sizes),
-                {name: 1000 * latencies[int(share * (len(latencies) - 1))] for name, share in shares.items()},
+                {name: 1000 * quantile(latencies, share) for name, share in shares.items()},
                 {size: 1000 * seconds for size, seconds in queue.costs.table().items()},
                 queue.limit,
             )

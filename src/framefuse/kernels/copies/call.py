@@ -67,7 +67,8 @@ class _Helpers:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[threading.Thread] | None = None
+        """None: not started yet; empty: there is a single core, or they have ended."""
         self._job = np.zeros(4, np.int64)
         self._semaphores = np.zeros((PARALLEL, SEMAPHORE), np.uint8)
         """The last one counts the ends, the others each start a thread."""
@@ -77,8 +78,8 @@ class _Helpers:
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            if not self._threads:
-                self._start()
+            if self._threads is None:
+                self._threads = self._started()
             if self._threads:
                 self._job[:] = _job(table, sizes, len(self._threads) + 1)
                 _function("copy_rows")(self._job.ctypes.data, *self._addresses())
@@ -91,21 +92,22 @@ class _Helpers:
         first = self._semaphores.ctypes.data
         return first + thread * SEMAPHORE, first + (PARALLEL - 1) * SEMAPHORE
 
-    def _start(self) -> None:
-        libc = ctypes.CDLL(None)
+    def _started(self) -> list[threading.Thread]:
+        libc, threads = ctypes.CDLL(None), list[threading.Thread]()
         for number in range(PARALLEL):
             libc.sem_init(ctypes.c_void_p(self._addresses(number)[0]), 0, 0)
         work = _function("copy_worker")
         for number in range(min(PARALLEL, len(os.sched_getaffinity(0))) - 1):
             given = self._job.ctypes.data, number + 1, *self._addresses(number)
-            self._threads.append(threading.Thread(target=work, args=given, name="ff-copy", daemon=True))
-            self._threads[-1].start()
+            threads.append(threading.Thread(target=work, args=given, name="ff-copy", daemon=True))
+            threads[-1].start()
         atexit.register(self.stop)
+        return threads
 
     def stop(self) -> None:
         """End the threads."""
         with self._turn:
-            threads, self._threads = self._threads, []
+            threads, self._threads = self._threads or [], []
             self._job[2] = -1
             for number in range(len(threads)):
                 ctypes.CDLL(None).sem_post(ctypes.c_void_p(self._addresses(number)[0]))

@@ -2,7 +2,7 @@
 
 `table` is (n, 5) int64: the address of a source, bytes from one of its rows to the next, the same of the target, and
 the number of its rows; `sizes` the bytes of a row. A job is the addresses of a table and of its sizes, their length,
-and how many threads share it: each takes every so manieth entry. Semaphores are those of POSIX, at addresses.
+and how many threads share it: each takes the entries that far apart. Semaphores are those of POSIX, at addresses.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ import cuda_on_cpu
 from cuda_on_cpu import on_device
 from fake_gpu import Array, Gpu
 from framefuse import kernels
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device, driver, kernel
 from framefuse.cuda.device import StreamPool
 from framefuse.cuda.launch_plan import graph_memory
 from framefuse.engines.cudnn import convolutions
@@ -90,7 +91,7 @@ def test_an_error_that_is_kept_keeps_no_memory(gpu: Gpu, segmenter: Card, monkey
     assert caught.value.__traceback__ is not None
 
 
-def test_two_threads_may_close(gpu: Gpu, segmenter: Card) -> None:
+def test_two_threads_may_close(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a batch reads is kept until it has ended, also when another thread waits for the one before."""
 
     class Owner:
@@ -108,6 +109,7 @@ def test_two_threads_may_close(gpu: Gpu, segmenter: Card) -> None:
             seen.append((self.number, owners[self.number]() is not None))
             return True
 
+    monkeypatch.setattr(driver, "has_ended", attrgetter("done"))
     program, owners, seen = on_cuda(segmenter, batch=1), list[Any](), list[Any]()
     for picture in pictures(2):
         owner = Owner()
@@ -134,6 +136,7 @@ def test_closing_does_not_wait_for_a_batch_without_an_end(
     list(program.submit(pictures(1)))
     captured = program._in_flight[0].captured
     assert program.request is program._in_flight[0]
+    monkeypatch.setattr(driver, "has_ended", attrgetter("done"))
     captured.ended = SimpleNamespace(done=False)
     started = time.monotonic()
     program.close()

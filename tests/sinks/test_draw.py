@@ -237,7 +237,7 @@ def test_labels_kept_are_bounded() -> None:
     planes = blank(PIXEL_FORMATS["gray"], 320, 240)
     for number in range(TILES_KEPT + 100):
         annotator.draw(planes, detections((10, 10, 50, 50, 0.5, 0), tracker_id=np.array([number])))
-    assert annotator._tile.cache_info().currsize == TILES_KEPT
+    assert annotator._letters.tile.cache_info().currsize == TILES_KEPT
 
 
 def test_more_than_8_bits_is_refused() -> None:

@@ -40,8 +40,9 @@ OUTLINE = -1
 """Stands for the class of views: white, with tags in black."""
 DASH = 6
 """Lengths of a dash, and of the gap after it, in line widths."""
-TILES_KEPT = 512
-"""Maximum number of cached labels: about 3 MB for 1080p. A label is one class or track at a two-digit confidence."""
+TILES_KEPT = 2048
+"""Maximum number of cached parts of labels, which are a name or a two-digit confidence on the colour of a class or
+track: about 6 MB for 1080p."""
 FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "NotoSans-Regular.ttf")
 """System fonts for labels with more than ASCII, which is all that Pillow's own font has."""
 
@@ -51,6 +52,20 @@ Component = tuple[str, Plane, int, int]
 """One component of a frame: its role (y, u, v, r, g or b), samples, and luma samples per sample in x and y."""
 Trail = tuple[int, NDArray[np.float64]]
 """Id of a track, and the centres of its boxes (n, 2) in pixels, oldest first."""
+
+
+class Tile(NamedTuple):
+    """Text on the colour of a class."""
+
+    samples: dict[str, Plane]
+    """Component -> its samples."""
+    height: int
+    width: int
+    """In pixels."""
+
+
+Label = list[Tile]
+"""What is drawn side by side, of one height."""
 
 
 class Inks(NamedTuple):
@@ -148,18 +163,32 @@ def class_inks(class_id: int, *, roles: str, matrix: Matrix, full_range: bool) -
     return Inks(line, ramps)
 
 
-def label_tile(
-    inks: Callable[[int], Inks], size: int, grid: tuple[int, int], class_id: int, name: str, score: str
-) -> dict[str, Plane]:
-    """The label's samples per component; the first component is never subsampled."""
-    # Two parts, because names and scores are few but their pairs many; one part if their fonts would differ.
-    margin, words = size // 4, name.split()
-    texts = [(" ".join([*words, score]), margin, margin)]
-    if name.isascii():
-        texts = [(" ".join([*words, ""]), margin, 0), (score, 0, margin)]
-    parts = (text_coverage(text, size, *margins, grid) for text, *margins in texts)
-    fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
-    return {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in inks(class_id).ramps.items()}
+class Letters:
+    """Text of one size on the colours of classes, as samples per component.
+
+    Args:
+        inks: the colours of a class.
+        size: of the text, in pixels.
+        grid: pixels per chroma sample in x and y.
+    """
+
+    def __init__(self, inks: Callable[[int], Inks], size: int, grid: tuple[int, int]) -> None:
+        self._inks, self._size, self._grid = inks, size, grid
+        self.tile = functools.lru_cache(TILES_KEPT)(self._tile)
+
+    def label(self, class_id: int, name: str, score: str) -> Label:
+        """A name and its score, side by side."""
+        margin, words = self._size // 4, name.split()
+        # Two parts, because names and scores are few but their pairs many; one part if their fonts would differ.
+        if name.isascii():
+            named = " ".join([*words, ""])
+            return [self.tile(class_id, named, margin, 0), self.tile(class_id, score, 0, margin)]
+        return [self.tile(class_id, " ".join([*words, score]), margin, margin)]
+
+    def _tile(self, class_id: int, text: str, left: int, right: int) -> Tile:
+        fine, coarse = text_coverage(text, self._size, left, right, self._grid)
+        ramps = self._inks(class_id).ramps.items()
+        return Tile({role: ramp.take(coarse if role in "uv" else fine) for role, ramp in ramps}, *fine.shape)
 
 
 @functools.lru_cache(maxsize=64)
@@ -253,10 +282,10 @@ class Annotator:
         unit = max(self._grid)
         self.line_width = max(2, unit, round((style.line_width or mean_side * 0.0025) / unit) * unit)
         self._thin = max(2, unit)
-        partial, cache = functools.partial, functools.lru_cache(TILES_KEPT)
-        self._inks = functools.cache(partial(class_inks, roles=roles, matrix=matrix, full_range=full_range))
-        self._tile = cache(partial(label_tile, self._inks, self.text_size, self._grid))
-        self._tag = cache(partial(label_tile, self._inks, max(10, round(self.text_size * 0.75)), self._grid))
+        inks = functools.partial(class_inks, roles=roles, matrix=matrix, full_range=full_range)
+        self._inks = functools.cache(inks)
+        self._letters = Letters(self._inks, self.text_size, self._grid)
+        self._small_letters = Letters(self._inks, max(10, round(self.text_size * 0.75)), self._grid)
 
     def draw(
         self,
@@ -310,14 +339,14 @@ class Annotator:
             self._keypoints(parts, detections.keypoints, detections.skeleton, colours)
         if not self._style.labels:
             return
-        labels: list[dict[str, Plane]] = []
+        labels: list[Label] = []
         places: list[Place] = []
         for i, box in enumerate(boxes):
             name = detections.name(class_ids[i]) + ("" if tracks[i] is None else f" {tracks[i]}")
-            labels.append(self._tile(colours[i], name, f"{scores[i]:.2f}" if self._style.confidence else ""))
+            labels.append(self._letters.label(colours[i], name, f"{scores[i]:.2f}" if self._style.confidence else ""))
             places.append(self._place(box, labels[-1], places[:KEPT_CLEAR]))
-        for place, tile in zip(reversed(places), reversed(labels), strict=True):
-            self._paste(parts, place[:2], tile)
+        for (left, top, *_), label in zip(reversed(places), reversed(labels), strict=True):
+            self._paste(parts, left, top, label)
 
     def _tint(self, planes: Sequence[Plane], labels: Plane, colours: Sequence[int], untinted: Sequence[int]) -> None:
         """Tint the pixels of each label, of which `colours` has the class whose colour it gets."""
@@ -346,18 +375,18 @@ class Annotator:
         top = 0
         for class_id, count in enumerate(np.bincount(seen.ravel()).tolist()):
             if count and masks.name(class_id).lower() != UNTINTED and top < self._size[1] // 2:
-                tile = self._tile(class_id, masks.name(class_id), f"{count / seen.size:.0%}")
-                self._paste(parts, (0, top), tile)
-                top += len(next(iter(tile.values())))
+                label = self._letters.label(class_id, masks.name(class_id), f"{count / seen.size:.0%}")
+                self._paste(parts, 0, top, label)
+                top += label[0].height
 
     def _best_classes(self, parts: list[Component], found: Classification) -> None:
         """In the upper left corner: the best classes, as many as fit, and the confidence of each."""
         top = 0
         for (name, score), number in zip(found.top(), found.class_id.tolist(), strict=False):
-            tile = self._tile(number, name, f"{score:.2f}" if self._style.confidence else "")
-            if self._style.labels and top + len(tile[next(iter(tile))]) <= self._size[1]:
-                self._paste(parts, (0, top), tile)
-            top += len(tile[next(iter(tile))])
+            label = self._letters.label(number, name, f"{score:.2f}" if self._style.confidence else "")
+            if self._style.labels and top + label[0].height <= self._size[1]:
+                self._paste(parts, 0, top, label)
+            top += label[0].height
 
     def _keypoints(
         self, parts: list[Component], points: NDArray[Any], skeleton: Sequence[tuple[int, int]], colours: Sequence[int]
@@ -381,7 +410,7 @@ class Annotator:
         for view in views:
             if view.region is not None:
                 left, top = (side // step * step for side, step in zip(view.region, self._grid, strict=False))
-                self._paste(parts, (left, top), self._tag(OUTLINE, view.tag, ""))
+                self._paste(parts, left, top, self._small_letters.label(OUTLINE, view.tag, ""))
 
     def _snap(self, xyxy: NDArray[Any], line_width: int) -> list[list[int]]:
         """Boxes in whole pixels, on the chroma grid, inside the frame and at least one line wide."""
@@ -410,15 +439,17 @@ class Annotator:
     ) -> None:
         """Straight lines (n, 4), so many of the usual widths wide, the first on top."""
         width = max(1, round(self.line_width * widths))
+        classes, which = np.unique(np.asarray(class_ids, np.int64), return_inverse=True)
+        inks = [self._inks(class_id).line for class_id in classes.tolist()]
         for role, samples, sx, sy in parts:
-            values = np.array([self._inks(class_id).line[role] for class_id in class_ids], np.uint8)
+            values = np.array([ink[role] for ink in inks], np.uint8)[which]
             drawing.draw_lines(samples, segments, values, line_width=width, subsample=(sx, sy))
 
-    def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[Place]) -> Place:
+    def _place(self, box: list[int], label: Label, taken: Sequence[Place]) -> Place:
         """Place the label of a box where it covers no label of a more confident detection: above the box, else inside,
         below, or next to a label in its way; if none of these is free, above. Labels stay inside the frame."""
         left, top, _, bottom = box
-        high, wide = next(iter(tile.values())).shape
+        high, wide = label[0].height, sum(tile.width for tile in label)
         step_x, step_y = self._grid
         left = max(0, min(left, (self._size[0] - wide) // step_x * step_x))
         lowest = max(0, (self._size[1] - high) // step_y * step_y)
@@ -435,10 +466,10 @@ class Annotator:
             found = next((y for y in beside if is_free(y)), tops[0])
         return left, found, left + wide, found + high
 
-    def _paste(self, parts: list[Component], corner: tuple[int, int], tile: dict[str, Plane]) -> None:
+    def _paste(self, parts: list[Component], left: int, top: int, label: Label) -> None:
         """Copy a label to where its upper left corner goes, which lies on the chroma grid; clipped to the frame."""
-        left, top = corner
-        for role, samples, sx, sy in parts:
-            target = samples[top // sy :, left // sx :]
-            patch = tile[role][: target.shape[0], : target.shape[1]]
-            target[: patch.shape[0], : patch.shape[1]] = patch
+        for tile in label:
+            for role, samples, sx, sy in parts:
+                target = samples[top // sy : (top + tile.height) // sy, left // sx : (left + tile.width) // sx]
+                target[:] = tile.samples[role][: target.shape[0], : target.shape[1]]
+            left += tile.width

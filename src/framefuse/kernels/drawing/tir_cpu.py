@@ -32,6 +32,68 @@ def tint(plane, start, count, step, ink, component):
         plane[start + k * step] = mix(plane[start + k * step], ink, component)
 
 
+def stranger(one, label):
+    """1 if a label is neither none nor the given one, else 0."""
+    return tirx.Select(
+        tirx.Or(one == tirx.const(0, "uint8"), one == label), tirx.const(0, "uint8"), tirx.const(1, "uint8")
+    )
+
+
+def shown(labels, at, label):
+    """How many of two pixels have a label."""
+    return (labels[at] == label).astype("int32") + (labels[at + 1] == label).astype("int32")
+
+
+def by_1020(total):
+    """The average of four pixels' mixtures with colours, which are sums of products with opacities, plus 510."""
+    return by_255(total // 4)
+
+
+@T.inline
+def tint_luma(luma, labels, at, label_at, label, ink):
+    """Mix those of 16 samples that have the label with its ink."""
+    for x in T.serial(16):
+        under: T.let = luma[at + x]
+        luma[at + x] = T.Select(labels[label_at + x] == label, mix(under, ink, 0), under)
+
+
+@T.inline
+def tint_chroma(plane, start, step, covered, opacity, colour):
+    """Mix 8 chroma samples with a colour, each by how many of its pixels are covered."""
+    for k in T.serial(8):
+        weight: T.let = covered[k] * opacity
+        under: T.let = T.Cast("int32", plane[start + k * step])
+        plane[start + k * step] = by_1020(under * (1020 - weight) + weight * colour + 510)
+
+
+@T.inline
+def tint_cell(
+    luma, u, v, y_pitch, u_pitch, v_pitch, chroma_step, labels, label_pitch, inks, sums, height, width, cell_y, cell_x
+):
+    """Mix a chroma sample, and the pixels that it covers, with the inks of any labels."""
+    for k in T.unroll(3):
+        sums[k] = 0
+    for corner in T.unroll(4):
+        y: T.let = T.min(2 * cell_y + corner // 2, height - 1)
+        x: T.let = T.min(2 * cell_x + corner % 2, width - 1)
+        label: T.let = T.Cast("int32", labels[y * label_pitch + x])
+        opacity: T.let = inks[label, 3]
+        sums[0] = sums[0] + opacity
+        sums[1] = sums[1] + opacity * inks[label, 1]
+        sums[2] = sums[2] + opacity * inks[label, 2]
+        # An odd edge repeats its pixel, which is drawn once.
+        inside: T.let = T.And(y == 2 * cell_y + corner // 2, x == 2 * cell_x + corner % 2)
+        if T.And(opacity != 0, inside):
+            at: T.let = y * y_pitch + x
+            under: T.let = T.Cast("int32", luma[at]) * (255 - opacity)
+            luma[at] = by_255(under + inks[label, 0] * opacity + 127)
+    if sums[0] != 0:
+        u_at: T.let = cell_y * u_pitch + cell_x * chroma_step
+        v_at: T.let = cell_y * v_pitch + cell_x * chroma_step
+        u[u_at] = by_1020(T.Cast("int32", u[u_at]) * (1020 - sums[0]) + sums[1] + 510)
+        v[v_at] = by_1020(T.Cast("int32", v[v_at]) * (1020 - sums[0]) + sums[2] + 510)
+
+
 @T.prim_func(s_tir=True)
 def draw_overlay(
     y_address: T.int64, u_address: T.int64, v_address: T.int64, y_pitch: T.int32,
@@ -42,60 +104,72 @@ def draw_overlay(
     """inks[label] is y, u, v, opacity (0..255)."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
     luma, u, v, labels = arrays_at((y_address, u_address, v_address, label_address), "uint8", width)
-    (seen,), (ink,), (sums,) = variables("uint8", 2), variables("uint16", 4), variables("int32", 3)
+    (seen,), (ink,), (sums, covered) = variables("uint8", 4), variables("uint16", 4), variables("int32", 3, 8)
     for cell_y in T.serial((height + 1) // 2):
         top: T.let = 2 * cell_y
         bottom: T.let = T.min(top + 1, height - 1)
-        for part in T.serial(width // 16 + 1):
-            start: T.let = part * 16
-            # Most of an image is unlabelled, most of the rest has one label: look at 16 pixels of both rows at once.
-            seen[0] = T.uint8(1)
-            seen[1] = T.uint8(0)
-            if T.And(start + 16 <= width, top != bottom):
-                seen[0] = T.uint8(0)
-                seen[1] = T.uint8(255)
-                for x in T.serial(16):
-                    above, below = lets(labels[top * label_pitch + start + x], labels[bottom * label_pitch + start + x])
-                    seen[0] = seen[0] | above | below
-                    seen[1] = seen[1] & above & below
-            if seen[0] == seen[1]:
-                label: T.let = T.Cast("int32", seen[0])
-                ink[3] = T.Cast("uint16", 255 - inks[label, 3])
-                for k in T.unroll(3):
-                    ink[k] = T.Cast("uint16", inks[label, k] * inks[label, 3] + 127)
-                if ink[3] != T.uint16(255):
-                    tint(luma, top * y_pitch + start, 16, 1, ink, 0)
-                    tint(luma, bottom * y_pitch + start, 16, 1, ink, 0)
-                    if chroma_step == 1:
-                        tint(u, cell_y * u_pitch + part * 8, 8, 1, ink, 1)
-                        tint(v, cell_y * v_pitch + part * 8, 8, 1, ink, 2)
-                    else:
-                        tint(u, cell_y * u_pitch + part * 16, 8, 2, ink, 1)
-                        tint(v, cell_y * v_pitch + part * 16, 8, 2, ink, 2)
-            else:
-                for k in T.serial((T.min(16, width - start) + 1) // 2):
-                    cell_x: T.let = start // 2 + k
-                    for k in T.unroll(3):
-                        sums[k] = 0
-                    for corner in T.unroll(4):
-                        y: T.let = T.min(top + corner // 2, height - 1)
-                        x: T.let = T.min(2 * cell_x + corner % 2, width - 1)
-                        label: T.let = T.Cast("int32", labels[y * label_pitch + x])
-                        opacity: T.let = inks[label, 3]
-                        sums[0] = sums[0] + opacity
-                        sums[1] = sums[1] + opacity * inks[label, 1]
-                        sums[2] = sums[2] + opacity * inks[label, 2]
-                        # An odd edge repeats its pixel, which is drawn once.
-                        inside: T.let = T.And(y == top + corner // 2, x == 2 * cell_x + corner % 2)
-                        if T.And(opacity != 0, inside):
-                            at: T.let = y * y_pitch + x
-                            under: T.let = T.Cast("int32", luma[at]) * (255 - opacity)
-                            luma[at] = by_255(under + inks[label, 0] * opacity + 127)
-                    if sums[0] != 0:
-                        beside = T.meta_var(cell_x * chroma_step)
-                        u_at, v_at = lets(cell_y * u_pitch + beside, cell_y * v_pitch + beside)
-                        u[u_at] = by_255((T.Cast("int32", u[u_at]) * (1020 - sums[0]) + sums[1] + 510) // 4)
-                        v[v_at] = by_255((T.Cast("int32", v[v_at]) * (1020 - sums[0]) + sums[2] + 510) // 4)
+        for group in T.serial(width // 64 + 1):
+            # Most of an image is unlabelled: look at 64 pixels of both rows at once.
+            seen[3] = T.uint8(1)
+            if T.And(group * 64 + 64 <= width, inks[0, 3] == 0):
+                seen[3] = T.uint8(0)
+                for x in T.serial(64):
+                    at: T.let = group * 64 + x
+                    seen[3] = seen[3] | labels[top * label_pitch + at] | labels[bottom * label_pitch + at]
+            for slot in T.serial(T.if_then_else(seen[3] == T.uint8(0), 0, 4)):
+                part: T.let = group * 4 + slot
+                start: T.let = part * 16
+                first, second = lets(top * label_pitch + start, bottom * label_pitch + start)
+                # Most of the rest has one label, or the edge of one object: look at 16 pixels of both rows for bits
+                # that any has, bits that all have, and whether there is a label besides none and one other.
+                seen[0] = T.uint8(1)
+                seen[1] = T.uint8(0)
+                seen[2] = T.uint8(1)
+                if T.And(start + 16 <= width, top != bottom):
+                    seen[0] = T.uint8(0)
+                    seen[1] = T.uint8(255)
+                    for x in T.serial(16):
+                        seen[0] = seen[0] | labels[first + x] | labels[second + x]
+                        seen[1] = seen[1] & labels[first + x] & labels[second + x]
+                    if T.And(T.And(seen[0] != seen[1], seen[1] == T.uint8(0)), inks[0, 3] == 0):
+                        seen[2] = T.uint8(0)
+                        for x in T.serial(16):
+                            seen[2] = seen[2] | stranger(labels[first + x], seen[0])
+                            seen[2] = seen[2] | stranger(labels[second + x], seen[0])
+                if T.Or(seen[0] == seen[1], seen[2] == T.uint8(0)):
+                    label: T.let = T.Cast("int32", seen[0])
+                    opacity: T.let = inks[label, 3]
+                    u_start: T.let = cell_y * u_pitch + part * 8 * chroma_step
+                    v_start: T.let = cell_y * v_pitch + part * 8 * chroma_step
+                    if opacity != 0:
+                        ink[3] = T.Cast("uint16", 255 - opacity)
+                        for k in T.unroll(3):
+                            ink[k] = T.Cast("uint16", inks[label, k] * opacity + 127)
+                        if seen[2] == T.uint8(0):
+                            tint_luma(luma, labels, top * y_pitch + start, first, seen[0], ink)
+                            tint_luma(luma, labels, bottom * y_pitch + start, second, seen[0], ink)
+                            for k in T.serial(8):
+                                above = T.meta_var(shown(labels, first + 2 * k, seen[0]))
+                                covered[k] = above + shown(labels, second + 2 * k, seen[0])
+                            if chroma_step == 1:
+                                tint_chroma(u, u_start, 1, covered, opacity, inks[label, 1])
+                                tint_chroma(v, v_start, 1, covered, opacity, inks[label, 2])
+                            else:
+                                tint_chroma(u, u_start, 2, covered, opacity, inks[label, 1])
+                                tint_chroma(v, v_start, 2, covered, opacity, inks[label, 2])
+                        else:
+                            tint(luma, top * y_pitch + start, 16, 1, ink, 0)
+                            tint(luma, bottom * y_pitch + start, 16, 1, ink, 0)
+                            if chroma_step == 1:
+                                tint(u, u_start, 8, 1, ink, 1)
+                                tint(v, v_start, 8, 1, ink, 2)
+                            else:
+                                tint(u, u_start, 8, 2, ink, 1)
+                                tint(v, v_start, 8, 2, ink, 2)
+                else:
+                    for k in T.serial((T.min(16, width - start) + 1) // 2):
+                        components = T.meta_var((luma, u, v, y_pitch, u_pitch, v_pitch, chroma_step))
+                        tint_cell(*components, labels, label_pitch, inks, sums, height, width, cell_y, start // 2 + k)
 
 
 def boxes_variant(sample):
@@ -154,34 +228,32 @@ def draw_lines(
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_lines"})
     n = T.int32()
     samples = array_at(address, "uint8", pitch)
-    at, slope = variables("int64", 2, 2)
-    ends = T.alloc_buffer((4,), "int32")
+    (place,) = variables("int64", 1)
     for j in T.serial(n):
         i: T.let = n - 1 - j
-        across, down = lets(segments[i, 2] - segments[i, 0], segments[i, 3] - segments[i, 1])
-        flat, steep = lets(T.max(across, -across), T.max(down, -down))
-        steps: T.let = T.max(flat, steep)
-        wide: T.let = T.if_then_else(T.And(flat >= steep, steps > 0), 1, line)
-        high: T.let = T.if_then_else(T.And(flat < steep, steps > 0), 1, line)
-        for k in T.unroll(2):
-            at[k] = T.Cast("int64", segments[i, k]) * T.int64(65536) + T.int64(32768)
-            slope[k] = (
-                T.Cast("int64", segments[i, k + 2] - segments[i, k])
-                * T.int64(65536)
-                // T.Cast("int64", T.max(steps, 1))
-            )
-        for _ in T.serial(steps + 1):
-            left: T.let = T.Cast("int32", at[0] >> T.int64(16)) - wide // 2
-            top: T.let = T.Cast("int32", at[1] >> T.int64(16)) - high // 2
-            ends[0] = T.max(left, 0) >> shift_x
-            ends[1] = T.max(top, 0) >> shift_y
-            ends[2] = T.min((T.max(left + wide, 0) + (T.int32(1) << shift_x) - 1) >> shift_x, width)
-            ends[3] = T.min((T.max(top + high, 0) + (T.int32(1) << shift_y) - 1) >> shift_y, height)
-            for y in T.serial(T.max(ends[3] - ends[1], 0)):
-                for x in T.serial(T.max(ends[2] - ends[0], 0)):
-                    samples[(ends[1] + y) * pitch + (ends[0] + x) * step] = values[i]
-            at[0] = at[0] + slope[0]
-            at[1] = at[1] + slope[1]
+        flat, steep = lets(segments[i, 2] - segments[i, 0], segments[i, 3] - segments[i, 1])
+        steps: T.let = T.max(T.max(flat, -flat), T.max(steep, -steep))
+        # Along x for a flat line and for a point, along y for a steep one.
+        down: T.let = T.Cast("int32", T.max(flat, -flat) < T.max(steep, -steep))
+        forward: T.let = T.if_then_else(T.if_then_else(down == 1, steep, flat) < 0, -1, 1)
+        first: T.let = segments[i, down] - T.if_then_else(steps == 0, line // 2, 0)
+        slope: T.let = T.Cast("int64", T.if_then_else(down == 1, flat, steep)) * T.int64(65536)
+        each: T.let = slope // T.Cast("int64", T.max(steps, 1))
+        along, across = lets(T.if_then_else(down == 1, pitch, step), T.if_then_else(down == 1, step, pitch))
+        shift_along, length = lets(
+            T.if_then_else(down == 1, shift_y, shift_x), T.if_then_else(down == 1, height, width)
+        )
+        shift, limit = lets(T.if_then_else(down == 1, shift_x, shift_y), T.if_then_else(down == 1, width, height))
+        up: T.let = (T.int32(1) << shift) - 1
+        place[0] = T.Cast("int64", segments[i, 1 - down]) * T.int64(65536) + T.int64(32768)
+        for k in T.serial(T.if_then_else(steps == 0, line, steps + 1)):
+            at: T.let = first + k * forward
+            if T.And(at >= 0, (at >> shift_along) < length):
+                begin: T.let = T.Cast("int32", place[0] >> T.int64(16)) - line // 2
+                low, high = lets(T.max(begin, 0) >> shift, T.min((T.max(begin + line, 0) + up) >> shift, limit))
+                for c in T.serial(T.max(high - low, 0)):
+                    samples[(at >> shift_along) * along + (low + c) * across] = values[i]
+            place[0] = place[0] + each
 
 
 def variants():

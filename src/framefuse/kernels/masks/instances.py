@@ -75,11 +75,12 @@ class Runs:
         height, width = self.size
         if values.shape != (len(self),):
             raise UsageError(f"{len(self)} masks of {width}x{height}, but values {values.shape}")
-        # Rows of an odd number of cache lines: a column, along which the kernel writes, uses all sets of the cache.
-        labels = np.zeros((height, 64 * (-(-width // 64) | 1)), np.uint8)
+        labels = np.zeros((height, 64 * -(-width // 64)), np.uint8)  # the kernel writes 64 columns at once
         if len(self):
             starts, ends, values = map(np.ascontiguousarray, (self.starts, self.ends, values))
-            _function("run_labels")(self.lengths, starts, ends, values, address(labels), labels.shape[1], height)
+            changes = _scratch.get("label changes", (64 * (height + 1),), np.uint8)
+            place = address(labels), labels.shape[1], height
+            _function("run_labels")(self.lengths, starts, ends, values, *place, changes)
         return labels[:, :width]
 
     @property

@@ -247,27 +247,62 @@ def run_text(
 def run_labels(
     runs: T.Buffer(("size",), "int32", align=4), starts: T.Buffer(("n",), "int32", align=4),
     ends: T.Buffer(("n",), "int32", align=4), values: T.Buffer(("n",), "uint8", align=1),
-    address: T.int64, pitch: T.int32, height: T.int32,
+    address: T.int64, pitch: T.int32, height: T.int32, changes: T.Buffer(("change_size",), "uint8", align=1),
 ):  # fmt: skip
-    """values[i] wherever mask i is set, the first mask on top."""
+    """values[i] wherever mask i is set, the first mask on top.
+
+    Runs go down the columns, memory along the rows: so 64 columns are painted at once, from the rows where one of their
+    runs begins or ends. `changes` are (height + 1) rows of 64 zeros, and that again afterwards.
+    """
     T.func_attr({"tirx.noalias": True, "global_symbol": "run_labels"})
     n = T.int32()
     labels = array_at(address, "uint8", pitch)
-    at, left = variables("int32", 1, 1)
+    (inside,) = variables("uint8", 64)
+    # Column and row of what comes next; the group of columns at hand, its first row, and the row after its last.
+    column, row, left, group, top, bottom = variables("int32", 1, 1, 1, 1, 1, 1)
     for j in T.serial(n):
         i: T.let = n - 1 - j
-        at[0] = 0
-        for k in T.serial(ends[i] - starts[i]):
-            run: T.let = runs[starts[i] + k]
-            left[0] = T.if_then_else(k % 2 == 1, run, 0)
+        column[0] = 0
+        row[0] = 0
+        group[0] = 0
+        top[0] = height
+        bottom[0] = 0
+        # One more run than there are, so that the last group is painted.
+        for k in T.serial(ends[i] - starts[i] + 1):
+            last: T.let = starts[i] + k == ends[i]
+            left[0] = T.if_then_else(T.Or(last, k % 2 == 1), T.if_then_else(last, 1, runs[starts[i] + k]), 0)
             while left[0] > 0:
-                done: T.let = at[0] + run - left[0]
-                column, row = lets(done // height, done % height)
-                part: T.let = T.min(left[0], height - row)
-                for y in T.serial(part):
-                    labels[(row + y) * pitch + column] = values[i]
+                if T.Or(last, column[0] // 64 != group[0]):
+                    for x in T.serial(64):
+                        inside[x] = T.uint8(0)
+                    for r in T.serial(T.max(bottom[0] - top[0], 0)):
+                        at, mark = lets((top[0] + r) * pitch + group[0] * 64, (top[0] + r) * 64)
+                        for x in T.serial(64):
+                            inside[x] = inside[x] ^ changes[mark + x]
+                            changes[mark + x] = T.uint8(0)
+                            labels[at + x] = (labels[at + x] & ~inside[x]) | (values[i] & inside[x])
+                    for x in T.serial(64):
+                        changes[bottom[0] * 64 + x] = T.uint8(0)
+                    group[0] = column[0] // 64
+                    top[0] = height
+                    bottom[0] = 0
+                part: T.let = T.min(left[0], height - row[0])
+                if T.Not(last):
+                    begin: T.let = row[0] * 64 + column[0] % 64
+                    changes[begin] = changes[begin] ^ T.uint8(255)
+                    changes[begin + part * 64] = changes[begin + part * 64] ^ T.uint8(255)
+                    top[0] = T.min(top[0], row[0])
+                    bottom[0] = T.max(bottom[0], row[0] + part)
                 left[0] = left[0] - part
-            at[0] = at[0] + run
+                row[0] = row[0] + part
+                if row[0] >= height:
+                    row[0] = 0
+                    column[0] = column[0] + 1
+            if T.And(T.Not(last), k % 2 == 0):
+                row[0] = row[0] + runs[starts[i] + k]
+                if row[0] >= height:
+                    column[0] = column[0] + row[0] // height
+                    row[0] = row[0] % height
 
 
 def variants():

@@ -20,16 +20,17 @@ def by_255(total):
     return ((total + one + (total >> eight)) >> eight).astype("uint8")
 
 
-def mix(sample, ink, component):
-    """A sample below an ink of one opacity for many: ink is colour * opacity + 127 of each component, 255 - opacity."""
-    return by_255(sample.astype("uint16") * ink[3] + ink[component])
+def mix(sample, left, ink):
+    """A sample below an ink of one opacity for many: `left` is 255 - opacity, `ink` colour * opacity + 127."""
+    return by_255(sample.astype("uint16") * left + ink)
 
 
 @T.inline
 def tint(plane, start, count, step, ink, component):
     """Mix `count` samples with an ink; loops of a length and step that are known become vectors."""
+    left, colour = lets(ink[3], ink[component])  # at hand: LLVM does not know that they stay
     for k in T.serial(count):
-        plane[start + k * step] = mix(plane[start + k * step], ink, component)
+        plane[start + k * step] = mix(plane[start + k * step], left, colour)
 
 
 def stranger(one, label):
@@ -52,18 +53,20 @@ def by_1020(total):
 @T.inline
 def tint_luma(luma, labels, at, label_at, label, ink):
     """Mix those of 16 samples that have the label with its ink."""
+    wanted, left, colour = lets(label, ink[3], ink[0])
     for x in T.serial(16):
         under: T.let = luma[at + x]
-        luma[at + x] = T.Select(labels[label_at + x] == label, mix(under, ink, 0), under)
+        luma[at + x] = T.Select(labels[label_at + x] == wanted, mix(under, left, colour), under)
 
 
 @T.inline
 def tint_chroma(plane, start, step, covered, opacity, colour):
     """Mix 8 chroma samples with a colour, each by how many of its pixels are covered."""
+    (value,) = lets(colour)
     for k in T.serial(8):
         weight: T.let = covered[k] * opacity
         under: T.let = T.Cast("int32", plane[start + k * step])
-        plane[start + k * step] = by_1020(under * (1020 - weight) + weight * colour + 510)
+        plane[start + k * step] = by_1020(under * (1020 - weight) + weight * value + 510)
 
 
 @T.inline

@@ -2,7 +2,8 @@
 
     python -m benchmarks.throughput [--device cuda] [--seconds 10] [--rounds 4] [--soak 600] [--only WORD]
 
-- `closed`: 64 client threads, each of which submits its next image when the last one is answered
+- `closed`: 64 client threads, each of which submits its next image when the last one is answered; on a GPU wherever the
+  system runs them, and all on one core, which spares Python's threads the way to another core for every turn
 - `open`: requests at random times (Poisson), with a deadline, at 0.8 and at 3 times the throughput that `closed` found;
   on a GPU also at 2.5 times that of single requests, and single requests at 3 times theirs, since the threads of one
   interpreter cannot send 3 times what the Batcher answers
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
 import threading
 import time
@@ -53,17 +55,22 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{name}_ms": 1e3 * found[int(float(f"0.{name}") * (len(found) - 1))] for name in ("50", "99")}
 
 
-def together(work: Callable[[int], None], count: int) -> None:
-    """Run `work` in so many threads, each with its number."""
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+def together(work: Callable[[int], None], count: int, cores: set[int]) -> None:
+    """Run `work` in so many threads on some cores, each with its number."""
+
+    def placed(number: int) -> None:
+        os.sched_setaffinity(0, cores)  # of this thread
+        work(number)
+
+    threads = [threading.Thread(target=placed, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def closed(call: Callable[[Any], object], images: list[Any], seconds: float) -> dict[str, Any]:
-    """Requests a second of clients that wait for their answers."""
+def closed(call: Callable[[Any], object], images: list[Any], seconds: float, cores: set[int]) -> dict[str, Any]:
+    """Requests a second of clients that wait for their answers, in threads on some cores."""
     times: list[list[float]] = [[] for _ in range(CLIENTS)]
     begun = time.perf_counter()
 
@@ -72,13 +79,15 @@ def closed(call: Callable[[Any], object], images: list[Any], seconds: float) -> 
             call(images[(number + len(times[number])) % len(images)])
             times[number].append(time.perf_counter() - started)
 
-    together(client, CLIENTS)
+    together(client, CLIENTS, cores)
     found = [one for client_times in times for one in client_times]
     return {"rate": len(found) / (time.perf_counter() - begun), **quantiles(found)}
 
 
-def offered(batcher: Batcher, images: list[Any], rate: float, seconds: float, deadline: float) -> dict[str, Any]:
-    """Requests at random times, whoever answers them."""
+def offered(
+    batcher: Batcher, images: list[Any], rate: float, seconds: float, deadline: float, cores: set[int]
+) -> dict[str, Any]:
+    """Requests at random times, sent by threads on some cores, whoever answers them."""
     started_at, latencies = array("d"), array("d")  # which the garbage collector does not look at
     begun = time.perf_counter()
     lock, counts = threading.Lock(), Counter[str]()
@@ -107,7 +116,7 @@ def offered(batcher: Batcher, images: list[Any], rate: float, seconds: float, de
         with lock:
             counts.update(sent)
 
-    together(send, SENDERS)
+    together(send, SENDERS, cores)
     seconds = max(seconds, time.perf_counter() - begun)  # they may be too slow for the rate
     batcher.drain()
     late = sum(latency > deadline for latency in latencies)
@@ -128,7 +137,7 @@ def offered(batcher: Batcher, images: list[Any], rate: float, seconds: float, de
 
 def loads(closed_rows: list[dict[str, Any]], device: str) -> list[tuple[str, str, float]]:
     """Of `open`: rules, the load in words, and requests a second."""
-    rates = {row["rules"]: row["rate"] for row in closed_rows}
+    rates = {row["rules"]: row["rate"] for row in closed_rows if row["cores"] == closed_rows[-1]["cores"]}
     both, alone = "Batcher", "Batcher, single requests"
     rows = [(both, f"{times:g} times its throughput", times * rates[both]) for times in (0.8, 3.0)]
     if device == "cuda":
@@ -200,18 +209,23 @@ def main() -> None:
         for kind in ("closed", "open", "rules", "soak"):
             if args.only and args.only != kind and kind in before:
                 facts[kind] = before[kind]
+        every = os.sched_getaffinity(0)
+        places = {"any": every} | ({"one": {min(every)}} if args.device == "cuda" else {})
+        cores = list(places.values())[-1]
         if "closed" not in facts:
-            runs: dict[str, list[dict[str, Any]]] = {name: [] for name in calls}
+            runs: dict[tuple[str, str], list[dict[str, Any]]] = {
+                (place, name): [] for place in places for name in calls
+            }
             order = random.Random(0)
             for _ in range(args.rounds):
-                for rule, call in order.sample(list(calls.items()), len(calls)):
-                    closed(call, images, 1.0)
-                    runs[rule].append(closed(call, images, args.seconds))
-                    print(rule, runs[rule][-1], flush=True)
+                for place, rule in order.sample(list(runs), len(runs)):
+                    closed(calls[rule], images, 1.0, places[place])
+                    runs[place, rule].append(closed(calls[rule], images, args.seconds, places[place]))
+                    print(place, rule, runs[place, rule][-1], flush=True)
             keys = "rate", "p50_ms", "p99_ms"
             facts["closed"] = [
-                {"rules": rule} | {key: median(one[key] for one in found) for key in keys}
-                for rule, found in runs.items()
+                {"rules": rule, "cores": place} | {key: median(one[key] for one in found) for key in keys}
+                for (place, rule), found in runs.items()
             ]
         rate = facts["closed"][-1]["rate"]
         if "open" not in facts:
@@ -219,7 +233,7 @@ def main() -> None:
             for rule, load, asked in loads(facts["closed"], args.device):
                 used = batcher if rule == "Batcher" else single
                 row = {"rules": rule, "load": load, "asked": asked}
-                row |= offered(used, images, asked, args.seconds * args.rounds, deadline)
+                row |= offered(used, images, asked, args.seconds * args.rounds, deadline, cores)
                 facts["open"].append(row)
                 print(row, flush=True)
         facts["batch_ms"] = batcher.stats().batch_ms
@@ -227,7 +241,7 @@ def main() -> None:
         if len(runner.seconds) > 1:  # rules differ in the batches that they build
             facts.setdefault("rules", rules(dict(runner.seconds), runner.servers, runner.ahead))
         if "soak" not in facts and args.soak:
-            facts["soak"] = offered(batcher, images, 0.8 * rate, args.soak, deadline)
+            facts["soak"] = offered(batcher, images, 0.8 * rate, args.soak, deadline, cores)
             print(facts["soak"], flush=True)
     save(name, facts, *GROUPS, ENGINES[args.device], "model")
 

@@ -18,7 +18,8 @@ def closed(records: Records, gpu: bool = False) -> list[str]:
     rows = [f"| {record['clients']} clients | requests/s | ratio | p50 ms | p99 ms |", "|---|---|---|---|---|"]
     for row in record["closed"]:
         times = f"{row['p50_ms']:.1f} | {row['p99_ms']:.1f}"
-        rows.append(f"| {row['rules']} | {row['rate']:,.1f} | {row['rate'] / first:.2f} | {times} |")
+        where = ", clients on one core" if row.get("cores") == "one" else ""
+        rows.append(f"| {row['rules']}{where} | {row['rate']:,.1f} | {row['rate'] / first:.2f} | {times} |")
     sizes = ", ".join(f"{size}: {ms:.2f}" for size, ms in record["batch_ms"].items())
     return [*rows, "", f"Model: {record['model']}. Milliseconds of a batch, by its size: {sizes}."]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.execution import rounded, weight_scales
-from framefuse.engines.cudnn.network import Attention, Conv, Head, Pool, attend, decode
+from framefuse.engines.cudnn.network import Attention, Conv, General, Head, Pool, attend, decode
 
 Array = NDArray[Any]
 
@@ -57,6 +57,12 @@ def fill(compiled: Compiled, arena: Array, images: Array) -> None:
 def step(compiled: Compiled, arena: Array, index: int) -> None:
     """Run one step; arithmetic is float32."""
     operation = compiled.placement.steps[index]
+    if isinstance(operation, General):
+        made = run_general(compiled, arena, operation)
+        for name, value in zip(operation.ys, made, strict=True):
+            target = view(compiled, arena, name)
+            target[:, : value.shape[1]], target[:, value.shape[1] :] = value, 0
+        return
     x = view(compiled, arena, operation.x).astype(np.float32)
     if isinstance(operation, Conv):
         weight, bias = _stored(compiled, operation, arena.dtype)
@@ -67,6 +73,10 @@ def step(compiled: Compiled, arena: Array, index: int) -> None:
             y = np.maximum(y, 0)
         if operation.residual is not None:
             y = y + view(compiled, arena, operation.residual).astype(np.float32)
+        if operation.last == "relu":
+            y = np.maximum(y, 0)
+        elif operation.last == "silu":
+            y = y / (1 + np.exp(-y))
         if (kind := compiled.type(operation.y)) != "fp16":
             y = rounded(y, kind, compiled.scale(operation.y))
         view(compiled, arena, operation.y)[...] = y
@@ -82,13 +92,28 @@ def step(compiled: Compiled, arena: Array, index: int) -> None:
         view(compiled, arena, operation.y)[...] = x.repeat(operation.scale, 2).repeat(operation.scale, 3)
 
 
+def run_general(compiled: Compiled, arena: Array, step: General) -> list[Array]:
+    """What nodes without kernels make, of as many images at once as the file takes."""
+    given = {name: value(compiled, arena, name).astype(np.float32) for name in step.xs}
+    count = step.images or compiled.batch
+    parts = [
+        step.program.run(np, {name: found[at : at + count] for name, found in given.items()}, step.ys)
+        for at in range(0, compiled.batch, count)
+    ]
+    return [np.concatenate(found) for found in zip(*parts, strict=True)]
+
+
+def value(compiled: Compiled, arena: Array, name: str) -> Array:
+    """A value without padding."""
+    kept = [channel for channel, model in enumerate(compiled.network.padding.get(name, ())) if model >= 0]
+    return view(compiled, arena, name)[:, kept or slice(None)].copy()
+
+
 def outputs(compiled: Compiled, arena: Array) -> list[Array]:
     """The network's outputs without padding."""
-    results = []
-    for name in compiled.network.outputs:
-        kept = [channel for channel, model in enumerate(compiled.network.padding.get(name, ())) if model >= 0]
-        results.append(view(compiled, arena, name)[:, kept or slice(None)].copy())
-    return results
+    if compiled.network.tail is not None:
+        return run_general(compiled, arena, compiled.network.tail)
+    return [value(compiled, arena, name) for name in compiled.network.outputs]
 
 
 def _stored(compiled: Compiled, conv: Conv, dtype: Any) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,10 @@ from framefuse import Pipeline
 from framefuse.cli.profile import predicted
 from framefuse.config import settings_from
 from framefuse.cuda import device
+from framefuse.engines.cudnn.compiled import compile_network
+from framefuse.engines.cudnn.convolutions import Layer
+from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.plans import PlanCache
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models import find_model
 from framefuse.models.card import read_card
@@ -42,10 +47,29 @@ def test_activations_grow_with_rows_and_batches_in_flight_but_weights_do_not() -
     assert part(eight, "frames from the host") == 8 * 1.5 * 2048 * 1080
 
 
+def test_workspaces_of_kernels_that_were_measured_before_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = part(predict(plan_of(1), 1, 1, SIZE, decoders=0), "activations")
+    compiled = compile_network(find_model("scout-n"), 1, 384, 640)
+    convs = {
+        i: step for i, step in enumerate(compiled.placement.steps) if isinstance(step, Conv) and not step.depthwise
+    }
+    streams = {i: compiled.schedule.streams[i] for i in convs}
+    entries = {
+        Layer.of(compiled, conv).text: {"engine": 1, "knobs": {}, "workspace": 1 << 20} for conv in convs.values()
+    }
+    PlanCache({"gpu": "one"}).update(entries)
+    PlanCache({"gpu": "another, of an older version"}).update({"layer": {"engine": 1, "knobs": {}}})
+    after = part(predict(plan_of(1), 1, 1, SIZE, decoders=0), "activations")
+    assert after - before == pytest.approx(len(set(streams.values())) << 20, abs=4)
+    (tmp_path / "framefuse" / "cudnn" / "damaged.json").write_text('{"plans": []}')
+    assert part(predict(plan_of(1), 1, 1, SIZE, decoders=0), "activations") == after
+
+
 def test_decoders_and_the_frames_that_they_hold_count() -> None:
     single, several = (predict(plan_of(8), 8, 2, SIZE, decoders=count) for count in (1, 16))
     assert part(several, "decoders") == 16 * part(single, "decoders")
-    assert part(several, "rings") == 16 * (3 * 8 + 3) * 1.5 * 2048 * 1080
+    assert part(several, "rings") == 16 * (3 * 8 + 3 + 1) * 1.5 * 2048 * 1080
     assert not part(predict(plan_of(1), 1, 2, SIZE, decoders=1), "rings")
     assert not part(single, "frames from the host")
 

@@ -152,8 +152,8 @@ def predict(
     if decoders:
         parts.append(Part("decoder of the first video", 1, FIRST_DECODER))
         parts.append(Part("decoders", decoders, DECODER + SURFACES * surface(*size)))
-        if (held := frames_held(plan.settings, batch)) > 1:
-            parts.append(Part("rings of decoded frames", decoders, held * surface(*size)))
+        if (held := frames_held(plan.settings, batch)) > 1:  # and the one that is written
+            parts.append(Part("rings of decoded frames", decoders, (held + 1) * surface(*size)))
         if context and (more := CONTEXT + QUERY - MemoryPlan(parts).size) > 0:
             parts.append(Part("more at the start, to ask NVDEC what it decodes", 1, more))
     return MemoryPlan(parts)

@@ -15,5 +15,5 @@ BACKEND = Backend(
     needs={"cuda": Needs((Package("nvidia-cudnn-frontend", ("cudnn",)), CUPY), "cuda13")},
     tester="framefuse.engines.cudnn.engine:run_selftest",
     checker="framefuse.engines.cudnn.compiled:why_not",
-    sizer="framefuse.engines.cudnn.compiled:network_memory",
+    sizer="framefuse.engines.cudnn.plans:network_memory",
 )

@@ -13,13 +13,12 @@ step that touches the one before every step that touches the other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from framefuse.engines.backend import NetworkMemory
 from framefuse.engines.cudnn import network as ir
 from framefuse.engines.cudnn.import_state import CHANNEL_MULTIPLE
 from framefuse.engines.cudnn.importer import import_network
@@ -83,6 +82,8 @@ def pad_channels(network: Network) -> Network:
             if -1 in maps[op.x] or op.heads * op.values % CHANNEL_MULTIPLE or op.heads * op.keys % CHANNEL_MULTIPLE:
                 raise ModelError(f"engine cudnn cannot pad {op.name}: {op.heads} heads of {op.keys} and {op.values}")
             maps[op.y] = _padded_map(op.heads * op.values)
+        elif isinstance(op, ir.General):
+            maps |= {y: _padded_map(network.shapes[y][0]) for y in op.ys}
         elif isinstance(op, (ir.Pool, Upsample, Flatten)):
             maps |= dict.fromkeys(op.writes, maps[op.reads[0]])
         elif isinstance(op, Concat) and op.along == "channels":
@@ -99,7 +100,7 @@ def pad_channels(network: Network) -> Network:
         operations.append(op)
     shapes = {name: (len(maps[name]), *network.shapes[name][1:]) for name in network.shapes if name in maps}
     padding = {name: found for name, found in maps.items() if -1 in found}
-    for name in network.outputs:
+    for name in () if network.tail else network.outputs:
         if maps[name][: network.shapes[name][0]] != list(range(network.shapes[name][0])):
             raise ModelError(f"engine cudnn cannot return {name}: it concatenates padded values")
     return replace(network, operations=operations, shapes=shapes, padding=padding)
@@ -241,6 +242,13 @@ class Schedule:
     """Steps of other streams that each step waits for."""
     before: tuple[int, ...]
     """For each step the bit set of all steps that have finished when it starts."""
+
+    def largest(self, sizes: Mapping[int, int]) -> list[int]:
+        """The largest size of each stream, at least 1, where `sizes` has those of some steps."""
+        found = [1] * (max(self.streams, default=0) + 1)
+        for step, size in sizes.items():
+            found[self.streams[step]] = max(found[self.streams[step]], size)
+        return found
 
 
 @dataclass(frozen=True)
@@ -384,7 +392,7 @@ def compile_network(path: Path, batch: int, height: int, width: int, *, streams:
     Raises:
         ModelError: as `import_network`, or the channels cannot be padded.
     """
-    return plan(rewrite(import_network(path, height, width)), batch, height, width, streams)
+    return plan(rewrite(import_network(path, height, width, batch)), batch, height, width, streams)
 
 
 def why_not(path: Path, precision: str, height: int, width: int) -> str | None:
@@ -394,17 +402,6 @@ def why_not(path: Path, precision: str, height: int, width: int) -> str | None:
     except FramefuseError as error:
         return error.message.partition(". ")[0]
     return None
-
-
-def network_memory(path: Path, batch: int, height: int, width: int) -> NetworkMemory:
-    """The memory of a network in float16, without the workspaces of its convolutions, which are small.
-
-    Raises:
-        ModelError: as `import_network`, or the channels cannot be padded.
-    """
-    compiled = compile_network(path, batch, height, width)
-    convs = [step for step in compiled.placement.steps if isinstance(step, Conv)]
-    return NetworkMemory(2 * sum(conv.weight.size + conv.bias.size for conv in convs), 2 * compiled.memory.size)
 
 
 def plan(network: Network, batch: int, height: int, width: int, streams: int) -> Compiled:

@@ -50,6 +50,8 @@ class Layer:
     """Of x and of the weights."""
     y_type: Type = "fp16"
     residual_type: Type = "fp16"
+    last: str = "none"
+    """The activation after the residual."""
 
     @classmethod
     def of(cls, compiled: Compiled, conv: Conv) -> Layer:
@@ -65,12 +67,13 @@ class Layer:
         return cls(shape(conv.x), strides(conv.x), tuple(conv.weight.shape), shape(conv.y), strides(conv.y),
                    None if conv.residual is None else strides(conv.residual), conv.stride, conv.pads, conv.dilation,
                    activation, compiled.type(conv.x), compiled.type(conv.y),
-                   "fp16" if conv.residual is None else compiled.type(conv.residual))  # fmt: skip
+                   "fp16" if conv.residual is None else compiled.type(conv.residual), conv.last)  # fmt: skip
 
     @property
     def text(self) -> str:
         """Key of the layer in the plan cache."""
-        values = {name: value for name, value in asdict(self).items() if value != "fp16"}
+        usual = {"last": "none"} | dict.fromkeys(("x_type", "y_type", "residual_type"), "fp16")
+        values = {name: value for name, value in asdict(self).items() if usual.get(name) != value}
         return " ".join(f"{name}={value}" for name, value in values.items()).replace(", ", ",")
 
     @property
@@ -177,13 +180,17 @@ class Builder:
             value = graph.mul(a=value, b=tensor(SCALE, *per_channel, "fp32"))
             value = graph.add(a=value, b=tensor(BIAS, *per_channel, "fp32"))
         activations = {"silu": graph.swish, "relu": graph.relu, "identity": graph.identity}
-        value = activations[layer.activation](input=value)
+        if layer.last == "none" or layer.activation != "identity":
+            value = activations[layer.activation](input=value)
         if layer.residual_strides is not None:
             value.set_data_type(types.FLOAT)
             residual = tensor(RESIDUAL, layer.y, layer.residual_strides, layer.residual_type)
             if layer.residual_type != "fp16":
                 residual = graph.mul(a=residual, b=tensor(RESIDUAL_SCALE, *scalar, "fp32"))
             value = graph.add(a=value, b=residual)
+        if layer.last != "none":
+            value.set_data_type(types.FLOAT)
+            value = activations[layer.last](input=value)
         if layer.y_type != "fp16":
             value.set_data_type(types.FLOAT)
             value = graph.mul(a=value, b=tensor(OUTPUT_SCALE, *scalar, "fp32"))

@@ -8,6 +8,7 @@ saturates.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import ml_dtypes
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device
 from framefuse.engines.cudnn import convolutions
+from framefuse.engines.cudnn.arrays import ArrayStep
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, OUTPUT_SCALE, RESIDUAL, RESIDUAL_SCALE, SCALE, WEIGHT, X, Y
-from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, Type, Upsample, cells
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, General, Head, Pool, Type, Upsample, cells
 from framefuse.engines.requests import DeviceExecution
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.network import call as network
@@ -133,19 +135,20 @@ class Execution(DeviceExecution):
         cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
         network.prepare()
+        padding = compiled.network.padding
+        self._kept = {name: [at for at, channel in enumerate(found) if channel >= 0] for name, found in padding.items()}
+        """Of padded values: the channels that do not pad."""
+        self._places = {name: cp.asarray(np.array(kept, np.int64)) for name, kept in self._kept.items()}
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
         convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
         layers = {index: convolutions.Layer.of(compiled, conv) for index, conv in convs.items() if not conv.depthwise}
         self.plans = {index: plan_of(layer) for index, layer in layers.items()}
         self.scaled = Packed({index: parameters(compiled, conv) for index, conv in convs.items()})
-        count = max(compiled.schedule.streams, default=0) + 1
-        self.side = [cp.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
-        sizes = [1] * count
-        for index, plan in self.plans.items():
-            stream = compiled.schedule.streams[index]
-            sizes[stream] = max(sizes[stream], plan.workspace)
+        sizes = compiled.schedule.largest({index: plan.workspace for index, plan in self.plans.items()})
         self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
-        head, batch, image = compiled.network.head, compiled.batch, compiled.network.input
+        self.side = [cp.cuda.Stream(non_blocking=True) for _ in sizes[1:]]
+        head, tail, batch = compiled.network.head, compiled.network.tail, compiled.batch
+        image = compiled.network.input
         # The channels after the image's own stay 0, so writers of the input may leave them out.
         self.input = self._channels(image, compiled.view(image).shape[0])
         self.results: list[Any] = []
@@ -156,6 +159,9 @@ class Execution(DeviceExecution):
         elif isinstance(head, AnchorHead):
             self.sizes = [cp.asarray(np.array(sizes, np.float32)) for sizes in head.sizes]
             self.results.append(cp.empty((batch, head.anchors, head.fields), cp.float32))
+        elif tail is not None:
+            self.tail = ArrayStep(tail, batch, partial(self._read, tail))
+            self.results = [cp.empty(shape, kind) for shape, kind in self.tail.made]
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
@@ -166,6 +172,11 @@ class Execution(DeviceExecution):
             for name in compiled.network.outputs:
                 shape = (batch, compiled.network.channels(name), *compiled.view(name).shape[1:])
                 self.results.append(cp.empty(shape, cp.float32))
+        self.general = {
+            index: ArrayStep(step, batch, partial(self._read, step))
+            for index, step in enumerate(compiled.placement.steps)
+            if isinstance(step, General)
+        }
         cp.cuda.get_current_stream().synchronize()
 
     def pack(self, images: Any, stream: Any) -> None:
@@ -200,6 +211,8 @@ class Execution(DeviceExecution):
                     launch_depthwise(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
                 elif isinstance(step, Conv):
                     self.convolve(index, step, number, current)
+                elif isinstance(step, General):
+                    self.general[index].run(current, partial(self._write, step.ys))
                 else:
                     launch_other(self.compiled, step, self._base, current.ptr)
             if index in waited:
@@ -233,6 +246,8 @@ class Execution(DeviceExecution):
             return
         if isinstance(self.compiled.network.head, AnchorHead):
             self._decode_anchors(self.compiled.network.head, stream)
+        elif self.compiled.network.tail is not None:
+            self.tail.run(stream, self._write_result)
         elif self.compiled.network.head is not None:
             levels, cells, output = (int(at.data.ptr) for at in (self.levels, self.cells, self.results[0]))
             network.decode(self.head, levels=levels, cells=cells, output=output, stream=stream.ptr)
@@ -249,6 +264,26 @@ class Execution(DeviceExecution):
             stride = (compiled.width / columns, compiled.height / rows)
             network.decode_anchors(x, *at, **places, stride=stride, stream=stream.ptr)
             first += len(anchors) * rows * columns
+
+    def _read(self, step: General) -> dict[str, Any]:
+        """The values that a step reads, (batch, channels, rows, columns), without channels that pad them."""
+        cp, found = device.cupy(), {}
+        for name in step.xs:
+            found[name] = value = self.values(name)
+            if kept := self._kept.get(name):
+                whole = kept == list(range(len(kept)))
+                found[name] = value[:, : len(kept)] if whole else cp.take(value, self._places[name], 1)
+        return found
+
+    def _write(self, names: Sequence[str], number: int, images: slice, value: Any) -> None:
+        """Store what a step makes, with channels that pad it."""
+        target, count = self.values(names[number])[images], value.shape[1]
+        target[:, :count] = value
+        if count < target.shape[1]:
+            target[:, count:] = 0
+
+    def _write_result(self, number: int, images: slice, value: Any) -> None:
+        self.results[number][images] = value
 
     def _channels(self, name: str, channels: int) -> Any:
         """The first channels of a value in the arena, (batch, rows, columns, channels)."""

@@ -33,10 +33,21 @@ CHANNEL_MULTIPLE = 8
 class ImportState:
     """What is known about a graph while its nodes are imported in order."""
 
-    def __init__(self, model: Any, path: Path, height: int, width: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        path: Path,
+        height: int,
+        width: int,
+        batch: int = 1,
+        *,
+        general: bool = False,
+        attention: bool = True,
+    ) -> None:
         from onnx import numpy_helper
 
         self.model, self.path, self.size = model, path, (height, width)
+        self.general, self.attention = general, attention
         self.constants: dict[str, Array] = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
         inputs = inputs_of(model)
         axes = [d.dim_value for d in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
@@ -47,6 +58,9 @@ class ImportState:
         if any(fixed not in (0, asked) for fixed, asked in zip(axes[2:], (height, width), strict=True)):
             message = f"{path} takes {axes[3]}x{axes[2]} images only, not {width}x{height}"
             raise ModelError(message, remedy="export the model with dynamic height and width")
+        self.fixed = axes[0]
+        """Images that the file states; 0: any number."""
+        self.batch = self.fixed or batch
         self.input = inputs[0].name
         self.aliases: dict[str, str] = {}
         """Alias -> value: outputs of Identity, of casts between floats and of Q/DQ nodes."""
@@ -65,6 +79,8 @@ class ImportState:
         self.uses.update(item.name for item in model.graph.output)
         self.gates: dict[str, str] = {}
         """Output of a Sigmoid -> its input: one half of a SiLU."""
+        self.gate_nodes: dict[str, Any] = {}
+        """Output of a Sigmoid -> its node."""
         self.ranges: dict[str, float] = {}
         """Largest magnitude of each value that the file quantises."""
 
@@ -106,7 +122,8 @@ class ImportState:
 
     def onnx_shape(self, name: str) -> tuple[int, ...]:
         channels, height, width = self.shapes[name]
-        return (1, channels, height, width) if self.ranks[name] == 4 else (1, channels, height)
+        sizes = self.batch, channels, height, width
+        return sizes if self.ranks[name] == 4 else sizes[:3]
 
 
 def recognise_head(state: ImportState) -> Head | AnchorHead | None:

@@ -1,8 +1,9 @@
 """ONNX -> fused network: folds constants for one input size, fuses SiLU, ReLU and residuals into convolutions.
 
-Everything that depends on the input size alone (anchors, strides) is evaluated with onnx's evaluator. Unsupported nodes
-and everything that depends on them form the tail. The tail must be a detection head that `import_state.py` recognises;
-otherwise the import fails and lists the unsupported operators.
+Everything that depends on the input size alone (anchors, strides) is evaluated with onnx's evaluator. Nodes without
+kernels of their own and everything that depends on them form the tail, which mostly is a detection head that
+`import_state.py` recognises. Otherwise the tail is run node by node by `operators.py`, and so is what lies between such
+nodes and a later convolution. The import fails, and lists the operators, if one of them is not there either.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from framefuse.engines.cudnn.import_state import ImportState, recognise_attention, recognise_head
-from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
+from framefuse.engines.cudnn.import_state import (
+    CHANNEL_MULTIPLE,
+    ImportState,
+    recognise_attention,
+    recognise_head,
+)
+from framefuse.engines.cudnn.network import Concat, Conv, Flatten, General, Network, Operation, Pool, Split, Upsample
+from framefuse.engines.cudnn.operators import OPERATORS, ArrayProgram
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import attribute, evaluate, load_onnx
@@ -24,14 +31,12 @@ from framefuse.models.onnx_file import attribute, evaluate, load_onnx
 FLOATS = (1, 10, 16)
 """FLOAT, FLOAT16 and BFLOAT16 of ONNX."""
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
-SUPPORTED = (
-    "convolutions with SiLU, ReLU or no activation and a residual, max pooling that keeps the size, nearest upsampling "
-    "by an integer, concatenation and split of channels, attention as in YOLO11"
-)
+HEAD_CONVOLUTIONS = 2
+"""Convolutions that a detection head may have: the expectation over the bins of a side is written as one."""
 
 
-def import_network(path: Path, height: int, width: int) -> Network:
-    """Import an ONNX file at one input size.
+def import_network(path: Path, height: int, width: int, batch: int = 1) -> Network:
+    """Import an ONNX file at one batch and input size.
 
     Raises:
         ModelError: the file cannot be read, takes another size, or has unsupported operators.
@@ -40,7 +45,17 @@ def import_network(path: Path, height: int, width: int) -> Network:
     importer = Importer(model, path, height, width)
     for node in model.graph.node:
         importer.import_node(node)
-    return importer.finish()
+    if (found := importer.finish()) is not None:
+        return found
+    for attention in (True, False):
+        importer = Importer(model, path, height, width, batch, general=True, attention=attention)
+        for node in model.graph.node:
+            importer.import_node(node)
+        network = importer.finish_generally()
+        read = {name for op in (*network.operations, network.tail) if isinstance(op, General) for name in op.xs}
+        if not read & importer.reordered:  # else something besides attention reads channels in another order
+            break
+    return network
 
 
 class Unsupported(Exception):
@@ -66,7 +81,7 @@ class Importer(ImportState):
         elif node.op_type == "Shape" and inputs[0] in self.shapes:
             start, end = attribute(node, "start", 0), attribute(node, "end", None)
             self.constants[node.output[0]] = np.array(self.onnx_shape(inputs[0])[start:end], np.int64)
-        elif any(name in self.deferred for name in inputs):
+        elif any(name in self.deferred for name in inputs) and not self._resumed(node, inputs):
             self._defer(node)
         elif node.op_type in ("Identity", "Dropout") or (node.op_type == "Cast" and attribute(node, "to", 0) in FLOATS):
             self.aliases[node.output[0]] = inputs[0]
@@ -80,39 +95,83 @@ class Importer(ImportState):
                 self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}){reason}"
                 self._defer(node)
 
-    def finish(self) -> Network:
-        """The network, after the last node."""
+    def finish(self) -> Network | None:
+        """The network, after the last node; None if it needs `operators.py`."""
         wanted = [self.resolve(item.name) for item in self.model.graph.output]
         self.tail = self.tail_leading_to(wanted)
         network = Network(self.input, tuple(wanted), self.operations, self.shapes, ranges=self.ranges)
         if self.tail or any(name not in self.shapes for name in wanted):
-            head = recognise_head(self) if len(wanted) == 1 else None
+            is_head = len(wanted) == 1 and sum(node.op_type == "Conv" for node in self.tail) <= HEAD_CONVOLUTIONS
+            head = recognise_head(self) if is_head else None
             if head is None:
-                raise self._error()
+                return None
             network = replace(network, outputs=head.values, head=head)
         network.operations[:] = _needed(network)
-        if any(isinstance(op, Flatten) for op in network.operations):
-            self.reasons[""] = "Reshape (not before a detection head)"
-            raise self._error()
+        return None if any(isinstance(op, Flatten) for op in network.operations) else network
+
+    def finish_generally(self) -> Network:
+        """The network whose last nodes are run one by one.
+
+        Raises:
+            ModelError: an operator is missing.
+        """
+        wanted = tuple(self.resolve(item.name) for item in self.model.graph.output)
+        nodes = self.tail_leading_to(wanted)
+        self._refuse_unknown(nodes)
+        program = self._program(nodes)
+        made = {name for call in program.calls for name in call.outputs}
+        reads = tuple(dict.fromkeys([*program.reads, *(name for name in wanted if name not in made)]))
+        tail = General("outputs", program, reads, wanted, self.fixed)
+        network = Network(self.input, reads, self.operations, self.shapes, tail=tail, ranges=self.ranges)
+        network.operations[:] = _needed(network)
         return network
 
-    def _error(self) -> ModelError:
-        needed = {"", *(name for node in self.tail for name in node.output)}
-        reasons = [reason for name, reason in self.reasons.items() if name in needed]
-        count = Counter(reason.split(" ")[0] for reason in reasons)
-        listed = ", ".join(f"{kind} x{times}" for kind, times in count.most_common())
-        first = "; ".join(reasons[:4])
-        return ModelError(
-            f"engine cudnn cannot run {self.path}: its operators {listed} are not supported (first: {first}). "
-            f"Supported are {SUPPORTED}, and the heads of YOLOv5, YOLOv8 and YOLO11",
-            remedy="use another engine, for example onnxruntime",
-        )
+    def _resumed(self, node: Any, inputs: list[str]) -> bool:
+        """Whether what a convolution reads, which comes from deferred nodes, is now a value of the network."""
+        weights = len(inputs) > 1 and inputs[1] in self.constants and self.constants[inputs[1]].ndim == 4
+        if not (self.general and node.op_type == "Conv" and weights):
+            return False
+        x = inputs[0]
+        nodes = self.tail_leading_to([x])
+        if any(other.op_type not in OPERATORS for other in nodes):
+            return False
+        program = self._program(nodes)
+        zeros = {name: np.zeros((self.batch, *self.shapes[name]), np.float32) for name in program.reads}
+        (value,) = program.run(np, zeros, [x])
+        self.add(General(x, program, tuple(program.reads), (x,), self.fixed), [value.shape[1:]])
+        self.deferred.discard(x)
+        return True
+
+    def _program(self, nodes: list[Any]) -> ArrayProgram:
+        opset = next(one.version for one in self.model.opset_import if one.domain in ("", "ai.onnx"))
+        return ArrayProgram(nodes, self.constants, self.resolve, opset=opset)
+
+    def _refuse_unknown(self, nodes: list[Any]) -> None:
+        unknown = [node for node in nodes if node.op_type not in OPERATORS]
+        if unknown:
+            count = Counter(node.op_type for node in unknown)
+            listed = ", ".join(f"{kind} x{times}" for kind, times in count.most_common())
+            first = ", ".join(_described(node) for node in unknown[:4])
+            message = f"engine cudnn cannot run {self.path}: it does not know the operators {listed} (first: {first})"
+            raise ModelError(message, remedy="use another engine, for example onnxruntime")
 
     def _defer(self, node: Any) -> None:
+        for name in node.input:  # half of something that is no SiLU
+            if gate := self.gate_nodes.pop(name, None):
+                self.tail.append(gate)
+                self.deferred.update(gate.output)
         self.tail.append(node)
         self.deferred.update(node.output)
-        if node.op_type == "Reshape" and recognise_attention(self, node):
+        if node.op_type == "Reshape" and self.attention and recognise_attention(self, node):
             self.deferred.discard(node.output[0])
+
+
+def _described(node: Any) -> str:
+    """A node, with its attributes."""
+    from onnx import helper
+
+    found = [f"{one.name}={str(helper.get_attribute_value(one))[:40]}" for one in node.attribute]
+    return f"{node.op_type} {node.name or node.output[0]} ({', '.join(found)})"
 
 
 def _needed(network: Network) -> list[Operation]:
@@ -142,6 +201,8 @@ def _conv(state: ImportState, node: Any, inputs: list[str]) -> None:
     padded = (height + pads[0] + pads[2], width + pads[1] + pads[3])
     rows, columns = ((side - size) // step + 1 for side, size, step in zip(padded, extent, stride, strict=True))
     groups, y = attribute(node, "group", 1), node.output[0]
+    if groups > 1 and (len(weight) % CHANNEL_MULTIPLE or state.shapes[x][0] % CHANNEL_MULTIPLE):
+        raise Unsupported(f" in groups, of channels that are no multiple of {CHANNEL_MULTIPLE}")
     conv = Conv(node.name or y, x, y, weight, bias, stride, pads, dilation, groups)
     state.add(conv, [(len(weight), rows, columns)])
 
@@ -150,9 +211,12 @@ def _activate(state: ImportState, x: str, y: str, activation: Any) -> None:
     """Fuse an activation into the convolution before it."""
     conv = next((op for op in reversed(state.operations) if x in op.writes), None)
     uses = {"silu": 2}.get(activation, 1)
-    if not isinstance(conv, Conv) or conv.activation != "none" or conv.residual or state.uses[x] != uses:
+    if not isinstance(conv, Conv) or conv.activation != "none" or state.uses[x] != uses:
         raise Unsupported(" that does not follow a plain convolution")
-    state.operations[state.operations.index(conv)] = replace(conv, y=y, activation=activation)
+    if conv.residual and (conv.last != "none" or conv.depthwise):
+        raise Unsupported(" after a sum that has an activation, or of a depthwise convolution")
+    place = "last" if conv.residual else "activation"
+    state.operations[state.operations.index(conv)] = replace(conv, y=y, **{place: activation})
     state.shapes[y], state.ranks[y] = state.shapes.pop(x), state.ranks.pop(x)
 
 
@@ -162,10 +226,13 @@ def _sigmoid(state: ImportState, node: Any, inputs: list[str]) -> None:
     products = [other for other in state.model.graph.node if y in other.input]
     if len(products) != 1 or products[0].op_type != "Mul" or inputs[0] not in map(state.resolve, products[0].input):
         raise Unsupported(" that is not part of a SiLU")
-    state.gates[y] = inputs[0]
+    state.gates[y], state.gate_nodes[y] = inputs[0], node
 
 
 def _mul(state: ImportState, node: Any, inputs: list[str]) -> None:
+    if any(name in state.constants for name in inputs):
+        _fold_constant(state, node, inputs)
+        return
     gate, value = sorted(inputs, key=lambda name: name not in state.gates)
     if state.gates.get(gate) != value:
         raise Unsupported(" that is not part of a SiLU")
@@ -174,8 +241,11 @@ def _mul(state: ImportState, node: Any, inputs: list[str]) -> None:
 
 def _add(state: ImportState, node: Any, inputs: list[str]) -> None:
     """Fuse a residual into the later of two convolutions, which moves to the place of the sum."""
+    if any(name in state.constants for name in inputs):
+        _fold_constant(state, node, inputs)
+        return
     if len(inputs) != 2 or any(name not in state.shapes for name in inputs):
-        raise Unsupported(" of a constant")
+        raise Unsupported(" of other than two images")
     order = [index for index, op in enumerate(state.operations) for name in inputs if name in op.writes]
     for index in sorted(order, reverse=True):
         conv = state.operations[index]
@@ -188,6 +258,27 @@ def _add(state: ImportState, node: Any, inputs: list[str]) -> None:
             state.add(replace(conv, y=node.output[0], residual=residual), [shape])
             return
     raise Unsupported(" that is not a residual of a convolution")
+
+
+def _fold_constant(state: ImportState, node: Any, inputs: list[str]) -> None:
+    """Multiply by or add a number of each channel, as normalisation does, in the convolution before."""
+    x, constant = sorted(inputs, key=lambda name: name in state.constants)
+    value = state.constants[constant]
+    conv = next((op for op in reversed(state.operations) if x in op.writes), None)
+    plain = isinstance(conv, Conv) and conv.activation == "none" and not conv.residual and state.uses[x] == 1
+    if not isinstance(conv, Conv) or not plain or x in state.reordered:
+        raise Unsupported(" of a constant that does not follow a plain convolution")
+    count = len(conv.weight)
+    if value.size != 1 and value.shape not in ((1, count, 1, 1), (count, 1, 1)):
+        raise Unsupported(f" of a constant {value.shape}")
+    each = np.broadcast_to(value.astype(np.float32).reshape(-1), (count,))
+    if node.op_type == "Mul":
+        folded = replace(conv, weight=conv.weight * each[:, None, None, None], bias=conv.bias * each)
+    else:
+        folded = replace(conv, bias=conv.bias + each)
+    y = node.output[0]
+    state.operations[state.operations.index(conv)] = replace(folded, y=y)
+    state.shapes[y], state.ranks[y] = state.shapes.pop(x), state.ranks.pop(x)
 
 
 def _max_pool(state: ImportState, node: Any, inputs: list[str]) -> None:
@@ -256,11 +347,15 @@ def _split(state: ImportState, node: Any, inputs: list[str]) -> None:
     count = len(node.output)
     most = -(-channels // count)
     sizes = state.split_sizes(node) or [most] * (count - 1) + [channels - most * (count - 1)]
+    if any(sum(sizes[:part]) % CHANNEL_MULTIPLE for part in range(count)):
+        raise Unsupported(f" into parts that do not begin at multiples of {CHANNEL_MULTIPLE} channels")
     state.add(Split(node.name or node.output[0], x, tuple(node.output)), [(size, height, width) for size in sizes],
                state.ranks[x])  # fmt: skip
 
 
 def _reshape(state: ImportState, node: Any, inputs: list[str]) -> None:
+    if state.general:
+        raise Unsupported(" that is no part of a known head")
     x, wanted = inputs[0], state.constants.get(inputs[1])
     shape, (channels, height, width) = state.onnx_shape(x), state.shapes[x]
     if wanted is None or len(wanted) != 3 or state.ranks[x] != 4:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.engines.cudnn.operators import ArrayProgram
 from framefuse.kernels.boxes.head_cuda import cells as cells
 
 Activation = Literal["none", "silu", "relu"]
@@ -40,7 +41,7 @@ class _Operation:
 
 @dataclass(frozen=True, eq=False)
 class Conv(_Operation):
-    """`y = activation(conv(x, weight) + bias) + residual`."""
+    """`y = last(activation(conv(x, weight) + bias) + residual)`."""
 
     name: str
     x: str
@@ -57,6 +58,8 @@ class Conv(_Operation):
     activation: Activation = "none"
     residual: str | None = None
     """A value of the shape of y."""
+    last: Activation = "none"
+    """Only with a residual."""
 
     @property
     def depthwise(self) -> bool:
@@ -128,7 +131,19 @@ class Flatten(_Operation):
     y: str
 
 
-ComputeOp: TypeAlias = Conv | Pool | Upsample | Attention
+@dataclass(frozen=True, eq=False)
+class General(_Operation):
+    """Nodes of the ONNX file that have no kernel of their own, on arrays (batch, channels, height, width)."""
+
+    name: str
+    program: ArrayProgram
+    xs: tuple[str, ...]
+    ys: tuple[str, ...]
+    images: int = 0
+    """That the nodes take at once; 0: any number."""
+
+
+ComputeOp: TypeAlias = Conv | Pool | Upsample | Attention | General
 LayoutOp: TypeAlias = Concat | Split | Flatten
 Operation: TypeAlias = ComputeOp | LayoutOp
 """Flatten, and Concat along the rows, occur only before a head; recognising it removes them."""
@@ -201,6 +216,8 @@ class Network:
     operations: list[Operation]
     shapes: dict[str, Shape]
     head: Head | AnchorHead | None = None
+    tail: General | None = None
+    """What makes the outputs of the ONNX file, its `ys`, from `outputs`, its `xs`; of any shape."""
     padding: dict[str, list[int]] = field(default_factory=dict)
     """For padded values: the model's channel of each channel, or -1 for padding, which is 0 or unused."""
     ranges: dict[str, float] = field(default_factory=dict)

@@ -31,11 +31,16 @@ from typing import Any
 from framefuse.common.files import user_cache, write_atomically
 from framefuse.cuda import device
 from framefuse.engines import cache
+from framefuse.engines.backend import NetworkMemory
+from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan, frontend
+from framefuse.engines.cudnn.network import Conv
 from framefuse.errors import EngineError
 
 _logger = logging.getLogger(__name__)
 FORMAT = 2
+WORKSPACE = "workspace"
+"""Bytes that the kernel of an entry needs beside its tensors."""
 BUILD_TIMEOUT = 60.0
 """Seconds."""
 MAX_WORKERS = 16
@@ -90,6 +95,11 @@ class Workers:
         return bytes(kernel)
 
 
+def plan_folder() -> Path:
+    """Where plans are cached."""
+    return user_cache() / "cudnn"
+
+
 @dataclass
 class PlanCache:
     """Plans by layer.
@@ -100,7 +110,7 @@ class PlanCache:
     """
 
     environment: dict[str, str]
-    folder: Path = field(default_factory=lambda: user_cache() / "cudnn")
+    folder: Path = field(default_factory=plan_folder)
 
     def __post_init__(self) -> None:
         text = json.dumps({"format": FORMAT, **self.environment}, sort_keys=True)
@@ -260,11 +270,14 @@ class Plans:
             return None
         plan.microseconds = float(entry.get("us", 0))
         self.cached += 1
+        if WORKSPACE not in entry:
+            self._unsaved[layer.text] = {**entry, WORKSPACE: plan.workspace}
         return plan
 
     def _record(self, layer: Layer, plan: Plan) -> None:
         self.measured += 1
-        self._unsaved[layer.text] = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
+        found = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
+        self._unsaved[layer.text] = {**found, WORKSPACE: plan.workspace}
         if plan.binary:
             self._unsaved_kernels[layer.text] = plan.binary
 
@@ -302,6 +315,32 @@ def fastest_plans(
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan
         yield layer, best or reason
+
+
+def network_memory(path: Path, batch: int, height: int, width: int) -> NetworkMemory:
+    """The memory of a network in float16, with the workspaces of those convolutions that the plan cache knows.
+
+    Raises:
+        ModelError: as `import_network`, or the channels cannot be padded.
+    """
+    compiled = compile_network(path, batch, height, width)
+    convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
+    known = known_workspaces()
+    texts = {index: Layer.of(compiled, conv).text for index, conv in convs.items() if not conv.depthwise}
+    workspaces = compiled.schedule.largest({index: known.get(text, 0) for index, text in texts.items()})
+    weights = 2 * sum(conv.weight.size + conv.bias.size for conv in convs.values())
+    return NetworkMemory(weights, 2 * compiled.memory.size + sum(workspaces))
+
+
+def known_workspaces(folder: Path | None = None) -> dict[str, int]:
+    """Bytes by layer, from all cache files of a folder; where they differ, from the one written last."""
+    found: dict[str, int] = {}
+    files = (folder or plan_folder()).glob("*.json")
+    for file in sorted(files, key=lambda path: path.stat().st_mtime):
+        with contextlib.suppress(*cache.DAMAGED):
+            plans = json.loads(file.read_text(encoding="utf-8"))["plans"]
+            found |= {layer: int(plan[WORKSPACE]) for layer, plan in plans.items() if WORKSPACE in plan}
+    return found
 
 
 def main() -> None:

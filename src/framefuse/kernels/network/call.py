@@ -8,9 +8,9 @@ of channels are multiples of a group unless a function says otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from framefuse.cuda import kernel
+from framefuse.cuda import device, kernel
 from framefuse.errors import UsageError
 from framefuse.kernels.boxes.head_cuda import Head
 
@@ -66,7 +66,8 @@ def prepare() -> None:
         CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
     """
     kernel.prepare(["network_pack_f16", "network_pack_f32", "network_upsample", "network_pool", "network_decode",
-                    "network_unpack", "network_depthwise", "network_attention", "network_anchors"])  # fmt: skip
+                    "network_unpack", "network_depthwise", "network_attention", "network_anchors",
+                    "network_smallest"])  # fmt: skip
 
 
 def pack(images: int, channels: int, sample: Literal["f16", "f32"], y: Block, *, stream: int) -> None:
@@ -83,6 +84,20 @@ def pack(images: int, channels: int, sample: Literal["f16", "f32"], y: Block, *,
 def unpack(x: Block, output: int, *, stream: int) -> None:
     """output[b, c] = x[b, :, :, c], dense float32 at an address. The channels of x need not be a multiple of 8."""
     kernel.launch("network_unpack", stream=stream, **_strided("x", x), **x.size, y_=output, channels=x.channels)
+
+
+def smallest(keys: Any, count: int) -> Any:
+    """(..., count) int64: places of the smallest keys of each row in order; of equal ones the first, NaN last.
+
+    Args:
+        keys: (..., columns) float32 on the GPU. Runs on CuPy's current stream.
+    """
+    cp = device.cupy()
+    rows = cp.ascontiguousarray(keys).reshape(-1, keys.shape[-1])
+    places = cp.empty((len(rows), count), cp.int64)
+    shape = {"rows": len(rows), "columns": rows.shape[1], "count": count}
+    kernel.launch("network_smallest", stream=cp.cuda.get_current_stream().ptr, keys_=rows, places_=places, **shape)
+    return places.reshape(*keys.shape[:-1], count)
 
 
 def upsample(x: Block, y: Block, scale: int, *, stream: int) -> None:

@@ -3,6 +3,7 @@
 //   network_pack      float32 or float16 NCHW -> NHWC, the further channels 0
 //   network_unpack    NHWC -> float32 NCHW
 //   network_upsample  each pixel `scale` times along both axes; scale 1 copies
+//   network_smallest  places of the smallest keys of each row
 //   network_pool      maxima of windows, of those, and of those again: one launch for a pyramid
 
 #include "common.cuh"
@@ -51,6 +52,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_upsample(
   const half* from = x_ + blockIdx.y * x_image + (int64_t)(row / scale) * x_row + column / scale * x_column + group * 8;
   half* to = y_ + blockIdx.y * y_image + (int64_t)row * y_row + column * y_column + group * 8;
   *(uint4*)to = __ldg((const uint4*)from);
+}
+
+// A thread counts the keys of its row that come before its own.
+// launch: grid ((columns + 255) / 256, rows), block 256, waits
+extern "C" __global__ void __launch_bounds__(THREADS) network_smallest(
+    const float* keys_, int64_t* places_, int columns, int count) {
+  wait_for_previous();
+  __shared__ float seen[THREADS];
+  const int column = blockIdx.x * THREADS + threadIdx.x;
+  const float* keys = keys_ + (int64_t)blockIdx.y * columns;
+  const float infinity = __uint_as_float(0x7f800000u);
+  const auto key_at = [=](int at) { return keys[at] == keys[at] ? keys[at] : infinity; };
+  const float key = column < columns ? key_at(column) : infinity;
+  int before = 0;
+  for (int start = 0; start < columns; start += THREADS) {
+    const int size = min(THREADS, columns - start);
+    __syncthreads();
+    if ((int)threadIdx.x < size) seen[threadIdx.x] = key_at(start + threadIdx.x);
+    __syncthreads();
+    for (int other = 0; other < size; ++other)
+      before += seen[other] < key || (seen[other] == key && start + other < column);
+  }
+  if (column < columns && before < count) places_[(int64_t)blockIdx.y * count + before] = column;
 }
 
 // Of two pairs of float16.

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[640, 960])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.7, 0.8, 0.9, 0.95])
-    parser.add_argument("--frames", type=int, default=60, help="of each stream")
+    parser.add_argument("--frames", type=int, default=150, help="of each stream")
     parser.add_argument("--child")
     args = parser.parse_args()
     if args.child:

@@ -240,10 +240,12 @@ def main() -> None:
         runner = batcher._runner
         if len(runner.seconds) > 1:  # rules differ in the batches that they build
             facts.setdefault("rules", rules(dict(runner.seconds), runner.servers, runner.ahead))
+        groups = (*GROUPS, ENGINES[args.device], "model")
+        save(name, facts, *groups)  # the soak is long
         if "soak" not in facts and args.soak:
             facts["soak"] = offered(batcher, images, 0.8 * rate, args.soak, deadline, cores)
             print(facts["soak"], flush=True)
-    save(name, facts, *GROUPS, ENGINES[args.device], "model")
+            save(name, facts, *groups)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 
 from framefuse.config import settings_from
 from framefuse.engines import ENGINES, PREFERENCE, Backend, Precision, backends, find_backend
+from framefuse.engines.backend import Doubt
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.runtime import choices
@@ -128,6 +129,15 @@ def test_a_model_that_an_engine_refuses_goes_to_the_next(
     name, reason = chosen("cuda", {"cudnn": "engine cudnn cannot take it"}, **options)
     assert name == engine
     assert options or reason == "engine tensorrt: the next best; engine cudnn: cannot take it"
+
+
+def test_an_engine_that_has_its_doubts_comes_last(installed: set[str]) -> None:
+    installed |= set(ENGINES)
+    name, reason = chosen("cuda", {"cudnn": Doubt("slowly")})
+    assert name == "tensorrt" and reason == "engine tensorrt: the next best; engine cudnn: slowly"
+    others = dict.fromkeys(set(ENGINES) - {"cudnn", "torch"}, "cannot") | {"torch": Doubt("hardly")}
+    name, reason = chosen("cuda", {**others, "cudnn": Doubt("slowly")})
+    assert name == "cudnn" and reason.startswith("engine cudnn: there is no other; engine cudnn: slowly; ")
 
 
 @pytest.mark.parametrize("options", [{"precision": "fp8"}, {"calib": "clip.mp4"}])

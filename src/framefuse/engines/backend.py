@@ -53,6 +53,10 @@ class Package:
         return False
 
 
+class Doubt(str):
+    """Why another engine may be better for a model, which this one runs, too."""
+
+
 class NetworkMemory(NamedTuple):
     """Bytes of GPU memory."""
 
@@ -87,7 +91,7 @@ class Backend:
     tester: str = "framefuse.engines.selftest:run"
     """(backend, device) -> what was found."""
     checker: str = ""
-    """(model, precision, height, width) -> why it cannot run a model, or None; "": opening the model tells."""
+    """(model, precision, height, width) -> why it cannot run a model, a `Doubt`, or None; "": opening it tells."""
     sizer: str = ""
     """(model, batch, height, width) -> `NetworkMemory`; "": it is not known before the model is loaded."""
 

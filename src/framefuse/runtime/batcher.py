@@ -42,9 +42,11 @@ EARLY = 0.9
 """Share of the expected time of a batch after which its end is awaited, not another request."""
 RECOVER_SECONDS = 30.0
 """After a batch did not fit into memory, batches of twice the size are tried again."""
-REFUSED_SECONDS = 0.0001
-"""Pause of a client whose request is refused: one that asks again at once would take the interpreter from the thread
-that answers the others, for 5 ms each time."""
+REFUSED_SECONDS, REFUSED_MOST = 0.0001, 0.002
+"""Pause of a client whose request is refused, for each of as many requests as are sent for one that is admitted, and
+at most: clients that ask again at once would take the interpreter from the thread that answers the others."""
+RECENT = 64
+"""Requests by which the share that is admitted is known."""
 LATEST = 1024
 """Responses by which `BatcherStats` knows the latencies."""
 
@@ -204,6 +206,8 @@ class Batcher:
         self._latencies: deque[float] = deque(maxlen=LATEST)
         self._answered: deque[tuple[list[Request], float]] = deque()
         """Requests whose futures are done, and when they were; the queue is not told yet."""
+        self._admitted = 1.0
+        """Share of the latest requests."""
         self._recovers = 0.0
         self._lock = PriorityLock()
         self._changed = threading.Condition(cast("threading.Lock", self._lock))  # it takes anything used like a lock
@@ -250,12 +254,14 @@ class Batcher:
                     self._queue.admit(request, monotonic())
                 except RequestError as error:
                     self._refused[type(error).__name__] += 1
+                    self._admitted -= self._admitted / RECENT
                     raise
+                self._admitted += (1 - self._admitted) / RECENT
                 self._waiting[request.number] = _Waiting(request, prepared, future)
                 if self._queue.may_start(request):
                     self._changed.notify_all()
         except RequestError:
-            sleep(REFUSED_SECONDS)
+            sleep(min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3)))
             raise
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future

@@ -14,6 +14,7 @@ from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import device as gpus
 from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
+from framefuse.engines.backend import Doubt
 from framefuse.errors import CapabilityError, ConfigError, UsageError
 from framefuse.models.card import Card
 from framefuse.models.layouts import WHOLE
@@ -170,6 +171,7 @@ def select(
         CapabilityError: none can.
     """
     passed, refused = list[str](), list[str]()
+    doubted: Backend | None = None
     for name in names or PREFERENCE[device]:
         backend = find_backend(name)
         if why := backend.lacks(device, precision, calibrate=calibrate):
@@ -177,10 +179,15 @@ def select(
         elif why := backend.missing(device, precision):
             passed.append(f"engine {name}: {why}")
         elif why := refuses(backend):
-            refused.append(name)
+            if not isinstance(why, Doubt):
+                refused.append(name)
+            elif doubted is None:
+                doubted = backend
             passed.append(f"engine {name}: {why.removeprefix(f'engine {name} ')}")
         else:
             return backend, f"engine {name}: " + "; ".join(["the next best", *passed] if passed else [WHY[device]])
+    if doubted is not None:
+        return doubted, f"engine {doubted.name}: " + "; ".join(["there is no other", *passed])
     what = " ".join(["the model", *[f"in {precision}"] * (precision != "auto"), *["with calibration"] * calibrate])
     remedy = who_can(device, precision, calibrate=calibrate, but=refused)
     raise CapabilityError(f"no engine here runs {what} on {device}: {'; '.join(passed)}", remedy=remedy)

@@ -36,7 +36,7 @@ RESULTS = 4.15 * MB / (640 * 384)
 DECODER, FIRST_DECODER = 13.6 * MB, 15 * MB
 QUERY = 527 * MB
 """What a run takes at its start, beside CUDA, while NVDEC is asked what it can decode. It is given back at once."""
-SURFACES = 9.25
+SURFACES = 12.4
 """Surfaces that a decoder has, beside its own memory."""
 PITCH = 512
 """Rows of a surface begin at multiples of so many bytes."""

@@ -12,13 +12,14 @@ step that touches the one before every step that touches the other.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from framefuse.engines.backend import Doubt
 from framefuse.engines.cudnn import network as ir
 from framefuse.engines.cudnn.import_state import CHANNEL_MULTIPLE
 from framefuse.engines.cudnn.importer import import_network
@@ -396,12 +397,17 @@ def compile_network(path: Path, batch: int, height: int, width: int, *, streams:
 
 
 def why_not(path: Path, precision: str, height: int, width: int) -> str | None:
-    """Why the engine cannot run a model, without what it could run."""
+    """Why the engine cannot run a model, or why another may be better."""
     try:
-        compile_network(path, 1, height, width)
+        network = compile_network(path, 1, height, width).network
     except FramefuseError as error:
-        return error.message.partition(". ")[0]
-    return None
+        return error.message
+    steps = [op for op in (*network.operations, network.tail) if isinstance(op, ir.General)]
+    if not steps:
+        return None
+    count = Counter(call.kind for step in steps for call in step.program.calls)
+    listed = ", ".join(f"{kind} x{times}" for kind, times in count.most_common(4))
+    return Doubt(f"it would run {sum(count.values())} nodes one by one ({listed}, ...)")
 
 
 def plan(network: Network, batch: int, height: int, width: int, streams: int) -> Compiled:

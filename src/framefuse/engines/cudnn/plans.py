@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import pickle
 import subprocess
@@ -32,9 +33,9 @@ from framefuse.common.files import user_cache, write_atomically
 from framefuse.cuda import device
 from framefuse.engines import cache
 from framefuse.engines.backend import NetworkMemory
-from framefuse.engines.cudnn.compiled import compile_network
+from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan, frontend
-from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.network import AnchorHead, Conv
 from framefuse.errors import EngineError
 
 _logger = logging.getLogger(__name__)
@@ -318,7 +319,8 @@ def fastest_plans(
 
 
 def network_memory(path: Path, batch: int, height: int, width: int) -> NetworkMemory:
-    """The memory of a network in float16, with the workspaces of those convolutions that the plan cache knows.
+    """The memory of a network in float16, with its float32 outputs, and with the workspaces of those convolutions that
+    the plan cache knows. Outputs of nodes that run one by one, and what they take, are known when they have run.
 
     Raises:
         ModelError: as `import_network`, or the channels cannot be padded.
@@ -329,7 +331,18 @@ def network_memory(path: Path, batch: int, height: int, width: int) -> NetworkMe
     texts = {index: Layer.of(compiled, conv).text for index, conv in convs.items() if not conv.depthwise}
     workspaces = compiled.schedule.largest({index: known.get(text, 0) for index, text in texts.items()})
     weights = 2 * sum(conv.weight.size + conv.bias.size for conv in convs.values())
-    return NetworkMemory(weights, 2 * compiled.memory.size + sum(workspaces))
+    return NetworkMemory(weights, 2 * compiled.memory.size + sum(workspaces) + 4 * batch * _output_size(compiled))
+
+
+def _output_size(compiled: Compiled) -> int:
+    """Numbers in the outputs for an image; a head without anchors leaves its logits where they are."""
+    network = compiled.network
+    if isinstance(network.head, AnchorHead):
+        return network.head.anchors * network.head.fields
+    if network.head is not None or network.tail is not None:
+        return 0
+    sizes = ((network.channels(name), *network.shapes[name][1:]) for name in network.outputs)
+    return sum(math.prod(size) for size in sizes)
 
 
 def known_workspaces(folder: Path | None = None) -> dict[str, int]:

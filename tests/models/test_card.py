@@ -477,3 +477,14 @@ def test_exports_whose_outputs_have_free_axes_only(tmp_path: Path, name: str, ra
     found, expected = read_card(tmp_path / source.name), read_card(source)
     assert (found.layout, found.outputs, found.names) == (expected.layout, expected.outputs, expected.names)
     assert found.dynamic_batch and found.dynamic_size
+
+
+def test_errors_about_free_axes_name_the_sizes_of_a_test_run(tmp_path: Path) -> None:
+    source = find_model("scout-n")
+    model = onnx.load(source)
+    for axis in model.graph.output[0].type.tensor_type.shape.dim:
+        axis.Clear()
+    onnx.save(model, tmp_path / "free.onnx")
+    (tmp_path / "free.yaml").write_text("names: [one, two]\n")
+    with pytest.raises(CardError, match=r"2 class names .* the outputs have \d+ classes .*\(1, \d+, 8400\)"):
+        read_card(tmp_path / "free.onnx")

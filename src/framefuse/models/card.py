@@ -260,16 +260,13 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     )
     try:
         layout = resolve(outputs)
-    except CardError as error:
+    except CardError:
         if model.suffix in SUFFIXES or states:
             raise
         inferred = outputs_at(model, (image.shape[0] or 1, 3, height, width))
         if inferred == onnx_facts.outputs or not all(map(_agree, onnx_facts.outputs, inferred)):
             raise
-        try:
-            layout = resolve(inferred)
-        except CardError:
-            raise error from None
+        layout = resolve(inferred)  # whose errors name sizes
     facts.origin = {**layout.origin, **facts.origin}
     if names is None:
         names = {number: str(number) for number in range(layout.class_count or 0)}

@@ -10,11 +10,12 @@ import pytest
 import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
-from cudnn_nets import Net, any_order, backbone, detector, images, onnx_runtime, random_net, relative
+from cudnn_nets import Net, any_order, backbone, detector, images, mixed, onnx_runtime, random_net, relative
 from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines import selftest
+from framefuse.engines.backend import Doubt
 from framefuse.engines.cudnn import execution
-from framefuse.engines.cudnn.compiled import compile_network
+from framefuse.engines.cudnn.compiled import compile_network, why_not
 from framefuse.engines.cudnn.network import Conv, Upsample, cells
 from framefuse.errors import ModelError
 from framefuse.kernels.network import call as kernels_network
@@ -151,6 +152,21 @@ def test_the_doctors_network(tmp_path: Path) -> None:
     (expected,) = onnx_runtime(path, x)
     assert relative(reference.run(compiled, x)[0], expected) < 1e-5
     assert np.abs(reference.run(compiled, x, dtype=np.float16)[0] - expected).max() < 0.01
+
+
+@pytest.mark.parametrize(("height", "width", "batch"), [(24, 40, 2), (17, 33, 1)])
+def test_nodes_without_kernels(tmp_path: Path, height: int, width: int, batch: int) -> None:
+    net = Net()
+    path, x = net.save(tmp_path / "net.onnx", *mixed(net, height, width)), images(batch, height, width)
+    compiled = compile_network(path, batch, height, width)
+    kinds = [type(step).__name__ for step in compiled.placement.steps]
+    assert kinds == ["Conv", "General", "Conv", "General", "Conv"]  # normalisation and the sum are fused
+    *found, places = reference.run(compiled, x)
+    *expected, best = onnx_runtime(path, x)
+    assert all(relative(ours, theirs) < 1e-5 for ours, theirs in zip(found, expected, strict=True))
+    assert np.array_equal(places, best)
+    doubt = why_not(path, "fp16", height, width)
+    assert isinstance(doubt, Doubt) and "MatMul x2" in doubt
 
 
 def test_groups_and_dilation(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_nets import Net, anchored, backbone, images, onnx_runtime, relative, with_attention
+from cudnn_nets import Net, anchored, backbone, images, mixed, onnx_runtime, relative, with_attention
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import convolutions
@@ -220,6 +220,25 @@ class TestGpu:
         assert pool.wait(slot, 10)
         for found, image in zip(slot.outputs[0], rounded(x), strict=True):
             assert relative(found, onnx_runtime(path, image[None])[0][0]) < 5e-3
+        engine.close()
+
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_nodes_without_kernels_equal_onnx_runtime(self, tmp_path: Path, batch: int) -> None:
+        net, height, width = Net(), 64, 96
+        path = net.save(tmp_path / "net.onnx", *mixed(net, height, width))
+        engine = open_engine("cudnn", path, EngineOptions(device="cuda"))
+        pool = engine.request_pool(batch, height, width, 2)
+        slots = [slot for slot in (pool.acquire(), pool.acquire()) if slot is not None]
+        inputs = [np.random.default_rng(seed).random((batch, 3, height, width), np.float32) for seed in (1, 2)]
+        for slot, x in zip(slots, inputs, strict=True):
+            slot.write(x)
+            pool.submit(slot)
+        for slot, x in zip(slots, inputs, strict=True):
+            assert pool.wait(slot, 10)
+            *found, places = slot.outputs
+            *expected, _ = onnx_runtime(path, rounded(x))
+            assert all(relative(ours, theirs) < 5e-3 for ours, theirs in zip(found, expected, strict=True))
+            assert np.array_equal(np.take_along_axis(found[1], places.astype(np.int64), 1), found[2])
         engine.close()
 
     def test_yolov8n(self) -> None:

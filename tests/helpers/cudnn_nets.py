@@ -102,6 +102,33 @@ class Net:
         return path
 
 
+def mixed(net: Net, height: int, width: int) -> list[str]:
+    """What lies between and after convolutions in classifiers, segmenters and transformers; four outputs."""
+
+    def per_channel(count: int) -> str:
+        return net.constant(net.rng.uniform(0.5, 1.5, (1, count, 1, 1)).astype(np.float32))
+
+    x = net.conv("images", 12, act="none")
+    x = net.node("Relu", net.node("Add", net.node("Mul", x, per_channel(12)), per_channel(12)))  # normalisation
+    x = net.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    x = net.node("Relu", net.node("Add", net.conv(x, 12, act="none"), x))
+    rows, columns = -(-height // 2), -(-width // 2)
+    tokens = net.node("Transpose", net.node("Reshape", x, net.constant(np.array([0, 12, -1]))), perm=[0, 2, 1])
+    scores = net.node("Mul", net.node("MatMul", tokens, net.node("Transpose", tokens, perm=[0, 2, 1])),
+                      net.constant(np.array(0.1, np.float32)))  # fmt: skip
+    seen = net.node("Add", tokens, net.node("MatMul", net.node("Softmax", scores, axis=-1), tokens))
+    seen = net.node("LayerNormalization", seen, net.constant(np.ones(12, np.float32)), axis=-1)
+    back = net.node("Reshape", net.node("Transpose", seen, perm=[0, 2, 1]),
+                    net.constant(np.array([0, 12, rows, columns])), channels=12)  # fmt: skip
+    x = net.conv(net.concat(x, back), 16)
+    whole = net.node("Resize", x, "", net.constant(np.array([1, 1, 2, 2], np.float32)), mode="linear")
+    flat = net.node("Flatten", net.node("GlobalAveragePool", x))
+    weight = net.rng.normal(0, 1, (16, 40)).astype(np.float32)
+    classes = net.node("Gemm", flat, net.constant(weight), net.constant(np.zeros(40, np.float32)))
+    best = net.node("TopK", classes, net.constant(np.array([5])), outputs=2)
+    return [whole, classes, best, net.node("Cast", net.nodes[-1].output[1], to=TensorProto.FLOAT)]
+
+
 def onnx_runtime(path: Path, images: Array) -> list[Array]:
     import onnxruntime as ort
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli import config, doctor, interrupts, matte, models, predict, profile, sweep, synth, val
+from framefuse.cli import config, doctor, engines, interrupts, matte, models, predict, profile, sweep, synth, val
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.mistakes import explain, reconsider
@@ -44,6 +44,7 @@ app.add_typer(doctor.bench)
 app.add_typer(config.app)
 app.add_typer(doctor.kernels)
 app.add_typer(models.app)
+app.add_typer(engines.app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,6 +15,7 @@ from cuda_on_cpu import Compiled, install
 from fake_gpu import Gpu
 from fake_gpu import install as install_gpu
 from framefuse.kernels import build
+from framefuse.kernels.copies import call
 from framefuse.models.card import Card, read_card
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onnxruntime themselves
@@ -43,6 +44,13 @@ def logger_as_it_was() -> Iterator[None]:
     yield
     logger.setLevel(level)
     logger.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def helpers_that_copy_end() -> Iterator[None]:
+    """They live as long as the process, and other files look for threads that runs leave behind."""
+    yield
+    call._helpers.stop()
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class _Helpers:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._threads: list[threading.Thread] | None = None
-        """None: not started yet; empty: there is a single core, or they have ended."""
+        """None: they do not run; empty: there is a single core."""
         self._job = np.zeros(4, np.int64)
         self._semaphores = np.zeros((PARALLEL, SEMAPHORE), np.uint8)
         """The last one counts the ends, the others each start a thread."""
@@ -101,13 +101,12 @@ class _Helpers:
             given = self._job.ctypes.data, number + 1, *self._addresses(number)
             threads.append(threading.Thread(target=work, args=given, name="ff-copy", daemon=True))
             threads[-1].start()
-        atexit.register(self.stop)
         return threads
 
     def stop(self) -> None:
-        """End the threads."""
+        """End the threads, until something is copied again."""
         with self._turn:
-            threads, self._threads = self._threads or [], []
+            threads, self._threads = self._threads or [], None
             self._job[2] = -1
             for number in range(len(threads)):
                 ctypes.CDLL(None).sem_post(ctypes.c_void_p(self._addresses(number)[0]))
@@ -116,6 +115,7 @@ class _Helpers:
 
 
 _helpers = _Helpers()
+atexit.register(lambda: _helpers.stop())
 
 
 def _after_fork() -> None:

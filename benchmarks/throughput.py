@@ -137,7 +137,7 @@ def offered(
 
 def loads(closed_rows: list[dict[str, Any]], device: str) -> list[tuple[str, str, float]]:
     """Of `open`: rules, the load in words, and requests a second."""
-    rates = {row["rules"]: row["rate"] for row in closed_rows if row["cores"] == closed_rows[-1]["cores"]}
+    rates = {row["rules"]: row["rate"] for row in closed_rows if row.get("cores") == closed_rows[-1].get("cores")}
     both, alone = "Batcher", "Batcher, single requests"
     rows = [(both, f"{times:g} times its throughput", times * rates[both]) for times in (0.8, 3.0)]
     if device == "cuda":

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from framefuse.engines.cudnn.operators import ArrayProgram
+from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.errors import ModelError
 
 OPSET = 17

@@ -27,10 +27,9 @@ def show(
 ) -> int:
     """List the steps that engine cudnn makes of a model, what runs each, and how long it takes."""
     from framefuse.engines.cudnn.partition import partition
-    from framefuse.errors import CapabilityError
+    from framefuse.lab.loading import usable_device
     from framefuse.models import find_model
     from framefuse.models.card import read_card
-    from framefuse.runtime.choices import check_cuda
 
     check_choice("device", device, ("auto", "cpu", "cuda"))
     path = find_model(model)
@@ -39,13 +38,7 @@ def show(
         height, width = spec.height, spec.width
     else:
         height, width = size(imgsz)
-    measure = device == "cuda"
-    if device == "auto":
-        try:
-            check_cuda()
-            measure = True
-        except CapabilityError:
-            pass
+    measure = (usable_device() if device == "auto" else device) == "cuda"
     steps = partition(path, batch, height, width, measure=measure)
     times = ["" if step.microseconds is None else f"{step.microseconds:.1f}" for step in steps]
     rows = [

@@ -8,6 +8,8 @@ import threading
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from framefuse.cuda import device
 from framefuse.errors import CapabilityError, EngineError
 
@@ -43,7 +45,7 @@ def matmul(a: Any, b: Any) -> Any:
         raise ValueError(f"matrices {a.shape} and {b.shape}")
     if b.ndim == 2 and a.ndim > 2:  # one large product
         return matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
-    outer = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else cp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    outer = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     (m, k), n, count = a.shape[-2:], b.shape[-1], math.prod(outer)
     a, b = (cp.broadcast_to(one, (*outer, *one.shape[-2:])).reshape(count, *one.shape[-2:]) for one in (a, b))
     c = cp.empty((count, m, n), cp.float32)

@@ -12,7 +12,7 @@ step that touches the one before every step that touches the other.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 
 from framefuse.engines.backend import Doubt
 from framefuse.engines.cudnn import network as ir
+from framefuse.engines.cudnn.array_program import counted
 from framefuse.engines.cudnn.import_state import CHANNEL_MULTIPLE
 from framefuse.engines.cudnn.importer import import_network
 from framefuse.engines.cudnn.network import ComputeOp, Concat, Conv, Flatten, Network, Shape, Split, Type, Upsample
@@ -402,12 +403,8 @@ def why_not(path: Path, precision: str, height: int, width: int) -> str | None:
         network = compile_network(path, 1, height, width).network
     except FramefuseError as error:
         return error.message
-    steps = [op for op in (*network.operations, network.tail) if isinstance(op, ir.General)]
-    if not steps:
-        return None
-    count = Counter(call.kind for step in steps for call in step.program.calls)
-    listed = ", ".join(f"{kind} x{times}" for kind, times in count.most_common(4))
-    return Doubt(f"it would run {sum(count.values())} nodes one by one ({listed}, ...)")
+    kinds = [call.kind for step in network.general for call in step.program.calls]
+    return Doubt(f"it would run {len(kinds)} nodes one by one ({counted(kinds, 4)}, ...)") if kinds else None
 
 
 def plan(network: Network, batch: int, height: int, width: int, streams: int) -> Compiled:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Layer:
     """The activation after the residual."""
 
     @classmethod
-    def of(cls, compiled: Compiled, conv: Conv) -> Layer:
+    def of(cls, compiled: Compiled, conv: Conv) -> Self:
         def shape(name: str) -> tuple[int, int, int, int]:
             return (compiled.batch, *compiled.view(name).shape)
 
@@ -68,6 +68,12 @@ class Layer:
                    None if conv.residual is None else strides(conv.residual), conv.stride, conv.pads, conv.dilation,
                    activation, compiled.type(conv.x), compiled.type(conv.y),
                    "fp16" if conv.residual is None else compiled.type(conv.residual), conv.last)  # fmt: skip
+
+    @classmethod
+    def all_of(cls, compiled: Compiled) -> dict[int, Self]:
+        """Those of all convolutions that run in cuDNN, by the number of the step."""
+        steps = enumerate(compiled.placement.steps)
+        return {index: cls.of(compiled, step) for index, step in steps if isinstance(step, Conv) and not step.depthwise}
 
     @property
     def text(self) -> str:

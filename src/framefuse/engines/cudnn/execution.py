@@ -135,14 +135,11 @@ class Execution(DeviceExecution):
         cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
         network.prepare()
-        padding = compiled.network.padding
-        self._kept = {name: [at for at, channel in enumerate(found) if channel >= 0] for name, found in padding.items()}
-        """Of padded values: the channels that do not pad."""
-        self._places = {name: cp.asarray(np.array(kept, np.int64)) for name, kept in self._kept.items()}
+        self._places: dict[str, Any] = {}
+        """Of values that are padded between their channels, and read node by node: the channels that do not pad."""
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
         convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
-        layers = {index: convolutions.Layer.of(compiled, conv) for index, conv in convs.items() if not conv.depthwise}
-        self.plans = {index: plan_of(layer) for index, layer in layers.items()}
+        self.plans = {index: plan_of(layer) for index, layer in convolutions.Layer.all_of(compiled).items()}
         self.scaled = Packed({index: parameters(compiled, conv) for index, conv in convs.items()})
         sizes = compiled.schedule.largest({index: plan.workspace for index, plan in self.plans.items()})
         self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
@@ -267,12 +264,16 @@ class Execution(DeviceExecution):
 
     def _read(self, step: General) -> dict[str, Any]:
         """The values that a step reads, (batch, channels, rows, columns), without channels that pad them."""
-        cp, found = device.cupy(), {}
-        for name in step.xs:
-            found[name] = value = self.values(name)
-            if kept := self._kept.get(name):
-                whole = kept == list(range(len(kept)))
-                found[name] = value[:, : len(kept)] if whole else cp.take(value, self._places[name], 1)
+        cp, padding = device.cupy(), self.compiled.network.padding
+        found = {name: self.values(name) for name in step.xs}
+        for name in found.keys() & padding.keys():
+            kept = [at for at, channel in enumerate(padding[name]) if channel >= 0]
+            if kept == list(range(len(kept))):
+                found[name] = found[name][:, : len(kept)]
+                continue
+            if name not in self._places:  # in the first run, which is not captured
+                self._places[name] = cp.asarray(np.array(kept, np.int64))
+            found[name] = cp.take(found[name], self._places[name], 1)
         return found
 
     def _write(self, names: Sequence[str], number: int, images: slice, value: Any) -> None:

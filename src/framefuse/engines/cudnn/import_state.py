@@ -71,16 +71,12 @@ class ImportState:
         """Deferred nodes: unsupported ones and everything that depends on them."""
         self.deferred: set[str] = set()
         """Outputs of the tail."""
-        self.reasons: dict[str, str] = {}
-        """Why a node is unsupported, by its first output."""
         self.reordered: set[str] = set()
         """Values whose channels are ordered queries, keys, values instead of by head as in the model."""
         self.uses = Counter(name for node in model.graph.node for name in node.input)
         self.uses.update(item.name for item in model.graph.output)
-        self.gates: dict[str, str] = {}
-        """Output of a Sigmoid -> its input: one half of a SiLU."""
-        self.gate_nodes: dict[str, Any] = {}
-        """Output of a Sigmoid -> its node."""
+        self.gates: dict[str, Any] = {}
+        """Output of a Sigmoid that is one half of a SiLU -> its node."""
         self.ranges: dict[str, float] = {}
         """Largest magnitude of each value that the file quantises."""
 

@@ -2,28 +2,22 @@
 
 Everything that depends on the input size alone (anchors, strides) is evaluated with onnx's evaluator. Nodes without
 kernels of their own and everything that depends on them form the tail, which mostly is a detection head that
-`import_state.py` recognises. Otherwise the tail is run node by node by `operators.py`, and so is what lies between such
-nodes and a later convolution. The import fails, and lists the operators, if one of them is not there either.
+`import_state.py` recognises. Otherwise the tail is run node by node by `array_program.py`, and so is what lies between
+such nodes and a later convolution. The import fails, and lists the operators, if one of them is not there either.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from framefuse.engines.cudnn.import_state import (
-    CHANNEL_MULTIPLE,
-    ImportState,
-    recognise_attention,
-    recognise_head,
-)
+from framefuse.engines.cudnn.array_program import OPERATORS, ArrayProgram, counted
+from framefuse.engines.cudnn.import_state import CHANNEL_MULTIPLE, ImportState, recognise_attention, recognise_head
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, General, Network, Operation, Pool, Split, Upsample
-from framefuse.engines.cudnn.operators import OPERATORS, ArrayProgram
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import attribute, evaluate, load_onnx
@@ -42,17 +36,12 @@ def import_network(path: Path, height: int, width: int, batch: int = 1) -> Netwo
         ModelError: the file cannot be read, takes another size, or has unsupported operators.
     """
     model = load_onnx(path)
-    importer = Importer(model, path, height, width)
-    for node in model.graph.node:
-        importer.import_node(node)
-    if (found := importer.finish()) is not None:
+    if (found := Importer(model, path, height, width).import_all().finish()) is not None:
         return found
     for attention in (True, False):
-        importer = Importer(model, path, height, width, batch, general=True, attention=attention)
-        for node in model.graph.node:
-            importer.import_node(node)
+        importer = Importer(model, path, height, width, batch, general=True, attention=attention).import_all()
         network = importer.finish_generally()
-        read = {name for op in (*network.operations, network.tail) if isinstance(op, General) for name in op.xs}
+        read = {name for step in network.general for name in step.xs}
         if not read & importer.reordered:  # else something besides attention reads channels in another order
             break
     return network
@@ -65,6 +54,12 @@ class Unsupported(Exception):
 class Importer(ImportState):
     """Imports the nodes of a graph in order."""
 
+    def import_all(self) -> Self:
+        """Import every node."""
+        for node in self.model.graph.node:
+            self.import_node(node)
+        return self
+
     def import_node(self, node: Any) -> None:
         """Fold, translate or defer one node."""
         inputs = [self.resolve(name) for name in node.input if name]
@@ -75,8 +70,7 @@ class Importer(ImportState):
                 known = {name: self.constants[self.resolve(name)] for name in node.input if name}
                 values = evaluate([node], known, list(node.output), self.model)
                 self.constants.update(zip(node.output, values, strict=True))
-            except Exception as error:  # of any class: onnx's evaluator lacks the operator at this opset
-                self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}): {str(error)[:80]}"
+            except Exception:  # of any class: onnx's evaluator lacks the operator at this opset
                 self._defer(node)
         elif node.op_type == "Shape" and inputs[0] in self.shapes:
             start, end = attribute(node, "start", 0), attribute(node, "end", None)
@@ -91,12 +85,11 @@ class Importer(ImportState):
                 if node.op_type not in TRANSLATORS:
                     raise Unsupported
                 TRANSLATORS[node.op_type](self, node, inputs)
-            except Unsupported as reason:
-                self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}){reason}"
+            except Unsupported:
                 self._defer(node)
 
     def finish(self) -> Network | None:
-        """The network, after the last node; None if it needs `operators.py`."""
+        """The network, after the last node; None if it needs `array_program.py`."""
         wanted = [self.resolve(item.name) for item in self.model.graph.output]
         self.tail = self.tail_leading_to(wanted)
         network = Network(self.input, tuple(wanted), self.operations, self.shapes, ranges=self.ranges)
@@ -149,15 +142,13 @@ class Importer(ImportState):
     def _refuse_unknown(self, nodes: list[Any]) -> None:
         unknown = [node for node in nodes if node.op_type not in OPERATORS]
         if unknown:
-            count = Counter(node.op_type for node in unknown)
-            listed = ", ".join(f"{kind} x{times}" for kind, times in count.most_common())
-            first = ", ".join(_described(node) for node in unknown[:4])
+            listed, first = counted(node.op_type for node in unknown), ", ".join(map(_described, unknown[:4]))
             message = f"engine cudnn cannot run {self.path}: it does not know the operators {listed} (first: {first})"
             raise ModelError(message, remedy="use another engine, for example onnxruntime")
 
     def _defer(self, node: Any) -> None:
         for name in node.input:  # half of something that is no SiLU
-            if gate := self.gate_nodes.pop(name, None):
+            if gate := self.gates.pop(name, None):
                 self.tail.append(gate)
                 self.deferred.update(gate.output)
         self.tail.append(node)
@@ -226,7 +217,7 @@ def _sigmoid(state: ImportState, node: Any, inputs: list[str]) -> None:
     products = [other for other in state.model.graph.node if y in other.input]
     if len(products) != 1 or products[0].op_type != "Mul" or inputs[0] not in map(state.resolve, products[0].input):
         raise Unsupported(" that is not part of a SiLU")
-    state.gates[y], state.gate_nodes[y] = inputs[0], node
+    state.gates[y] = node
 
 
 def _mul(state: ImportState, node: Any, inputs: list[str]) -> None:
@@ -234,7 +225,7 @@ def _mul(state: ImportState, node: Any, inputs: list[str]) -> None:
         _fold_constant(state, node, inputs)
         return
     gate, value = sorted(inputs, key=lambda name: name not in state.gates)
-    if state.gates.get(gate) != value:
+    if gate not in state.gates or state.resolve(state.gates[gate].input[0]) != value:
         raise Unsupported(" that is not part of a SiLU")
     _activate(state, value, node.output[0], "silu")
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines.cudnn.operators import ArrayProgram
+from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.kernels.boxes.head_cuda import cells as cells
 
 Activation = Literal["none", "silu", "relu"]
@@ -222,6 +222,11 @@ class Network:
     """For padded values: the model's channel of each channel, or -1 for padding, which is 0 or unused."""
     ranges: dict[str, float] = field(default_factory=dict)
     """Largest magnitude of each value that the file quantises."""
+
+    @property
+    def general(self) -> list[General]:
+        """What runs node by node, in order."""
+        return [op for op in (*self.operations, self.tail) if isinstance(op, General)]
 
     def channels(self, name: str) -> int:
         """Channels of a value without padding."""

@@ -326,11 +326,10 @@ def network_memory(path: Path, batch: int, height: int, width: int) -> NetworkMe
         ModelError: as `import_network`, or the channels cannot be padded.
     """
     compiled = compile_network(path, batch, height, width)
-    convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
-    known = known_workspaces()
-    texts = {index: Layer.of(compiled, conv).text for index, conv in convs.items() if not conv.depthwise}
-    workspaces = compiled.schedule.largest({index: known.get(text, 0) for index, text in texts.items()})
-    weights = 2 * sum(conv.weight.size + conv.bias.size for conv in convs.values())
+    known, layers = known_workspaces(), Layer.all_of(compiled)
+    workspaces = compiled.schedule.largest({index: known.get(layer.text, 0) for index, layer in layers.items()})
+    convs = [step for step in compiled.placement.steps if isinstance(step, Conv)]
+    weights = 2 * sum(conv.weight.size + conv.bias.size for conv in convs)
     return NetworkMemory(weights, 2 * compiled.memory.size + sum(workspaces) + 4 * batch * _output_size(compiled))
 
 

@@ -177,10 +177,19 @@ SCENES = [
 
 @pytest.mark.parametrize(("n", "samples", "size"), SCENES)
 @pytest.mark.parametrize("crop", ["image", "prototypes"])
-@pytest.mark.parametrize("part", [None, (0.02, 0.2, 0.9, 0.6), (0, 0, 1, 0.5)])
-def test_instances(n: int, samples: tuple[int, int], size: tuple[int, int], crop: Any, part: Any, move: Move) -> None:
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [(None, 0), ((0.02, 0.2, 0.9, 0.6), 0), ((0, 0, 1, 0.5), 0), ((0, 0.3, 1, 0.5), 2), ((0.2, 0, 0.7, 0.9), 4)],
+)
+def test_instances(
+    n: int, samples: tuple[int, int], size: tuple[int, int], crop: Any, part: Any, whole: int, move: Move
+) -> None:
+    """Also where the content begins or ends at a half or a quarter of a sample, so that logits are enlarged."""
     prototypes, coefficients, boxes = scene(n, samples, size)
     content = part and tuple(float(f * samples[1 - k % 2]) for k, f in enumerate(part))
+    if whole:
+        left, top, width, height = (round(value * whole) for value in content)
+        content = left / whole, top / whole, max(width, 1) / whole, max(height, 1) / whole
     expected = reference.instance_masks(prototypes, coefficients, boxes, size, content=content, crop=crop)
     arguments = move(prototypes), move(coefficients), move(boxes), size
     found = host(instances.instance_masks(*arguments, content=content, crop=crop))
@@ -219,6 +228,18 @@ def test_instances_follow_the_steps_of_the_training_framework() -> None:
     steps = cropped(np.stack([cv2.resize(plane, size[::-1]) for plane in inner]), boxes) > 0
     found = instances.instance_masks(prototypes, coefficients, boxes, size, content=(left, top, width, height))
     assert (found != steps).mean() <= 0.001
+
+    # 3 and 6 rows of padding are no whole samples: logits four and two times as large are cut and stretched.
+    for rows, factor in ((3, 4), (6, 2)):
+        size = 160 - 2 * rows, 160
+        large = [cv2.resize(plane, (40 * factor, 40 * factor)) for plane in logits]
+        cut = rows * factor // 4
+        inner = np.stack([cv2.resize(plane[cut : len(plane) - cut], size[::-1]) for plane in large])
+        steps = cropped(inner, boxes) > 0
+        found = instances.instance_masks(
+            prototypes, coefficients, boxes, size, content=(0, rows / 4, 40, 40 - rows / 2)
+        )
+        assert (found != steps).mean() <= 0.001
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools' decode

@@ -58,39 +58,64 @@ extern "C" __global__ void __launch_bounds__(64) instance_plan(
 static __device__ float lerp(float a, float b, float weight) { return a + (b - a) * weight; }
 
 // Logits between two samples of a row. The last sample has no neighbour, and weight 0.
-static __device__ float across(const float* row, int left, float weight) {
+static __device__ float between(const float* row, int left, float weight) {
   return lerp(row[left], row[weight > 0 ? left + 1 : left], weight);
 }
 
-// Whether a pixel of the plan's range is set.
-static __device__ bool inside(
-    const float* logits, int samples_x, int left, float right_weight, int upper_row, float lower_weight) {
-  const float* row = logits + upper_row * samples_x;
-  const float upper = across(row, left, right_weight);
-  const float lower = lower_weight > 0 ? across(row + samples_x, left, right_weight) : upper;
-  return lerp(upper, lower, lower_weight) > 0;
-}
+// Logits of an instance, from which masks are stretched: as they are, or enlarged by `factor` first.
+template <bool ENLARGED>
+struct Logits {
+  const float* samples;
+  int samples_x, samples_y, factor;
+
+  __device__ int rows() const { return ENLARGED ? samples_y * factor : samples_y; }
+
+  __device__ float along(const float* row, int left, float weight) const {
+    if (!ENLARGED) return between(row, left, weight);
+    const Place place = place_in(left, factor, samples_x), next = place_in(left + 1, factor, samples_x);
+    const float value = between(row, place.lower, place.weight);
+    return weight > 0 ? lerp(value, between(row, next.lower, next.weight), weight) : value;
+  }
+
+  __device__ float across(int row, int left, float weight) const {
+    if (!ENLARGED) return along(samples + row * samples_x, left, weight);
+    const Place place = place_in(row, factor, samples_y);
+    const float* upper = samples + place.lower * samples_x;
+    const float value = along(upper, left, weight);
+    return place.weight > 0 ? lerp(value, along(upper + samples_x, left, weight), place.weight) : value;
+  }
+
+  // Whether a pixel of the plan's range is set.
+  __device__ bool inside(int left, float right_weight, int upper_row, float lower_weight) const {
+    const float upper = across(upper_row, left, right_weight);
+    const float lower = lower_weight > 0 ? across(upper_row + 1, left, right_weight) : upper;
+    return lerp(upper, lower, lower_weight) > 0;
+  }
+};
 
 // Four neighbouring pixels a thread: 1 where the mask of the target's instance is set, or the label of the first of n
 // instances that is.
-// kernels: instance_masks <false>, instance_labels <true>
+// kernels: instance_masks <false, false>, instance_labels <true, false>
+// kernels: instance_masks_enlarged <false, true>, instance_labels_enlarged <true, true>
 // launch: grid ((width + 127) / 128, (height + 7) / 8, targets), block 32 * 8, waits
-template <bool LABELS>
+template <bool LABELS, bool ENLARGED>
 __global__ void __launch_bounds__(256) instance_paint(
     const float* __restrict__ logits_address, const Plan* __restrict__ plan_address,
     const int* __restrict__ across_index, const float* __restrict__ across_weight, const int* __restrict__ down_index,
     const float* __restrict__ down_weight, const uint8_t* __restrict__ labels_address, int n, int samples_x,
-    int samples_y, int width, int height, uint8_t* __restrict__ target_address, int64_t item_pitch, int64_t row_pitch,
-    bool vectors) {
+    int samples_y, int factor, int width, int height, uint8_t* __restrict__ target_address, int64_t item_pitch,
+    int64_t row_pitch, bool vectors) {
   wait_for_previous();
   const int y = blockIdx.y * 8 + threadIdx.y, x = (blockIdx.x * 32 + threadIdx.x) * 4, target = blockIdx.z;
   if (y >= height || x >= width) return;
   const auto value = [=](int x) -> unsigned {
     for (int k = LABELS ? 0 : target; k < (LABELS ? n : target + 1); ++k)
-      if (plan_address[k].pixels.holds(x, y) &&
-          inside(logits_address + (int64_t)k * samples_x * samples_y, samples_x, across_index[x], across_weight[x],
-                 down_index[y], down_weight[y]))
-        return LABELS ? labels_address[k] : 1;
+      if (plan_address[k].pixels.holds(x, y)) {
+        const float* samples = logits_address + (int64_t)k * samples_x * samples_y;
+        const Logits<ENLARGED> logits = {samples, samples_x, samples_y, factor};
+        if (logits.inside(across_index[x], across_weight[x], down_index[y], down_weight[y]))
+          return LABELS ? labels_address[k] : 1;
+      }
     return 0;
   };
   uint8_t* to = target_address + target * item_pitch + y * row_pitch + x;
@@ -108,17 +133,20 @@ __global__ void __launch_bounds__(256) instance_paint(
 constexpr int AHEAD = 4;
 
 // Positions (n, capacity) at which runs end, and the number of runs. `down_start`: the first pixel of each row of samples.
+// kernels: instance_runs <false>, instance_runs_enlarged <true>
 // launch: grid (n), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) instance_runs(
+template <bool ENLARGED>
+__global__ void __launch_bounds__(THREADS) instance_runs(
     const float* __restrict__ logits_address, const Plan* __restrict__ plan_address,
     const int* __restrict__ across_index, const float* __restrict__ across_weight, const int* __restrict__ down_index,
-    const float* __restrict__ down_weight, const int* __restrict__ down_start, int samples_x, int samples_y, int width,
-    int height, int* __restrict__ positions_address, int capacity, int* __restrict__ ends_address) {
+    const float* __restrict__ down_weight, const int* __restrict__ down_start, int samples_x, int samples_y,
+    int factor, int width, int height, int* __restrict__ positions_address, int capacity, int* __restrict__ ends_address) {
   wait_for_previous();
   __shared__ bool ended[THREADS + 1];  // set: the column before ends inside the mask
   const int thread = threadIdx.x;
   const Range range = plan_address[blockIdx.x].pixels;
-  const float* logits = logits_address + (int64_t)blockIdx.x * samples_x * samples_y;
+  const float* samples = logits_address + (int64_t)blockIdx.x * samples_x * samples_y;
+  const Logits<ENLARGED> logits = {samples, samples_x, samples_y, factor};
   int* positions = positions_address + (int64_t)blockIdx.x * capacity;
   const int columns = range.top < range.bottom ? range.right - range.left : 0;
   const bool whole = range.top == 0 && range.bottom == height;
@@ -127,8 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) instance_runs(
     const int x = range.left + first + thread, last_row = range.bottom - 1;
     // Where the box is as high as the image, a column goes on from the end of the one before it.
     const bool set = whole && x < range.right &&
-                     inside(logits, samples_x, across_index[x], across_weight[x], down_index[last_row],
-                            down_weight[last_row]);
+                     logits.inside(across_index[x], across_weight[x], down_index[last_row], down_weight[last_row]);
     if (thread == THREADS - 1) ended[0] = first > 0 && ended[THREADS];
     __syncthreads();
     ended[thread + 1] = set;
@@ -139,13 +166,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) instance_runs(
       bool value = before;
       const int left = across_index[x], first_row = down_index[range.top];
       const float weight = across_weight[x];
-      float upper = across(logits + first_row * samples_x, left, weight);
+      float upper = logits.across(first_row, left, weight);
       const int rows = down_index[last_row] - first_row + 1;
       for (int first = 0; first < rows; first += AHEAD) {
         float below[AHEAD];  // read together: one after the other each would wait for memory
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k)
-          below[k] = across(logits + min(first_row + first + k + 1, samples_y - 1) * samples_x, left, weight);
+          below[k] = logits.across(min(first_row + first + k + 1, logits.rows() - 1), left, weight);
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
           if (first + k >= rows) break;

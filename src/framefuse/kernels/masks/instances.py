@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -238,7 +239,7 @@ def instance_runs(
             workspace = workspace or Workspace()
             return _encoded(_instance_positions(request, capacity, workspace), size, workspace)
     first, scratch = _host(request)
-    (starts,) = _row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
+    (starts,) = _row_starts(*request.down)
     ends, capacity = np.zeros(len(request.boxes), np.int32), 4096
     while True:
         lengths = _scratch.get("runs", (capacity,), np.int32)
@@ -300,6 +301,30 @@ def native_content(samples: Size, size: Size) -> tuple[int, int, int, int]:
     return left, top, samples[1] - round(pad_x + 0.1) - left, samples[0] - round(pad_y + 0.1) - top
 
 
+def enlarged(content: Region) -> tuple[int, Region]:
+    """The smallest enlargement of prototypes, 1, 2 or 4, that gives `content` whole samples as its edges, and the edges
+    in these; if none does, 1 and `content`.
+
+    The YOLO frameworks cut the padding off in whole samples, and enlarge the logits first where it has none
+    (`process_mask_native`).
+    """
+    left, top, width, height = content
+    edges = np.array((left, top, left + width, top + height))
+    for factor in (1, 2, 4):
+        whole = np.round(edges * factor)
+        if (np.abs(edges * factor - whole) < 1e-3).all():
+            left, top, right, bottom = whole.tolist()
+            return factor, (left, top, right - left, bottom - top)
+    return 1, content
+
+
+@lru_cache(maxsize=64)
+def _enlarging(samples: int, factor: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Taps that enlarge an axis, and one more that stands for what is outside."""
+    index, weight = taps(samples * factor, 0, samples, samples)
+    return np.append(index, index[-1:] + (factor == 1)).astype(np.int32), np.append(weight, np.float32(0))
+
+
 def _row_starts(count: int, start: float, length: float, samples: int) -> tuple[NDArray[np.int32]]:
     """The first pixel whose lower tap is at least r, for r = 0..samples."""
     return (np.searchsorted(taps(count, start, length, samples)[0], np.arange(samples + 1)).astype(np.int32),)
@@ -317,6 +342,20 @@ class _Request(NamedTuple):
     crop: str
     count: Any
     """Address or array of the number of valid instances on a GPU; 0: all."""
+    factor: int
+    """By which logits are enlarged before they are stretched."""
+    stretched: Region
+    """`content` within enlarged logits."""
+
+    @property
+    def samples(self) -> Size:
+        """Height and width of enlarged logits."""
+        return self.prototypes.shape[1] * self.factor, self.prototypes.shape[2] * self.factor
+
+    @property
+    def down(self) -> tuple[int, float, float, int]:
+        """The arguments of `taps` down."""
+        return self.size[0], self.stretched[1], self.stretched[3], self.samples[0]
 
     @classmethod
     def of(
@@ -342,7 +381,8 @@ class _Request(NamedTuple):
         if not (region[2] > 0 and region[3] > 0):
             raise UsageError(f"content {content} has no area")
         valid = 0 if count is None else checked("count", count, gpu, (1,), "int32")
-        return cls(gpu, prototypes, coefficients, boxes, size, region, crop, valid)
+        scaled = enlarged(region) if crop == "image" else (1, region)
+        return cls(gpu, prototypes, coefficients, boxes, size, region, crop, valid, *scaled)
 
 
 def _target(out: Any, gpu: bool, shape: tuple[int, ...], *dtypes: str) -> Any:
@@ -358,13 +398,15 @@ def _target(out: Any, gpu: bool, shape: tuple[int, ...], *dtypes: str) -> Any:
 def _host(request: _Request) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The arguments that come first in the kernels on the host, and last: scratch for logits (a border of one sample
     around all prototypes) and for stretched rows."""
-    prototypes, size, (left, top, width, height) = request.prototypes, request.size, request.content
+    prototypes, factor = request.prototypes, request.factor
     channels, mh, mw = prototypes.shape
-    across, down = taps(size[1], left, width, mw), taps(size[0], top, height, mh)
+    (left, _, width, _), down = request.stretched, taps(*request.down)
+    across = taps(request.size[1], left, width, request.samples[1])
     places = address(prototypes), channels, pitch(prototypes, 0), pitch(prototypes, 1)
-    stretched = max((mh + 1) * size[1], mw + 1)
-    scratch = _scratch.get("logits", ((mh + 1) * (mw + 1),)), _scratch.get("stretched", (stretched,))
-    return (*places, request.coefficients, _plan(request, across[0], down[0]), *across, *down), scratch
+    enlarging = factor, *_enlarging(mw, factor), *_enlarging(mh, factor)
+    stretched = max((mh + 1) * request.size[1], (max(mh, mw) + 1) * (factor + 1))
+    scratch = _scratch.get("logits", ((mh + 1) * (factor + 1) * (mw + 1),)), _scratch.get("stretched", (stretched,))
+    return (*places, request.coefficients, _plan(request, across[0], down[0]), *across, *down, *enlarging), scratch
 
 
 def _paint(request: _Request, labels: Any, out: Any, workspace: Workspace | None) -> None:
@@ -373,9 +415,9 @@ def _paint(request: _Request, labels: Any, out: Any, workspace: Workspace | None
     if request.gpu:
         places = {"target_address": out, "item_pitch": out.strides[0], "row_pitch": out.strides[1], "targets": len(out)}
         vectors = all(value % 4 == 0 for value in (*out.strides[:2], out.shape[2], out.data.ptr))
-        given = _logits(request, workspace or Workspace())[0]
+        given = _logits(request, workspace or Workspace())
         symbol, ink = ("instance_masks", 0) if masks else ("instance_labels", labels)
-        kernel.launch(symbol, **given, **places, labels_address=ink, vectors=int(vectors))
+        kernel.launch(_symbol(symbol, request), **given, **places, labels_address=ink, vectors=int(vectors))
     elif n:
         first, scratch = _host(request)
         values, item_pitch = (np.ones(n, np.uint8), out.strides[0]) if masks else (labels, 0)
@@ -404,12 +446,16 @@ def _plan(request: _Request, across: NDArray[np.int32], down: NDArray[np.int32])
     return plan
 
 
-def _logits(request: _Request, workspace: Workspace) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Find the logits where boxes need them. Returns what later kernels share, and the arguments of `_row_starts`."""
+def _symbol(name: str, request: _Request) -> str:
+    return name if request.factor == 1 else f"{name}_enlarged"
+
+
+def _logits(request: _Request, workspace: Workspace) -> dict[str, Any]:
+    """Find the logits where boxes need them. Returns what later kernels share."""
     channels, mh, mw = request.prototypes.shape
     n, (height, width), (left, top, wide, high) = len(request.boxes), request.size, request.content
     plan, logits = workspace.get("plan", (n, 8), np.int32), workspace.get("logits", (n, mh, mw), np.float32)
-    tables = device_taps(request.size, request.content, (mh, mw))
+    tables = device_taps(request.size, request.stretched, request.samples)
     extent = {"width": width, "height": height}
     shared = {"plan_address": plan, "n": n, "samples_x": mw, "samples_y": mh}
     indexed = shared | {name: tables[name] for name in ("across_index", "down_index")}
@@ -418,9 +464,9 @@ def _logits(request: _Request, workspace: Workspace) -> tuple[dict[str, Any], tu
     kernel.launch("instance_plan", **indexed, **extent, **scales, **given)
     prototypes = request.prototypes
     given = {"channels": channels, "plane_pitch": pitch(prototypes, 0), "row_pitch": pitch(prototypes, 1)}
-    given |= {"prototypes_address": prototypes, "coefficients_address": request.coefficients}
+    given |= {"prototypes_address": prototypes, "coefficients_address": request.coefficients, "factor": request.factor}
     kernel.launch(f"instance_logits_{kind(prototypes)}", **indexed, **given, logits_address=logits)
-    return {**shared, **tables, **extent, "logits_address": logits}, (height, top, high, mh)
+    return {**shared, **tables, **extent, "factor": request.factor, "logits_address": logits}
 
 
 def _positions(symbol: str, given: dict[str, Any], n: int, capacity: int, workspace: Workspace) -> dict[str, Any]:
@@ -434,9 +480,9 @@ def _positions(symbol: str, given: dict[str, Any], n: int, capacity: int, worksp
 
 
 def _instance_positions(request: _Request, capacity: int, workspace: Workspace) -> dict[str, Any]:
-    given, rows = _logits(request, workspace)
-    (given["down_start"],) = device_table(_row_starts, *rows)
-    return _positions("instance_runs", given, len(request.boxes), capacity, workspace)
+    given = _logits(request, workspace)
+    (given["down_start"],) = device_table(_row_starts, *request.down)
+    return _positions(_symbol("instance_runs", request), given, len(request.boxes), capacity, workspace)
 
 
 def _encoded(positions: dict[str, Any], size: Size, workspace: Workspace) -> DeviceRuns:

@@ -85,8 +85,9 @@ def instance_logits(
 ) -> Array:
     """(n, *size): the value whose sign is the mask, 0 outside the crop.
 
-    crop="image": logits, stretch to the image, crop to the box in image pixels. With `native_content` its sign is the
-        framework's `process_mask_native` (retina_masks=True).
+    crop="image": logits, stretch to the image, crop to the box in image pixels. Where an edge of `content` lies within
+        a sample, but not within one of logits enlarged 2 or 4 times, these are stretched: as the framework's
+        `process_mask_native` does (retina_masks=True), whose masks its sign gives.
     crop="prototypes": logits, crop to the box at prototype resolution, stretch. With the whole prototypes as content,
         the model input as size and boxes in its pixels, its sign is the framework's `process_mask(..., upsample=True)`;
         any other content does the same for that part of the model input.
@@ -107,6 +108,12 @@ def instance_logits(
     if crop == "prototypes":
         scale = np.array([width / size[1], height / size[0]] * 2, np.float32)
         logits = logits * _inside(boxes * scale + np.array([left, top] * 2, np.float32), mh, mw)
+    if crop == "image":
+        edges = np.array([left, top, left + width, top + height])
+        whole = {f: np.round(edges * f) for f in (1, 2, 4) if np.abs(edges * f - np.round(edges * f)).max() < 1e-3}
+        factor, (left, top, right, bottom) = next(iter(whole.items()), (1, edges))
+        logits = upsample(logits, (mh * factor, mw * factor))
+        content = left, top, right - left, bottom - top
     logits = upsample(logits, size, content=content)
     if crop == "image":
         logits = logits * _inside(boxes, *size)

@@ -7,8 +7,9 @@ Runs come without a mask: along an image column the stretched logit is linear be
 sign at most once there, and cells whose ends have the sign of the pixel before are skipped whole.
 
 `boxes` is (n, 8) int32: the samples kept, left, right, top, bottom (those outside count as logit 0), then the pixels
-that may be set, left, right, top, bottom (`instances._plan` makes it). `across` and `down` are taps: for each pixel the
-lower sample, and the weight of the upper. Scratch comes as arguments.
+that may be set, left, right, top, bottom (`instances._plan` makes it). `xi`, `xw`, `yi`, `yw` are taps: for each pixel
+the lower sample, and the weight of the upper. Where `factor` is above 1 they count samples of logits enlarged by it, and
+`ei`, `ew`, `fi`, `fw` are the taps of those, across and down. Scratch comes as arguments.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ def accumulate(logits, prototypes, coefficients, i, channels, plane_pitch, base,
 
 
 @T.inline
+def enlarge(values, source, target, index, weight, first, count):
+    """values[target + k]: the samples that begin at `source`, enlarged; `first` is the first of `count` enlarged ones."""
+    for k in T.serial(count):
+        at: T.let = source + index[first + k] - index[first]
+        values[target + k] = lerp(values[at], values[at + 1], weight[first + k])
+
+
+@T.inline
 def emit(runs, state, position, capacity):
     """Close a run at `position`; state is run count, last position, value."""
     if state[0] < capacity:
@@ -49,7 +58,9 @@ def instance_paint(
     coefficients: T.Buffer(("n", "channels"), "float32", align=4),
     boxes: T.Buffer(("n", 8), "int32", align=4), xi: T.Buffer(("width",), "int32", align=4),
     xw: T.Buffer(("width",), "float32", align=4), yi: T.Buffer(("height",), "int32", align=4),
-    yw: T.Buffer(("height",), "float32", align=4), values: T.Buffer(("n",), "uint8", align=1),
+    yw: T.Buffer(("height",), "float32", align=4), factor: T.int32, ei: T.Buffer(("fine_x",), "int32", align=4),
+    ew: T.Buffer(("fine_x",), "float32", align=4), fi: T.Buffer(("fine_y",), "int32", align=4),
+    fw: T.Buffer(("fine_y",), "float32", align=4), values: T.Buffer(("n",), "uint8", align=1),
     target_address: T.int64, item_pitch: T.int64, target_pitch: T.int64,
     logits: T.Buffer(("size",), "float32", align=4), rows: T.Buffer(("row_size",), "float32", align=4),
 ):  # fmt: skip
@@ -57,33 +68,48 @@ def instance_paint(
     T.func_attr({"tirx.noalias": True, "global_symbol": "instance_paint"})
     n, size = T.int32(), T.int32()
     prototypes = array_at(prototype_address, "float32", size)
+    beyond: T.let = T.if_then_else(factor > 1, 2, 1)
     for j in T.serial(n):
         # Backwards, so that where instances share a target the first, the surest, lies on top.
         i: T.let = n - 1 - j
         x0, x1, y0, y1 = lets(boxes[i, 4], boxes[i, 5], boxes[i, 6], boxes[i, 7])
         if T.And(x0 < x1, y0 < y1):
             left, top = lets(xi[x0], yi[y0])
-            pitch, count = lets(xi[x1 - 1] + 2 - left, yi[y1 - 1] + 2 - top)
+            fine, last = lets(xi[x1 - 1] + 2 - left, yi[y1 - 1] + 1)
+            from_x, from_y = lets(ei[left], fi[top])
+            pitch, count = lets(ei[left + fine - 1] + beyond - from_x, fi[last] + beyond - from_y)
             wide: T.let = x1 - x0
-            begin, end = lets(T.max(left, boxes[i, 0]), T.min(left + pitch, boxes[i, 1]))
+            begin, end = lets(T.max(from_x, boxes[i, 0]), T.min(from_x + pitch, boxes[i, 1]))
+            first: T.let = T.if_then_else(factor > 1, pitch, 0) - left
             for r in T.serial(count):
                 for x in T.serial(pitch):
                     logits[x] = T.float32(0)
-                if T.And(top + r >= boxes[i, 2], top + r < boxes[i, 3]):
+                if T.And(from_y + r >= boxes[i, 2], from_y + r < boxes[i, 3]):
                     source = T.meta_var((prototypes, coefficients, i, channels, plane_pitch))
-                    accumulate(logits, *source, (top + r) * row_pitch + begin, end - begin, begin - left)
+                    accumulate(logits, *source, (from_y + r) * row_pitch + begin, end - begin, begin - from_x)
+                if factor > 1:
+                    enlarge(logits, 0, pitch, ei, ew, left, fine)
                 for x in T.serial(wide):
-                    rows[r * wide + x] = lerp(logits[xi[x0 + x] - left], logits[xi[x0 + x] - left + 1], xw[x0 + x])
+                    at: T.let = first + xi[x0 + x]
+                    rows[r * wide + x] = lerp(logits[at], logits[at + 1], xw[x0 + x])
             for y in T.serial(y1 - y0):
-                upper: T.let = (yi[y0 + y] - top) * wide
+                down: T.let = yi[y0 + y]
+                upper, lower = lets((fi[down] - from_y) * wide, (fi[down + 1] - from_y) * wide)
                 weight: T.let = yw[y0 + y]
                 item = T.meta_var(target_address + T.Cast("int64", i) * item_pitch)
                 row = T.meta_var(T.Cast("int64", y0 + y) * target_pitch)
                 target = array_at(item + row + T.Cast("int64", x0), "uint8", size)
                 ink: T.let = values[i]
-                for x in T.serial(wide):
-                    logit = T.meta_var(lerp(rows[upper + x], rows[upper + wide + x], weight))
-                    target[x] = T.Select(logit > T.float32(0), ink, target[x])
+                if factor > 1:
+                    above, below = lets(fw[down], fw[down + 1])
+                    for x in T.serial(wide):
+                        one = T.meta_var(lerp(rows[upper + x], rows[upper + wide + x], above))
+                        two = T.meta_var(lerp(rows[lower + x], rows[lower + wide + x], below))
+                        target[x] = T.Select(lerp(one, two, weight) > T.float32(0), ink, target[x])
+                else:
+                    for x in T.serial(wide):
+                        logit = T.meta_var(lerp(rows[upper + x], rows[upper + wide + x], weight))
+                        target[x] = T.Select(logit > T.float32(0), ink, target[x])
 
 
 @T.prim_func(s_tir=True)
@@ -91,7 +117,9 @@ def instance_runs(
     prototype_address: T.int64, channels: T.int32, plane_pitch: T.int32, row_pitch: T.int32,
     coefficients: T.Buffer(("n", "channels"), "float32", align=4), boxes: T.Buffer(("n", 8), "int32", align=4),
     xi: T.Buffer(("width",), "int32", align=4), xw: T.Buffer(("width",), "float32", align=4),
-    yi: T.Buffer(("height",), "int32", align=4), yw: T.Buffer(("height",), "float32", align=4),
+    yi: T.Buffer(("height",), "int32", align=4), yw: T.Buffer(("height",), "float32", align=4), factor: T.int32,
+    ei: T.Buffer(("fine_x",), "int32", align=4), ew: T.Buffer(("fine_x",), "float32", align=4),
+    fi: T.Buffer(("fine_y",), "int32", align=4), fw: T.Buffer(("fine_y",), "float32", align=4),
     starts: T.Buffer(("starts_size",), "int32", align=4), runs: T.Buffer(("capacity",), "int32", align=4),
     ends: T.Buffer(("n",), "int32", align=4), logits: T.Buffer(("size",), "float32", align=4),
     column: T.Buffer(("column_size",), "float32", align=4),
@@ -101,6 +129,7 @@ def instance_runs(
     n, width, height = T.int32(), T.int32(), T.int32()
     size, capacity = T.int32(), T.int32()
     prototypes = array_at(prototype_address, "float32", size)
+    beyond: T.let = T.if_then_else(factor > 1, 2, 1)
     state = T.alloc_buffer((3,), "int32")
     state[0] = 0
     for i in T.serial(n):
@@ -109,28 +138,38 @@ def instance_runs(
         x0, x1, y0, y1 = lets(boxes[i, 4], boxes[i, 5], boxes[i, 6], boxes[i, 7])
         if T.And(x0 < x1, y0 < y1):
             left, top = lets(xi[x0], yi[y0])
-            wide, count = lets(xi[x1 - 1] + 2 - left, yi[y1 - 1] + 2 - top)
-            begin, end = lets(T.max(left, boxes[i, 0]), T.min(left + wide, boxes[i, 1]))
+            wide, tall = lets(xi[x1 - 1] + 2 - left, yi[y1 - 1] + 2 - top)
+            from_x, from_y = lets(ei[left], fi[top])
+            pitch, count = lets(ei[left + wide - 1] + beyond - from_x, fi[top + tall - 1] + beyond - from_y)
+            begin, end = lets(T.max(from_x, boxes[i, 0]), T.min(from_x + pitch, boxes[i, 1]))
             whole: T.let = T.And(y0 == 0, y1 == height)
+            enlarged: T.let = T.if_then_else(factor > 1, count, 0)
             # Transposed: a prototype column is contiguous, so that the taps across vectorise along it.
             for k in T.serial(wide * count):
                 logits[k] = T.float32(0)
             for r in T.serial(count):
-                if T.And(top + r >= boxes[i, 2], top + r < boxes[i, 3]):
-                    for x in T.serial(end - begin):
+                if T.And(from_y + r >= boxes[i, 2], from_y + r < boxes[i, 3]):
+                    for x in T.serial(pitch):
                         column[x] = T.float32(0)
                     source = T.meta_var((prototypes, coefficients, i, channels, plane_pitch))
-                    accumulate(column, *source, (top + r) * row_pitch + begin, end - begin, 0)
-                    for x in T.serial(end - begin):
-                        logits[(begin - left + x) * count + r] = column[x]
+                    accumulate(column, *source, (from_y + r) * row_pitch + begin, end - begin, begin - from_x)
+                    if factor > 1:
+                        enlarge(column, 0, pitch, ei, ew, left, wide)
+                        for x in T.serial(wide):
+                            logits[x * count + r] = column[pitch + x]
+                    else:
+                        for x in T.serial(pitch):
+                            logits[x * count + r] = column[x]
             for u in T.serial(x1 - x0):
                 x: T.let = x0 + u
                 at: T.let = (xi[x] - left) * count
                 across: T.let = xw[x]
                 for r in T.serial(count):
                     column[r] = lerp(logits[at + r], logits[at + count + r], across)
-                for r in T.serial(count - 1):
-                    upper, lower = lets(column[r], column[r + 1])
+                if factor > 1:
+                    enlarge(column, 0, count, fi, fw, top, tall)
+                for r in T.serial(tall - 1):
+                    upper, lower = lets(column[enlarged + r], column[enlarged + r + 1])
                     same: T.let = T.if_then_else(
                         state[2] == 1,
                         T.And(upper > T.float32(0), lower > T.float32(0)),

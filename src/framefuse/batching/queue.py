@@ -18,10 +18,9 @@ from bisect import bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from heapq import nlargest
 from operator import attrgetter
 
-from framefuse.batching.costs import Costs
+from framefuse.batching.costs import Costs, quantile
 from framefuse.errors import DeadlineError, QueueFullError, UsageError
 
 PRIORITIES = 4
@@ -34,7 +33,7 @@ PATIENCE = 3
 """Expected intervals without a request after which a batch no longer waits for one."""
 MAX_BUCKETS = 256
 """Whose rate of arrival is remembered."""
-ANSWERS, SURE, REFRESH = 4096, 0.9997, 64
+ANSWERS, SURE, REFRESH = 2048, 0.999, 64
 """Latest answers by which it is known how much later than predicted they come, the share of them that the margin of
 later predictions covers, and how many come between two looks."""
 MOST_MARGIN = 0.5
@@ -206,8 +205,7 @@ class RequestQueue:
                 self._errors.append(now - request.end)
                 self._answered += 1
                 if self._answered % REFRESH == 0:
-                    beyond = 1 + int((1 - SURE) * len(self._errors))
-                    self._margin = max(0.0, nlargest(beyond, self._errors)[-1])
+                    self._margin = max(0.0, quantile(self._errors, SURE))
 
     def _predict(self, request: Request, now: float) -> float:
         """When the batch of a request ends, at the slowest usual times."""

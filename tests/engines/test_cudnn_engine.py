@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from cudnn_nets import Net, anchored, backbone, images, mixed, onnx_runtime, relative, with_attention
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import convolutions
+from framefuse.engines.cudnn import convolutions, later
 from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.engines.cudnn.plans import PlanCache
 from framefuse.errors import CapabilityError, ModelError, UsageError
@@ -291,10 +292,56 @@ class TestGpu:
         engine.request_pool(1, 32, 32, 1)
         assert any("cuDNN cannot build engine 9999" in reason for reason in engine.reasons)
 
+    @pytest.mark.parametrize("act", ["silu", "relu"])
+    def test_kernels_measured_later(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+        """It starts with kernels that are not fused, and gives the same results with the fastest."""
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        net = Net()
+        up, down = backbone(net, "images")
+        beside = net.conv(down, 16, 1, act=act)
+        inner = net.conv(net.conv(down, 16, act=act), 16, act="none")
+        last = net.node("Relu", net.node("Add", beside, inner))
+        path = net.save(tmp_path / "net.onnx", net.conv(up, 5, 1, act="none"), last)
+        engine = open_engine("cudnn", path, EngineOptions(device="cuda", tunes_later=True))
+        pool = engine.request_pool(2, 64, 96, 1)
+        assert not list((tmp_path / "framefuse").glob("cudnn/*.json"))
+        x = np.random.default_rng(0).random((2, 3, 64, 96), np.float32)
+        expected = onnx_runtime(path, rounded(x))
+        slot = pool.acquire()
+        assert slot is not None
+        slot.write(x)
+        for turn in range(2):
+            assert slot.handle.execution.version == turn
+            pool.submit(slot)
+            assert pool.wait(slot, 10)
+            for found, wanted in zip(slot.outputs, expected, strict=True):
+                assert relative(found, wanted) < 3e-3
+            assert all(plan.fused == bool(turn) for plan in slot.handle.execution.kernels.plans.values())
+            engine.tune()
+        (file,) = (tmp_path / "framefuse").glob("cudnn/*.json")
+        assert len(json.loads(file.read_text())["plans"]) >= 8
+        engine.close()
+
+    def test_kernels_measured_beside_the_work(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(later, "DELAY", 0.1)
+        net = Net()
+        path = net.save(tmp_path / "net.onnx", net.conv(net.conv(net.conv("images", 16), 24), 32))
+        for finishes in (False, True):
+            engine = open_engine("cudnn", path, EngineOptions(device="cuda", tunes_later=True))
+            execution = engine.execution(1, 64, 64)
+            end = time.monotonic() + 60
+            while finishes and not execution.version and time.monotonic() < end:
+                time.sleep(0.01)
+            assert bool(execution.version) == finishes
+            engine.close()
+            assert not [thread for thread in threading.enumerate() if thread.name == "ff-tune"]
+        assert any("3 kernels measured beside the work" in reason for reason in engine.reasons)
+
     def test_what_is_not_known_is_listed(self, tmp_path: Path) -> None:
         net = Net()
-        path = net.save(tmp_path / "net.onnx", net.node("Tanh", net.conv("images", 8)))
-        with pytest.raises(ModelError, match="Tanh x1"):
+        path = net.save(tmp_path / "net.onnx", net.node("Det", net.conv("images", 8)))
+        with pytest.raises(ModelError, match="Det x1"):
             open_engine("cudnn", path, EngineOptions()).request_pool(1, 32, 32, 1)
 
 

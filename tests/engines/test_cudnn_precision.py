@@ -14,7 +14,7 @@ import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import Net, backbone, detector, images, onnx_runtime, relative
-from cudnn_on_cpu import Chain, NumpyPlans, complete, decode
+from cudnn_on_cpu import Chain, NumpyPlan, NumpyPlans, complete, decode
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import autotune, convolutions
@@ -125,6 +125,32 @@ def test_bytes_and_addresses(gpu: None, tmp_path: Path, kind: Type) -> None:
     assert relative(np.asarray(run.results[0]), expected[0]) < (5e-3 if kind == "fp16" else 5e-2)
     kinds = {layer.x_type for layer in plans.asked}
     assert kinds == {"fp16", kind}
+
+
+def test_kernels_that_are_not_fused_and_others_later(gpu: None, tmp_path: Path) -> None:
+    """Activation and residual follow the convolution then, also an activation after the sum."""
+    net = Net()
+    first = net.conv("images", 16)
+    beside = net.conv(first, 16, 1)
+    inner = net.conv(net.conv(first, 16, act="relu"), 16, act="none")
+    summed = net.node("Relu", net.node("Add", beside, inner))
+    path, x = net.save(tmp_path / "net.onnx", net.conv(summed, 8, act="none")), images(2, 32, 48)
+    compiled = compile_network(path, 2, 32, 48)
+    steps = [step for step in compiled.placement.steps if isinstance(step, Conv)]
+    assert {step.last for step in steps} == {"none", "relu"} and any(step.residual for step in steps)
+    plans = NumpyPlans(lambda layer: 1.0)
+    run = Execution(compiled, plans.builder, Weights(steps), lambda layer: NumpyPlan(layer, fused=False))
+    found = []
+    for _ in range(2):
+        run.pack(on_device(x), Chain())
+        run.start(Chain())
+        run.finish(Chain())
+        found.append(np.array(run.results[0]))
+        run.replace_kernels(plans)
+    assert run.version == 1, "the same kernels again are no others"
+    (expected,) = reference.run(compiled, x, dtype=np.float16)
+    assert max(relative(one, expected) for one in found) < 5e-3
+    assert not np.array_equal(*found), "fused kernels round less"
 
 
 def cheap(*kinds: Type) -> Any:

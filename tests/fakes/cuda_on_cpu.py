@@ -186,6 +186,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
     monkeypatch.setattr(device, "current_stream", lambda: 0)
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(kernel, "prepare", lambda symbols: None)
+    monkeypatch.setattr(kernel, "compile_ahead", lambda symbols: None)
     monkeypatch.setattr(kernel, "launch", kernels.launch)
     monkeypatch.setattr(kernel, "bind", kernels.bind)
     return kernels

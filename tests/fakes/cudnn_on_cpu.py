@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,7 +68,7 @@ def convolve_by_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[Layer], 
     monkeypatch.setattr(
         Execution,
         "convolve",
-        lambda self, index, step, number, stream: reference.step(self.compiled, np.asarray(self.arena), index),
+        lambda self, plan, index, step, workspace, stream: reference.step(self.compiled, np.asarray(self.arena), index),
     )
     return lambda layer: SimpleNamespace(workspace=7)
 
@@ -83,9 +83,11 @@ def at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str
 
 @dataclass
 class NumpyPlan:
-    """`y = round((activation(conv(x, weight) SCALE + bias) + residual RESIDUAL_SCALE) OUTPUT_SCALE)`."""
+    """`y = round(last(activation(conv(x, weight) SCALE + bias) + residual RESIDUAL_SCALE) OUTPUT_SCALE)`; if it is not
+    fused, `conv(x, weight) + bias`."""
 
     layer: Layer
+    fused: bool = True
     workspace: int = 7
     microseconds: float = 1.0
 
@@ -107,6 +109,8 @@ class NumpyPlan:
         if eight:
             y = y * read(SCALE, *each, "fp32")
         y = y + read(BIAS, *each, "fp32" if eight else "fp16")
+        if not self.fused:
+            layer = replace(layer, activation="identity", residual_strides=None, last="none")
         if layer.activation == "silu":
             y = y / (1 + np.exp(-y))
         elif layer.activation == "relu":
@@ -114,6 +118,8 @@ class NumpyPlan:
         if layer.residual_strides is not None:
             beside = read(RESIDUAL, layer.y, layer.residual_strides, layer.residual_type)
             y = y + beside * (1 if layer.residual_type == "fp16" else read(RESIDUAL_SCALE, (1,), (1,), "fp32"))
+        if layer.last == "relu":
+            y = np.maximum(y, 0)
         target = at(pointers[Y], layer.y, layer.y_strides, layer.y_type)
         kind = layer.y_type
         target[...] = y if kind == "fp16" else encode(y * read(OUTPUT_SCALE, (1,), (1,), "fp32"), kind)

@@ -430,6 +430,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(cuda_driver, "driver", gpu.driver)
     monkeypatch.setattr(nvdec, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
+    monkeypatch.setattr(kernel, "compile_ahead", lambda symbols: None)
     if not sources:
         monkeypatch.setattr(captured_batch, "PreprocessTable", Table)
         monkeypatch.setattr(device_outputs, "detections", _detections(gpu))

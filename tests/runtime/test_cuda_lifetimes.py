@@ -205,7 +205,7 @@ def test_what_a_captured_batch_reads_lives_as_long(gpu: Gpu, segmenter: Card) ->
 
 def test_a_request_pool_frees_its_model(gpu: Gpu) -> None:
     class Execution:
-        memory_format, layout, capturable = "nchw", None, True
+        memory_format, layout, capturable, version = "nchw", None, True, 0
 
         def __init__(self) -> None:
             self.input = device.cupy().zeros((1, 3, 4, 4), np.float32)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +21,7 @@ from framefuse.cuda import device
 from framefuse.cuda.cubins import Description, describe, machine_code
 from framefuse.cuda.cubins import add as add  # kernels of users
 from framefuse.cuda.driver import check
-from framefuse.errors import UsageError
+from framefuse.errors import FramefuseError, UsageError
 
 FORMATS = dict(pointer="Q", int64="q", uint64="Q", float64="d") | dict(
     int32="i4x", uint32="I4x", float32="f4x", bool="?7x", int8="b7x", uint8="B7x"
@@ -34,6 +36,9 @@ SERIALIZATION = struct.pack("<I4xi60x", 6, 1)
 ended. Only kernels that begin with a wait (`Description.waits`) use it, on compute capability HOPPER and later."""
 HOPPER = 90
 
+COMPILERS = 8
+"""Kernels that are compiled at the same time at most."""
+
 NUM_REGS, MAX_DYNAMIC_SHARED_SIZE_BYTES = 4, 8
 """CU_FUNC_ATTRIBUTE_* of the driver's API."""
 
@@ -44,8 +49,33 @@ def prepare(symbols: Iterable[str]) -> None:
     Raises:
         CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
     """
-    for symbol in symbols:
+    wanted, number = list(symbols), device.current_gpu()
+    compile_kernels([symbol for symbol in wanted if (number, symbol) not in _kernels])
+    for symbol in wanted:
         _loaded(symbol)
+
+
+def compile_kernels(symbols: Sequence[str]) -> None:
+    """Compile kernels for the current device side by side; nothing is loaded.
+
+    Raises:
+        CapabilityError: as `prepare`.
+    """
+    if symbols:
+        capability = int(device.cupy().cuda.Device().compute_capability)
+        with ThreadPoolExecutor(min(len(symbols), COMPILERS), "ff-compile") as threads:
+            list(threads.map(lambda symbol: machine_code(describe(symbol), capability), symbols))
+
+
+def compile_ahead(symbols: Sequence[str]) -> None:
+    """Compile what is likely to be needed soon, in a thread. Errors come when it is needed."""
+
+    def work() -> None:
+        with suppress(FramefuseError), device.current(gpu):
+            compile_kernels(symbols)
+
+    gpu = device.current_gpu()
+    threading.Thread(target=work, name="ff-compile", daemon=True).start()
 
 
 def launch(symbol: str, *, stream: int | None = None, **arguments: Any) -> None:

@@ -36,6 +36,9 @@ class EngineOptions:
     """Seconds that loading and compiling for the CPU may take; 0: without limit."""
     layout: str | None = None
     """Layout of the model's outputs; an engine may leave their last steps to post-processing (`Slot.layout`)."""
+    tunes_later: bool = False
+    """Start at once with kernels that nobody has measured, for an engine that measures kernels, and measure beside the
+    work; `Engine.tune` does it now."""
     calibration: Sequence[NDArray[Any]] = field(default=(), compare=False, repr=False)
     """Sample model inputs, (n, 3, height, width) each, for an engine that chooses precisions by measurement."""
 
@@ -166,6 +169,9 @@ class Engine:
         self._check_profile(batch, height, width)
         with self._making:
             return self._make_execution(batch, height, width)
+
+    def tune(self) -> None:
+        """Measure now what was to be measured beside the work. Its executions have the fastest kernels then."""
 
     def close(self) -> None:
         """Free the model."""

@@ -101,6 +101,7 @@ class DeviceExecution:
         results: the model's outputs, or those of `layout`, on the GPU.
         layout: what `results` hold, if not the model's own outputs: "yolov8_head".
         memory_format: of `input`.
+        version: grows when `start` comes to launch other, faster kernels. A graph that was captured before stays right.
         capturable: whether `start` and `finish` can be recorded into a CUDA graph. If not, they run between two graphs.
     """
 
@@ -108,6 +109,7 @@ class DeviceExecution:
     results: Sequence[Any]
     layout: str | None = None
     memory_format: Literal["nchw", "nhwc"] = "nhwc"
+    version: int = 0
     capturable: bool = True
 
     def start(self, stream: Any) -> None:
@@ -168,9 +170,13 @@ class Request:
         self.outputs = tuple(device.pinned(result.shape, result.dtype) for result in execution.results)
         self._launch()
         self.stream.synchronize()
-        self._graph = capture(self.stream, self._launch) if execution.capturable else None
+        self._version, self._graph = execution.version, None
+        if execution.capturable:
+            self._graph = capture(self.stream, self._launch)
 
     def start(self) -> None:
+        if self._graph is not None and self._version != self.execution.version:
+            self._version, self._graph = self.execution.version, capture(self.stream, self._launch)
         graph = self._graph
         self._checked(self._launch if graph is None else lambda: graph.launch(self.stream))
         self._checked(lambda: self._ended.record(self.stream))

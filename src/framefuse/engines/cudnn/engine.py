@@ -22,8 +22,9 @@ from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.engines.cudnn import BACKEND
 from framefuse.engines.cudnn.autotune import MIN_AGREEMENT, PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
-from framefuse.engines.cudnn.convolutions import Builder, frontend
+from framefuse.engines.cudnn.convolutions import CANDIDATES, Builder, Layer, frontend
 from framefuse.engines.cudnn.execution import Execution, Weights
+from framefuse.engines.cudnn.later import LaterTuning
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.engines.cudnn.plans import Plans, environment
 from framefuse.engines.engine import Device, Engine, EngineOptions
@@ -37,6 +38,8 @@ CACHE = "cudnn-precision"
 SUFFIX = ".choice"
 NOISE_IMAGES = 8
 """Noise images to compare on, where the file states ranges and there are no calibration frames."""
+SIDE_BY_SIDE = 8
+"""Layers that are worth starting processes for."""
 FP8_CAPABILITY = 89
 """Lowest compute capability with FP8."""
 
@@ -165,9 +168,10 @@ class CudnnEngine(Engine):
         self.precision = self._precisions.precision
         self._model, self._fold = model, options.layout == "yolov8"
         self._builder = Builder(max_workspace=(options.workspace_mb or 64) << 20)
-        self._plans = Plans(self._builder)
+        self._plans = Plans(self._builder, later=options.tunes_later and not self._precisions.kinds)
         self._weights: Weights | None = None
         self.reasons = [self._precisions.reason, f"{_version()}, autotuned kernels"]
+        self._later = LaterTuning(self._plans, self.reasons)
 
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
         return self._executions(self._compiled(batch, height, width), 1, fold=self._fold)[0]
@@ -175,7 +179,12 @@ class CudnnEngine(Engine):
     def _make_host_executions(self, batch: int, height: int, width: int, count: int) -> list[Execution]:
         return self._executions(self._compiled(batch, height, width), count)
 
+    def tune(self) -> None:
+        if self._plans.unmeasured:
+            self._later.tune()
+
     def close(self) -> None:
+        self._later.close()
         self._weights = None
 
     @property
@@ -199,22 +208,37 @@ class CudnnEngine(Engine):
         size = compiled.memory.size * 2 * count
         try:
             assert self._weights is not None
+            if not plans.later:
+                self._measure(compiled)
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except device.cupy().cuda.memory.OutOfMemoryError as error:
             what = f"{count} x {compiled.batch} images of {compiled.width}x{compiled.height}"
             raise translate_cuda_error(error, f"hold {what} ({size / 1e6:.0f} MB and workspaces)") from error
         finally:
             plans.save()
+        for execution in made:
+            self._later.add(execution)
         rebuilt = plans.rebuilt - before[2]
         self.reasons.append(
             f"batch {compiled.batch} of {compiled.width}x{compiled.height}: {len(compiled.placement.steps)} steps, "
             f"{plans.measured - before[0]} kernels measured, {plans.cached - before[1]} cached"
             f"{f' ({rebuilt} built again)' if rebuilt else ''}, "
+            f"{f'{len(plans.unmeasured)} to be measured later, ' if plans.unmeasured else ''}"
             f"{time.perf_counter() - started:.1f} s"
         )
         if plans.cache.note and plans.cache.note not in self.reasons:
             self.reasons.append(plans.cache.note)
         return made
+
+    def _measure(self, compiled: Compiled) -> None:
+        """Measure the layers that are not known side by side, if they are so many that this is faster."""
+        plans = self._plans
+        unknown = [layer for layer in {*Layer.all_of(compiled).values()} if plans.microseconds(layer) is None]
+        if len(unknown) >= SIDE_BY_SIDE:
+            try:
+                plans.measure(unknown, CANDIDATES)
+            finally:
+                plans.stop_workers()
 
 
 def run_selftest(backend: Backend, where: Device) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -116,6 +116,15 @@ class Weights(Packed):
         super().__init__(arrays)
 
 
+class Kernels(NamedTuple):
+    """What runs the convolutions of an execution."""
+
+    plans: Mapping[int, convolutions.Plan]
+    """By the number of the step."""
+    workspaces: Sequence[Any]
+    """Scratch memory of each stream."""
+
+
 class Execution(DeviceExecution):
     """One compiled network with its memory.
 
@@ -139,11 +148,13 @@ class Execution(DeviceExecution):
         """Of values that are padded between their channels, and read node by node: the channels that do not pad."""
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
         convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
-        self.plans = {index: plan_of(layer) for index, layer in convolutions.Layer.all_of(compiled).items()}
         self.scaled = Packed({index: parameters(compiled, conv) for index, conv in convs.items()})
-        sizes = compiled.schedule.largest({index: plan.workspace for index, plan in self.plans.items()})
-        self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
-        self.side = [cp.cuda.Stream(non_blocking=True) for _ in sizes[1:]]
+        self.kernels = self._kernels(plan_of)
+        self._earlier: list[Kernels] = []
+        """Their workspaces stay, because graphs that were captured with them may run."""
+        most = max([len(conv.weight) for conv in convs.values()], default=1)
+        self._identity, self._no_bias = cp.asarray(np.ones(most, np.float16)), cp.zeros(most, cp.float16)
+        self.side = [cp.cuda.Stream(non_blocking=True) for _ in self.kernels.workspaces[1:]]
         head, tail, batch = compiled.network.head, compiled.network.tail, compiled.batch
         image = compiled.network.input
         # The channels after the image's own stay 0, so writers of the input may leave them out.
@@ -176,6 +187,23 @@ class Execution(DeviceExecution):
         }
         cp.cuda.get_current_stream().synchronize()
 
+    def _kernels(self, plan_of: Callable[[convolutions.Layer], convolutions.Plan]) -> Kernels:
+        plans = {index: plan_of(layer) for index, layer in convolutions.Layer.all_of(self.compiled).items()}
+        sizes = self.compiled.schedule.largest({index: plan.workspace for index, plan in plans.items()})
+        return Kernels(plans, [device.cupy().empty(size, np.uint8) for size in sizes])
+
+    def replace_kernels(self, plan_of: Callable[[convolutions.Layer], convolutions.Plan]) -> None:
+        """Take other kernels from now on. Any thread may call it: a `start` at work keeps the kernels it began with.
+
+        Raises:
+            OutOfMemoryError: the GPU has no room for their workspaces; nothing has changed.
+        """
+        found = self._kernels(plan_of)
+        if found.plans != self.kernels.plans:
+            self._earlier.append(self.kernels)
+            self.kernels = found
+            self.version += 1
+
     def pack(self, images: Any, stream: Any) -> None:
         """Write the input from (batch, 3, height, width) float32 or float16 on the GPU."""
         y = block(self.compiled, self.compiled.network.input, self._base)
@@ -187,7 +215,7 @@ class Execution(DeviceExecution):
 
         This only launches, so it may be captured. `skip` omits steps, for measurements.
         """
-        cp = device.cupy()
+        cp, kernels = device.cupy(), self.kernels
         order = self.compiled.schedule
         streams = [stream, *self.side]
         waited = {other for waits in order.waits for other in waits}
@@ -207,7 +235,7 @@ class Execution(DeviceExecution):
                 if isinstance(step, Conv) and step.depthwise:
                     launch_depthwise(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
                 elif isinstance(step, Conv):
-                    self.convolve(index, step, number, current)
+                    self.convolve(kernels.plans[index], index, step, kernels.workspaces[number], current)
                 elif isinstance(step, General):
                     self.general[index].run(current, partial(self._write, step.ys))
                 else:
@@ -230,12 +258,25 @@ class Execution(DeviceExecution):
         """A float16 value in the arena, (batch, channels, rows, columns), until another value overwrites it."""
         return self._channels(name, self.compiled.view(name).shape[0]).transpose(0, 3, 1, 2)
 
-    def convolve(self, index: int, step: Conv, number: int, stream: Any) -> None:
-        """Start a convolution on `stream` with the scratch memory of stream `number`."""
+    def convolve(self, plan: convolutions.Plan, index: int, step: Conv, workspace: Any, stream: Any) -> None:
+        """Start a convolution, with its activation and residual, on `stream`."""
         names = {X: step.x, Y: step.y} | ({} if step.residual is None else {RESIDUAL: step.residual})
         pointers = {uid: self._base + self.compiled.byte(name) for uid, name in names.items()}
         pointers |= self.weights.pointers(step.name) | self.scaled.pointers(index)
-        self.builder.launch(self.plans[index], pointers, self.workspaces[number], stream)
+        self.builder.launch(plan, pointers, workspace, stream)
+        if plan.fused:
+            return
+        # A filter of one pixel of weight 1 leaves what the convolution has made to its activation and residual.
+        y, residual = self._block(step.y), None if step.residual is None else self._block(step.residual)
+        given = int(self._identity.data.ptr), int(self._no_bias.data.ptr)
+        pixel: dict[str, Any] = {"kernel_size": (1, 1), "stream": stream.ptr}
+        if step.activation != "none" or residual is not None:
+            network.depthwise(y, *given, y, activation=step.activation, residual=residual, **pixel)
+        if step.last != "none":
+            network.depthwise(y, *given, y, activation=step.last, **pixel)
+
+    def _block(self, name: str) -> network.Block:
+        return block(self.compiled, name, self._base)
 
     def finish(self, stream: Any) -> None:
         """Start to write `results` from the raw outputs, unless they are logits in the arena."""

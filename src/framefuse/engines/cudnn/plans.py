@@ -23,7 +23,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +44,8 @@ WORKSPACE = "workspace"
 """Bytes that the kernel of an entry needs beside its tensors."""
 BUILD_TIMEOUT = 60.0
 """Seconds."""
-MAX_WORKERS = 16
-"""Each process takes half a gigabyte of GPU memory."""
+MAX_WORKERS, WORKER_BYTES = 16, 700 << 20
+"""Processes at most, and the GPU memory that is counted for each."""
 WORKER_MODULE = "framefuse.engines.cudnn.plans"
 
 
@@ -68,10 +68,13 @@ class Workers:
         return self._threads.submit(self._build, layer, engine, knobs)
 
     def close(self) -> None:
-        """Cancel what has not started, and stop the processes."""
-        self._threads.shutdown(cancel_futures=True)
+        """Cancel what has not started, and kill the processes. Callable from any thread."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
-            with contextlib.suppress(BrokenPipeError):  # it has already exited
+            process.kill()
+        self._threads.shutdown()
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):  # it did not read the last request
                 process.__exit__(None, None, None)
 
     def _build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> bytes:
@@ -189,16 +192,21 @@ def environment(builder: Builder) -> dict[str, str]:
 
 
 class Plans:
-    """Plans by layer; `save` writes new ones to the cache.
+    """Plans by layer; `save` writes new ones to the cache. Threads may share it.
+
+    Args:
+        later: a layer that is not known gets a kernel at once that is not fused, and is noted in `unmeasured`.
 
     Attributes:
+        unmeasured: layers for `measure`.
         measured, cached: number of layers autotuned, and taken from the cache.
         rebuilt: number of cached layers whose kernel had to be built again.
         unsupported: layers for which cuDNN has no kernel, each with its message.
     """
 
-    def __init__(self, builder: Builder) -> None:
-        self.builder = builder
+    def __init__(self, builder: Builder, *, later: bool = False) -> None:
+        self.builder, self.later = builder, later
+        self.unmeasured: list[Layer] = []
         self.cache = PlanCache(environment(builder))
         self.measured = self.cached = self.rebuilt = 0
         self.workers: Workers | None = None
@@ -206,26 +214,48 @@ class Plans:
         self._plans: dict[Layer, Plan] = {}
         self._unsaved: dict[str, dict[str, Any]] = {}
         self._unsaved_kernels: dict[str, bytes] = {}
+        self._saving = threading.Lock()
 
     def __call__(self, layer: Layer) -> Plan:
         if layer not in self._plans:
             plan = self._from_cache(layer)
+            if plan is None and self.later and (plan := self.builder.plain(layer)) is not None:
+                self.unmeasured.append(layer)
             if plan is None:
                 plan = self.builder.autotune(layer)
                 self._record(layer, plan)
             self._plans[layer] = plan
         return self._plans[layer]
 
-    def measure(self, layers: Iterable[Layer], candidates: int) -> None:
+    def measure(
+        self,
+        layers: Iterable[Layer],
+        candidates: int,
+        *,
+        builder: Builder | None = None,
+        workers: int = 0,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Autotune the layers whose time is unknown; worker processes build the candidates.
 
         Where cuDNN has no kernel, `microseconds` is infinite from then on.
+
+        Args:
+            builder: measures them; one thread at a time may use a builder.
+            workers: processes at most; 0: one per available core. No more than half of the memory that is free on
+                the GPU has room for, but at least one.
+            stopped: whether to leave out the rest.
         """
         unknown = [layer for layer in dict.fromkeys(layers) if self.microseconds(layer) is None]
         if not unknown:
             return
-        self.workers = self.workers or Workers(self.builder.max_workspace)
-        for layer, found in fastest_plans(self.builder, self.workers, unknown, candidates=candidates):
+        builder = builder or self.builder
+        if self.workers is None:
+            most = workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+            self.workers = Workers(builder.max_workspace, max(1, min(most, device.memory()[0] // 2 // WORKER_BYTES)))
+        for layer, found in fastest_plans(builder, self.workers, unknown, candidates=candidates):
+            if stopped():
+                return
             if isinstance(found, Plan):
                 self._plans[layer] = found
                 self._record(layer, found)
@@ -243,15 +273,17 @@ class Plans:
 
     def stop_workers(self) -> None:
         """Stop the processes that build kernels."""
-        if self.workers is not None:
-            self.workers.close()
-            self.workers = None
+        workers, self.workers = self.workers, None
+        if workers is not None:
+            workers.close()
 
     def save(self) -> None:
         """Write the plans measured since the last call to the cache."""
-        if self._unsaved:
-            self.cache.update(self._unsaved, self._unsaved_kernels)
+        with self._saving:
+            entries, kernels = self._unsaved, self._unsaved_kernels
             self._unsaved, self._unsaved_kernels = {}, {}
+        if entries:
+            self.cache.update(entries, kernels)
 
     def _from_cache(self, layer: Layer) -> Plan | None:
         entry = self.cache.get(layer.text)
@@ -278,9 +310,10 @@ class Plans:
     def _record(self, layer: Layer, plan: Plan) -> None:
         self.measured += 1
         found = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
-        self._unsaved[layer.text] = {**found, WORKSPACE: plan.workspace}
-        if plan.binary:
-            self._unsaved_kernels[layer.text] = plan.binary
+        with self._saving:
+            self._unsaved[layer.text] = {**found, WORKSPACE: plan.workspace}
+            if plan.binary:
+                self._unsaved_kernels[layer.text] = plan.binary
 
 
 def fastest_plans(

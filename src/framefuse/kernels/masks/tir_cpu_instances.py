@@ -8,7 +8,7 @@ sign at most once there, and cells whose ends have the sign of the pixel before 
 
 `boxes` is (n, 8) int32: the samples kept, left, right, top, bottom (those outside count as logit 0), then the pixels
 that may be set, left, right, top, bottom (`instances._plan` makes it). `xi`, `xw`, `yi`, `yw` are taps: for each pixel
-the lower sample, and the weight of the upper. Where `factor` is above 1 they count samples of logits enlarged by it, and
+the lower sample, and the weight of the upper. Where `factor` is above 1 they count samples of logits enlarged by it;
 `ei`, `ew`, `fi`, `fw` are the taps of those, across and down. Scratch comes as arguments.
 """
 
@@ -37,7 +37,7 @@ def accumulate(logits, prototypes, coefficients, i, channels, plane_pitch, base,
 
 @T.inline
 def enlarge(values, source, target, index, weight, first, count):
-    """values[target + k]: the samples that begin at `source`, enlarged; `first` is the first of `count` enlarged ones."""
+    """values[target + k]: samples that begin at `source`, enlarged; `first` is the first of `count` that result."""
     for k in T.serial(count):
         at: T.let = source + index[first + k] - index[first]
         values[target + k] = lerp(values[at], values[at + 1], weight[first + k])

@@ -7,6 +7,7 @@ Title: what is inside the graph
     that cannot be captured is started between two graphs on the same stream.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, pairwise, zip_longest
@@ -35,6 +36,7 @@ from framefuse.runtime.cuda.device_outputs import (
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.program import Selection
 
+_logger = logging.getLogger(__name__)
 CAPTURES = 5
 """Attempts to capture a graph: a decoder that sets itself up in another thread can invalidate a capture."""
 TIMED_EVERY = 64
@@ -108,20 +110,28 @@ class CapturedBatch:
                 step()
             self._stream.synchronize()
             self._marks = [cp.cuda.Event() for _ in range(len(steps) + 1)]
-            with graph_memory() as self._graph_memory:  # lives as long as the graphs
-                if model.capturable:
-                    self._launches = [self._recorded(steps)]
-                    marks = [partial(driver.record_in_graph, mark, stream) for mark in self._marks]
-                    self._timed_launches = [self._recorded(_between(marks, steps))]
-                else:
-                    self._launches = [self._recorded([before]), run_model, self._recorded([after])]
-                    marks = [partial(mark.record, stream) for mark in self._marks]
-                    self._timed_launches = _between(marks, self._launches)
+            self._steps = steps
+            self._capture()
         self._launched = self._filled = 0
         self._staged: list[tuple[Frame, Placement] | None] = [None] * batch
         """What the rows of the table show, where that is a buffer of a frame from the host."""
         self._placed: list[Placement] = []
         """Where the views of the last frame lie, if it was alone in the batch."""
+
+    def _capture(self) -> None:
+        before, run_model, after = steps = self._steps
+        self._version = self.model.version
+        with graph_memory() as used:
+            if self.model.capturable:
+                launches = [self._recorded(steps)]
+                marks = [partial(driver.record_in_graph, mark, self._stream) for mark in self._marks]
+                timed = [self._recorded(_between(marks, steps))]
+            else:
+                launches = [self._recorded([before]), run_model, self._recorded([after])]
+                marks = [partial(mark.record, self._stream) for mark in self._marks]
+                timed = _between(marks, launches)
+        self._launches, self._timed_launches = launches, timed
+        self._graph_memory = used  # lives as long as the graphs
 
     def _recorded(self, steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """Capture the steps in one graph, and return its launch."""
@@ -167,6 +177,12 @@ class CapturedBatch:
         self._placed = views
 
     def launch(self) -> None:
+        if self._version != self.model.version:  # nothing that it captured is in flight
+            try:
+                with self._stream:
+                    self._capture()
+            except Exception as error:  # the graphs that are there go on
+                _logger.warning("the faster kernels of the model cannot be captured: %s", error)
         self._launched += 1
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()

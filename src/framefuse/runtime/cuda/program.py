@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from framefuse.common.text import counted
-from framefuse.cuda import device
+from framefuse.cuda import device, kernel
 from framefuse.engines import DeviceExecution
 from framefuse.engines.requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
@@ -27,6 +27,8 @@ from framefuse.runtime.program import CLOSE_SECONDS, Batch, FrameOutput, FrameRe
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
+USUAL_KERNELS = ("preprocess_semiplanar_u8_nhwc8", "filter_head_f16", "rank", "suppress")
+"""Those for videos that the GPU decodes, and boxes; they are compiled while the model is loaded."""
 LAUNCHES = 4
 """Of a model in a row, when its time is measured."""
 
@@ -64,6 +66,7 @@ class CudaProgram(Program):
 
     def __post_init__(self) -> None:
         self.gpu = device.current_gpu()
+        kernel.compile_ahead(USUAL_KERNELS)
         super().__post_init__()
         self.slots = self.slots or IN_FLIGHT
         self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
@@ -83,6 +86,7 @@ class CudaProgram(Program):
 
     def row_seconds(self) -> float:
         model = self._models((self.preprocess.height, self.preprocess.width))[0]
+        self.engine.tune()
         with self._translating_errors("time the model"), (stream := device.cupy().cuda.Stream(non_blocking=True)):
 
             def launch() -> None:

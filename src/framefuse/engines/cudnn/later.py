@@ -1,0 +1,83 @@
+"""LaterTuning: kernels are measured beside the work, and executions get them when all are known."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from time import monotonic
+
+from framefuse.cuda import device
+from framefuse.engines.cudnn.convolutions import CANDIDATES, Builder
+from framefuse.engines.cudnn.execution import Execution
+from framefuse.engines.cudnn.plans import Plans
+
+_logger = logging.getLogger(__name__)
+DELAY = 3.0
+"""Seconds from the first execution to the start, so that a short run starts no processes."""
+PART = 4
+"""Layers that are measured and saved together: an end of the process loses no more."""
+MAX_WORKERS = 4
+"""Processes that build kernels beside the work; no more than a quarter of the cores."""
+
+
+class LaterTuning:
+    """Measures the layers that `plans` has put off, in a thread that starts with the first execution.
+
+    Args:
+        reasons: where it says what it has done.
+    """
+
+    def __init__(self, plans: Plans, reasons: list[str]) -> None:
+        self._plans, self._reasons = plans, reasons
+        self._executions: weakref.WeakSet[Execution] = weakref.WeakSet()
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, execution: Execution) -> None:
+        """Give an execution faster kernels later, if it has some that were not measured."""
+        self._executions.add(execution)
+        if self._plans.unmeasured and (self._thread is None or not self._thread.is_alive()):
+            gpu = device.current_gpu()
+            self._thread = threading.Thread(target=self._run, args=(gpu,), name="ff-tune", daemon=True)
+            self._thread.start()
+
+    def tune(self) -> None:
+        """Measure now."""
+        self._tune(Builder(max_workspace=self._plans.builder.max_workspace), 0)
+
+    def close(self) -> None:
+        """Stop; what was measured is saved."""
+        self._stopped.set()
+        self._plans.stop_workers()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self, gpu: int) -> None:
+        if self._stopped.wait(DELAY):
+            return
+        try:
+            with device.current(gpu, "measure kernels"):
+                builder = Builder(max_workspace=self._plans.builder.max_workspace)
+                self._tune(builder, max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0)) // 4)))
+        except Exception as error:  # what runs goes on
+            _logger.warning("the kernels of the model could not be measured: %s", error)
+
+    def _tune(self, builder: Builder, workers: int) -> None:
+        with self._lock:
+            plans, begun, count = self._plans, monotonic(), 0
+            part = PART if workers else len(plans.unmeasured)
+            try:
+                while (layers := plans.unmeasured[:part]) and not self._stopped.is_set():
+                    plans.measure(layers, CANDIDATES, builder=builder, workers=workers, stopped=self._stopped.is_set)
+                    del plans.unmeasured[: len(layers)]
+                    plans.save()
+                    count += len(layers)
+            finally:
+                plans.stop_workers()
+            if self._stopped.is_set() or not count:
+                return
+            for execution in list(self._executions):
+                execution.replace_kernels(plans)
+            self._reasons.append(f"{count} kernels measured beside the work in {monotonic() - begun:.1f} s")

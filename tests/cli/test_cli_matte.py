@@ -111,6 +111,15 @@ def test_the_suffix_has_to_be_that_of_what_is_written(run: Any, tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_video_for_browsers(run: Any, tmp_path: Path) -> None:
+    address = ADDRESS.replace("frames=8", "frames=2")
+    code, _, err = run("matte", address, "out.webm", "--mode", "alpha", "--encode-preset", "fast")
+    assert code == 0 and "encode_preset without effect: VP9 has no such option" in err
+    assert len(decoded(tmp_path / "out.webm")) == 2
+    code, _, err = run("matte", address, "out.webm", "--mode", "green")
+    assert code == 2 and "end it in .mp4" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

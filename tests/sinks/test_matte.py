@@ -92,6 +92,30 @@ def test_alpha_is_transparent(tmp_path: Path) -> None:
     assert images[0][:, :20, 3].max() == 0 and images[0][:, -20:, 3].min() == 255
 
 
+def test_alpha_for_browsers(tmp_path: Path) -> None:
+    clip = make_clip(tmp_path / "clip.mp4", audio="aac")
+    sink: Any = open_sink("matte", mode="alpha", encoder="libvpx-vp9", crf=8)
+    sink.open(context(tmp_path, path=clip, kind="file"))
+    for index in range(4):
+        one = frame(index)
+        alpha = np.zeros((8, 12), np.float32)
+        alpha[:, 6:] = 1
+        part = MattePart((0, 0, one.width, one.height), alpha)
+        sink.write(replace(result(one, NONE), matte=Matte((part,), (one.width, one.height), 1.0)), one)
+    sink.close()
+    assert [path.name for path in sink.paths] == ["clip_alpha.webm"] and not list(tmp_path.glob("*.part"))
+    assert any("encoded as Opus: a WebM may not have aac" in note for note in sink.notes)
+    decoder = av.CodecContext.create("libvpx-vp9", "r")  # the usual one leaves transparency out
+    with av.open(sink.paths[0]) as container:
+        assert [stream.codec_context.name for stream in container.streams] == ["vp9", "opus"]
+        images = [one for packet in container.demux(video=0) for one in decoder.decode(packet)]
+    assert len(images) == 4 and {one.format.name for one in images} == {"yuva420p"}
+    for left, right in (sides(planes_of(one)) for one in images):
+        assert left[3] == 0 and right[3] == 255
+    with av.open(sink.paths[0]) as container:
+        assert sum(one.samples for one in container.decode(audio=0)) > 0
+
+
 def test_an_encoder_without_transparency_is_refused() -> None:
     with pytest.raises(UsageError, match="stores no transparency"):
         open_sink("matte", mode="alpha", encoder="libx265")

@@ -21,6 +21,7 @@ FIELDS: Final = (
     *("encode_preset", "encode_threads"),
 )
 MODEL: Final = "body-n"
+WEBM: Final = ".webm"
 DEFAULTS: Final[dict[str, Any]] = {
     "stereo": "auto",
     "project": Path("runs/matte"),
@@ -52,11 +53,16 @@ def matte(
 ) -> int:
     """Cut people out of a video: a gray matte, a transparent video, a green or a blurred background."""
     given |= {} if mode is None else {"save_matte": mode}
+    from framefuse.sinks import VP9
+
+    if mode == "alpha" and target is not None and target.suffix == WEBM:
+        given.setdefault("encoder", VP9)
     settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings
     if target is not None and settings.save_matte == "png":
         raise UsageError(f"png writes a folder of images, not {target}", remedy="leave OUT out; --project says where")
     if target is not None:
-        _check_target(target, ".mov" if settings.save_matte == "alpha" else ".mp4", settings.exist_ok)
+        transparent = WEBM if settings.encoder == VP9 else ".mov"
+        _check_target(target, transparent if settings.save_matte == "alpha" else ".mp4", settings.exist_ok)
         check_out(target, source, model, config)
 
     from framefuse.pipeline import Pipeline

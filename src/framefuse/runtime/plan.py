@@ -28,6 +28,7 @@ from framefuse.runtime.recurrent import RecurrentProgram
 from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer
+from framefuse.sinks import VP9
 from framefuse.sources import SourceInfo, SourceOptions, is_image_path
 from framefuse.sources.segments import Segmented
 
@@ -121,9 +122,13 @@ class RunPlan:
 
             chosen, encoder = choose_encoder(settings.encoder, self.gpu)
             settings = settings.model_copy(update={"encoder": chosen})
-        elif settings.save_matte and (unused := {"crf", "encode_preset"} & settings.model_fields_set):
+        elif settings.save_matte:
             kind = "PNG" if stills or settings.save_matte == "png" else "ProRes, which stores transparency,"
-            matte = f"{' and '.join(sorted(unused))} without effect: {kind} has no such option"
+            unused = {"crf", "encode_preset"} & settings.model_fields_set
+            if settings.encoder == VP9 and kind != "PNG":
+                kind, unused = "VP9", unused - {"crf"}
+            if unused:
+                matte = f"{' and '.join(sorted(unused))} without effect: {kind} has no such option"
         mode, uploads = self.upload_mode, None
         if settings.on_gpu:
             from framefuse.runtime.cuda.uploads import choose_upload_mode

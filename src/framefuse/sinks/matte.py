@@ -14,10 +14,10 @@ from framefuse.kernels.geometry.projections import equirectangular_to_fisheye
 from framefuse.kernels.masks.call import box_blur, composite, upsample
 from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
+from framefuse.sinks import VP9, SinkContext
 from framefuse.sinks.draw import encode_colour
 from framefuse.sinks.images import Plane, StillsSink
-from framefuse.sinks.mp4 import add_boxes
+from framefuse.sinks.mp4 import WEBM, add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
 from framefuse.sources.stereo import find, said_by_name
 
@@ -29,6 +29,8 @@ COARSE = 8
 BLUR = 2
 """Samples on each side that it takes in."""
 PRORES = "prores_ks"
+X264_CRF, VP9_CRF = 23, 32
+"""Qualities that look alike."""
 PACKED = 0.4
 """Size of the packed matte of an eye over that of the eye: its circle just fits between the corner and the picture."""
 FISHEYE = 190
@@ -36,14 +38,14 @@ FISHEYE = 190
 
 
 class MatteSink(VideoSink):
-    """Writes <stem>_<mode>.mp4, of the mode alpha .mov (ProRes 4444). What a video player takes as the projection and
-    the arrangement of the eyes from the end of a name, such as _180_LR, stays at its end.
+    """Writes <stem>_<mode>.mp4, of the mode alpha .mov (ProRes 4444) or .webm (VP9). What a video player takes as the
+    projection and the arrangement of the eyes from the end of a name, such as _180_LR, stays at its end.
 
     Args:
         mode: gray: the matte itself; alpha: transparent; green, blur: before green, or the blurred background;
             overlay: the foreground tinted; packed: of VR video side by side: a fisheye picture that has the mattes of
             both eyes in its corners, as VR players read it by the end of the name, _FISHEYE190_alpha.
-        encoder: FFmpeg's name; auto: x264, in the mode alpha ProRes.
+        encoder: FFmpeg's name; auto: x264, in the mode alpha ProRes, where VP9 is the other choice.
         stereo: how the eyes are arranged, as the setting; None: the frame is one picture.
         options: see `encoder_options`.
 
@@ -54,13 +56,16 @@ class MatteSink(VideoSink):
     name = "matte"
 
     def __init__(self, *, mode: str = "gray", encoder: str = "auto", stereo: str | None = None, **options: Any) -> None:
-        if mode == "alpha" and encoder not in (PRORES, "auto"):
-            remedy = f"leave --encoder out: {PRORES} stores it"
+        if mode == "alpha" and encoder not in (PRORES, VP9, "auto"):
+            remedy = f"leave --encoder out: {PRORES} stores it, for editors; {VP9} does, too, for browsers"
             raise UsageError(f"the encoder {encoder} stores no transparency", remedy=remedy)
         usual = PRORES if mode == "alpha" else SOFTWARE
         super().__init__(encoder=usual if encoder == "auto" else encoder, **options)
         self._mode, self._eyes = mode, stereo
-        if mode == "alpha":
+        if mode == "alpha" and encoder == VP9:
+            self.suffix, self.pixels, self.stored = WEBM, "yuva420p", "yuva420p"
+            self._options = partial(_vp9, options.get("crf", X264_CRF), options.get("threads", 0))
+        elif mode == "alpha":
             self.suffix, self.pixels, self.stored = ".mov", "yuva420p", "yuva444p10le"
             self._options = partial(_prores, options.get("threads", 0))
 
@@ -240,6 +245,13 @@ def _ends(format: VideoFormat) -> tuple[int, int]:
     """Luma of black and white."""
     black, white = (encode_colour(colour, *format.meaning)["y"] for colour in ((0, 0, 0), (255, 255, 255)))
     return black, white
+
+
+def _vp9(crf: int, threads: int, **_: Any) -> tuple[dict[str, str], int]:
+    """VP9 counts its quality from 0 to 63, stores transparency only where no frame shows a later one, and takes the
+    fastest of its ways that still uses all cores."""
+    quality = {"crf": str(min(63, crf + VP9_CRF - X264_CRF)), "b": "0", "auto-alt-ref": "0"}
+    return {**quality, "deadline": "realtime", "cpu-used": "8", "row-mt": "1"}, threads
 
 
 def _prores(threads: int, **_: Any) -> tuple[dict[str, str], int]:

@@ -1,9 +1,9 @@
-"""Encoding of one MP4 file, and the audio of the source, copied into it packet by packet.
+"""Encoding of one MP4 file, and the audio of the source, copied into it packet by packet. Or of a WebM.
 
 While it is written, the file is a fragmented MP4 called <name>.part, which stays playable after an error, on a full
 disk, or if the process is killed; only the last second is lost: a fragment, and the frames still in the encoder.
 `close` remuxes it into a plain MP4 with the index in front (faststart), which replaces it; if that fails, for example
-on a full disk, the fragmented file gets the name.
+on a full disk, the fragmented file gets the name. A WebM is playable at any time, and only renamed.
 """
 
 import os
@@ -43,6 +43,9 @@ MATRIX_CODE = {"bt601": 6, "bt709": 1, "bt2020": 9, "rgb": 1}
 """ITU-T H.273, MatrixCoefficients; RGB is converted to BT.709 before it is encoded."""
 MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus"})
 """Codecs that players expect in an MP4. FFmpeg accepts more (PCM), but few programs can play them."""
+WEBM = ".webm"
+WEBM_AUDIO, OPUS, OPUS_RATE = frozenset({"opus", "vorbis"}), "libopus", 48000
+"""Codecs that a WebM may have; the encoder of what has another, and its samples a second."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,11 @@ class Mp4File:
         flags = {"movflags": "+empty_moov+delay_moov+default_base_moof+skip_trailer", "flush_packets": "1"}
         scale = {"movie_timescale": str(encoding.time_base.denominator)}
         options = {**flags, **scale, "frag_duration": str(round(FRAGMENT_SECONDS * 1e6))}
+        if path.suffix == WEBM:
+            options = {"flush_packets": "1"}
         self._container = av.open(f"file:{self._written}", "w", format=path.suffix[1:], options=options)
-        self._container.metadata["comment"] = UNFINISHED
+        if path.suffix != WEBM:
+            self._container.metadata["comment"] = UNFINISHED
         if title is not None:
             self._container.metadata["title"] = title
         self._scaler = VideoReformatter()
@@ -164,11 +170,16 @@ class Mp4File:
         check_unmoved(self._written, self._opened)
         if self._failed or error is not None:
             with suppress(OSError):  # the first error is the one to report
-                cut_to_whole_boxes(self._written)
+                if self.path.suffix != WEBM:
+                    cut_to_whole_boxes(self._written)
                 os.replace(self._written, self.path)
             if error is None or self._failed:
                 return None
             raise self._error(error) from error
+        if self.path.suffix == WEBM:
+            make_durable(self._written)
+            os.replace(self._written, self.path)
+            return None
         return move_index_to_front(self._written, self.path, self._encoding.time_base.denominator)
 
     def _error(self, error: av.FFmpegError | OSError) -> SinkError:
@@ -300,7 +311,8 @@ def _described(data: bytes, boxes: bytes, shift: int) -> bytes:
 
 
 class AudioCopy:
-    """Copies the audio packets of `path` that belong to the time range of the video, without re-encoding.
+    """Copies the audio packets of `path` that belong to the time range of the video, without re-encoding, unless it is
+    for a WebM, which may have no such audio.
 
     All of this is best effort: audio that cannot be read or stored is omitted with a note, never an error.
 
@@ -319,6 +331,8 @@ class AudioCopy:
         self._source_end: Fraction | None = None
         self._input: InputContainer | None = None
         self._targets: dict[int, Any] = {}
+        self._encoded: set[int] = set()
+        """Streams whose audio is encoded anew."""
         self._last: dict[int, int] = {}
         self._packets: Iterator[Any] = iter(())
         self._waiting: tuple[Any, ...] = ()
@@ -333,9 +347,13 @@ class AudioCopy:
         # As in sources/files.py: no other protocols, and no playlist reaches the network.
         self._input = av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"}, **TAGS)
         for stream in self._input.streams:
-            reason = _unfit(stream) if stream.type == "audio" else ""
+            web = self._output.format.name == WEBM[1:]
+            reason = _unfit(stream, anew=web) if stream.type == "audio" else ""
             if reason is None:
-                self._targets[stream.index] = self._output.add_stream_from_template(stream)
+                if web and stream.codec_context.codec.canonical_name not in WEBM_AUDIO:
+                    self._targets[stream.index] = self._opus(stream)
+                else:
+                    self._targets[stream.index] = self._output.add_stream_from_template(stream)
                 continue
             stream.discard = Discard.all
             self._notes += [f"audio stream {stream.index} omitted: {reason}"] if reason else []
@@ -351,6 +369,15 @@ class AudioCopy:
             self._start = start
             self._input.seek(int(start * av.time_base))
         self._packets = self._demux(self._input)
+
+    def _opus(self, stream: Any) -> Any:
+        """A stream in which the audio of another is encoded anew."""
+        target: Any = self._output.add_stream(OPUS, rate=OPUS_RATE)
+        target.layout = "mono" if stream.layout.nb_channels == 1 else "stereo"
+        self._encoded.add(stream.index)
+        name = stream.codec_context.codec.canonical_name
+        self._notes.append(f"audio stream {stream.index} encoded as Opus: a WebM may not have {name}")
+        return target
 
     def _demux(self, reader: InputContainer) -> Iterator[Any]:
         streams = [reader.streams[index] for index in self._targets]
@@ -385,10 +412,25 @@ class AudioCopy:
             if dts <= self._last.get(index, dts - 1):
                 self._disorder += 1
                 continue
+            self._last[index] = dts
+            if index in self._encoded:
+                self._encode(packet, self._targets[index])
+                continue
             packet.pts = dts if packet.pts is None else max(dts, packet.pts + shift)
-            packet.dts = self._last[index] = dts
+            packet.dts = dts
             packet.stream = self._targets[index]
             self._output.mux(packet)
+        for index in self._encoded if last else ():
+            self._output.mux(self._targets[index].encode(None))
+
+    def _encode(self, packet: Any, target: Any) -> None:
+        try:
+            frames = packet.decode()
+        except av.FFmpegError:  # one damaged packet is a gap
+            return
+        for frame in frames:
+            frame.pts += round(self._offset / frame.time_base)
+            self._output.mux(target.encode(frame))
 
     def close(self) -> None:
         if self._disorder:
@@ -403,10 +445,10 @@ class AudioCopy:
         self.close()
 
 
-def _unfit(stream: Any) -> str | None:
-    """Why an audio stream cannot be copied into an MP4; None if it can."""
+def _unfit(stream: Any, *, anew: bool = False) -> str | None:
+    """Why an audio stream cannot be copied into an MP4, or encoded `anew`; None if it can."""
     context = stream.codec_context
     if context is None or not context.sample_rate:
         return "its description is missing or damaged"  # as in a truncated file
     codec = context.codec.canonical_name
-    return None if codec in MP4_AUDIO else f"MP4 players do not support {codec}"
+    return None if anew or codec in MP4_AUDIO else f"MP4 players do not support {codec}"

@@ -12,10 +12,10 @@ import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import ANCHORS, Net, anchored, any_order, images, onnx_runtime, relative, with_attention
-from cudnn_on_cpu import Chain, convolve_by_reference
+from cudnn_on_cpu import Chain, NumpyPlans, complete, convolve_by_reference
 from framefuse.engines.cudnn import execution
 from framefuse.engines.cudnn.compiled import compile_network
-from framefuse.engines.cudnn.convolutions import BIAS, WEIGHT
+from framefuse.engines.cudnn.convolutions import BIAS, OWN, WEIGHT
 from framefuse.engines.cudnn.execution import Weights
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors
 
@@ -52,16 +52,17 @@ def compare(compiled: Any, x: Any) -> None:
     reference.fill(compiled, arena, x)
     checked = 0
     for index, step in enumerate(compiled.placement.steps):
-        if isinstance(step, Attention) or (isinstance(step, Conv) and step.depthwise):
+        if isinstance(step, Attention) or (isinstance(step, Conv) and (step.depthwise or step.groups == 1)):
             other = arena.copy()
             reference.step(compiled, other, index)
             if isinstance(step, Attention):
                 execution.launch_other(compiled, step, arena.ctypes.data, 0)
             else:
-                weight = np.ascontiguousarray(step.weight.transpose(2, 3, 1, 0), np.float16)
+                order = (2, 3, 1, 0) if step.depthwise else (0, 2, 3, 1)
+                weight = np.ascontiguousarray(step.weight.transpose(order), np.float16)
                 bias = step.bias.astype(np.float16)
                 weights = {WEIGHT: weight.ctypes.data, BIAS: bias.ctypes.data}
-                execution.launch_depthwise(compiled, step, weights, arena.ctypes.data, 0)
+                execution.launch_filter(compiled, step, weights, arena.ctypes.data, 0)
             np.testing.assert_allclose(arena, other, rtol=2e-3, atol=2e-3)
             checked += 1
         else:
@@ -80,6 +81,24 @@ def test_filters_for_each_channel(fibres: Fibres, tmp_path: Path, stride: int, k
     compiled = compile_network(path, 2, 10, 14)
     assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
     compare(compiled, x)
+
+
+@pytest.mark.parametrize(("stride", "kernel", "act"), [(1, 3, "silu"), (2, 3, "relu"), (1, 1, "none"), (2, 5, "silu")])
+@pytest.mark.parametrize(("channels", "made", "size"), [(24, 80, (10, 14)), (40, 16, (9, 7)), (8, 72, (1, 1))])
+def test_filters_of_all_channels(
+    fibres: Fibres, tmp_path: Path, stride: int, kernel: int, act: str, channels: int, made: int, size: tuple[int, int]
+) -> None:
+    """Tiles that are not full, channels that do not fill a step, and an activation after a sum."""
+    net = Net()
+    x = net.conv("images", channels)
+    beside = net.conv(x, made, 1, stride)
+    y = net.conv(net.conv(x, made, kernel, stride, act), made, 3, act="none")
+    y = net.node("Relu", net.node("Add", beside, y))
+    path, images_ = net.save(tmp_path / "net.onnx", net.conv(y, 8, 1, act="none")), images(2, *size)
+    compiled = compile_network(path, 2, *size)
+    steps = [step for step in compiled.placement.steps if isinstance(step, Conv)]
+    assert "relu" in {step.last for step in steps}
+    compare(compiled, images_)
 
 
 @pytest.mark.parametrize("wrong", ["scale", "order", "twice"])
@@ -167,3 +186,27 @@ def test_whole_detectors(tmp_path: Path, name: str) -> None:
         else reference.decode_levels(values, head, 96, 160)
     )
     assert relative(found, onnx_runtime(path, x)[0]) < 1e-4
+
+
+def test_our_kernels_first_and_others_later(fibres: Fibres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net = Net()
+    path, x = (
+        net.save(tmp_path / "net.onnx", net.conv(net.conv("images", 16), 24, stride=2, act="none")),
+        images(2, 8, 8),
+    )
+    compiled = compile_network(path, 2, 8, 8)
+    complete(monkeypatch)
+    weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+    plans = NumpyPlans(lambda layer: 1.0)
+    run = execution.Execution(compiled, plans.builder, weights, lambda layer: OWN)
+    found = []
+    for _ in range(2):
+        run.pack(on_device(x), Chain())
+        run.start(Chain())
+        run.finish(Chain())
+        found.append(np.array(run.results[0]))
+        run.replace_kernels(plans)
+        run.replace_kernels(plans)
+    assert run.version == 1, "the same kernels again are no others"
+    (expected,) = reference.run(compiled, x, dtype=np.float16)
+    assert max(relative(one, expected) for one in found) < 3e-3 and len(plans.asked) == 8

@@ -293,9 +293,14 @@ class TestGpu:
         assert any("cuDNN cannot build engine 9999" in reason for reason in engine.reasons)
 
     @pytest.mark.parametrize("act", ["silu", "relu"])
-    def test_kernels_measured_later(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
-        """It starts with kernels that are not fused, and gives the same results with the fastest."""
+    @pytest.mark.parametrize("ours", [False, True])
+    def test_kernels_measured_later(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, ours: bool
+    ) -> None:
+        """It starts with kernels that are not fused, or with ours, and gives the same results with the fastest."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        if ours:
+            monkeypatch.setattr(convolutions.Builder, "plain", lambda self, layer: None)
         net = Net()
         up, down = backbone(net, "images")
         beside = net.conv(down, 16, 1, act=act)
@@ -316,7 +321,8 @@ class TestGpu:
             assert pool.wait(slot, 10)
             for found, wanted in zip(slot.outputs, expected, strict=True):
                 assert relative(found, wanted) < 3e-3
-            assert all(plan.fused == bool(turn) for plan in slot.handle.execution.kernels.plans.values())
+            used = slot.handle.execution.kernels.plans.values()
+            assert all((plan.fused and plan is not convolutions.OWN) == bool(turn) for plan in used)
             engine.tune()
         (file,) = (tmp_path / "framefuse").glob("cudnn/*.json")
         assert len(json.loads(file.read_text())["plans"]) >= 8

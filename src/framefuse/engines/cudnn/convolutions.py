@@ -85,6 +85,10 @@ class Layer:
         return " ".join(f"{name}={value}" for name, value in values.items()).replace(", ", ",")
 
     @property
+    def grouped(self) -> bool:
+        return self.x[1] != self.weight[1]
+
+    @property
     def low_precision(self) -> bool:
         """Whether it reads or writes 8-bit numbers."""
         return {self.x_type, self.y_type, self.residual_type} != {"fp16"}
@@ -128,6 +132,9 @@ def frontend() -> Any:
         raise CapabilityError(f"cuDNN {version} is too old", remedy="pip install 'nvidia-cudnn-cu13>=9.19'")
     return module
 
+
+OWN = Plan(None, 0, -1, {})
+"""Our kernel, which runs any layer in float16 without groups at once."""
 
 _handles = StreamPool(lambda: (frontend().create_handle(), new_stream()))
 """Handles, each with its own stream. They are reused because cuDNN does not free a handle's memory by itself, and

@@ -232,8 +232,8 @@ class Execution(DeviceExecution):
             for other in order.waits[index]:
                 current.wait_event(ended[other])
             if not skip(step):
-                if isinstance(step, Conv) and step.depthwise:
-                    launch_depthwise(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
+                if isinstance(step, Conv) and kernels.plans.get(index, convolutions.OWN) is convolutions.OWN:
+                    launch_filter(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
                 elif isinstance(step, Conv):
                     self.convolve(kernels.plans[index], index, step, kernels.workspaces[number], current)
                 elif isinstance(step, General):
@@ -348,15 +348,17 @@ def block(compiled: Compiled, name: str, arena: int) -> network.Block:
     return network.Block(address, compiled.batch, *view.shape, image, view.row, view.column, itemsize)
 
 
-def launch_depthwise(compiled: Compiled, step: Conv, weights: Mapping[int, int], arena: int, stream: int) -> None:
-    """`weights` are the addresses of WEIGHT, (rows, columns, channels), and BIAS."""
+def launch_filter(compiled: Compiled, step: Conv, weights: Mapping[int, int], arena: int, stream: int) -> None:
+    """A convolution in our kernel. `weights` are the addresses of WEIGHT and BIAS, as `Weights` has them."""
     x, y = (block(compiled, name, arena) for name in (step.x, step.y))
     residual = None if step.residual is None else block(compiled, step.residual, arena)
     rows, columns = step.weight.shape[2:]
-    sizes = {"kernel_size": (rows, columns), "stride": step.stride, "pads": step.pads[:2], "dilation": step.dilation}
-    network.depthwise(
-        x, weights[WEIGHT], weights[BIAS], y, **sizes, activation=step.activation, residual=residual, stream=stream
-    )
+    options: dict[str, Any] = {"kernel_size": (rows, columns), "stride": step.stride, "pads": step.pads[:2]}
+    options |= {"dilation": step.dilation, "activation": step.activation, "residual": residual, "stream": stream}
+    if step.depthwise:
+        network.depthwise(x, weights[WEIGHT], weights[BIAS], y, **options)
+    else:
+        network.convolve(x, weights[WEIGHT], weights[BIAS], y, **options, last=step.last)
 
 
 def launch_other(compiled: Compiled, step: Attention | Pool | Upsample, arena: int, stream: int) -> None:

@@ -66,7 +66,7 @@ def prepare() -> None:
         CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
     """
     kernel.prepare(["network_pack_f16", "network_pack_f32", "network_upsample", "network_pool", "network_decode",
-                    "network_unpack", "network_depthwise", "network_attention", "network_anchors",
+                    "network_unpack", "network_depthwise", "network_convolve", "network_attention", "network_anchors",
                     "network_smallest"])  # fmt: skip
 
 
@@ -166,13 +166,48 @@ def depthwise(
         pads: top, left; those of the other sides follow from the size of y.
         residual: an image of the size of y.
     """
+    window = _window(x, weight, bias, y, kernel_size, stride, pads, dilation, residual)
+    kernel.launch("network_depthwise", stream=stream, **window, activation=_ACTIVATIONS[activation])
+
+
+def convolve(
+    x: Block,
+    weight: int,
+    bias: int,
+    y: Block,
+    *,
+    kernel_size: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    pads: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    activation: Activation = "none",
+    residual: Block | None = None,
+    last: Activation = "none",
+    stream: int,
+) -> None:
+    """As `depthwise`, but y[..., k] sums over all channels of x: weight[k, m, n, c] x[..., c]; then comes another
+    activation, `last`, after the residual.
+
+    Args:
+        weight: address of (channels of y, rows, columns, channels of x) float16.
+        bias: address of (channels of y,) float16.
+    """
+    window = _window(x, weight, bias, y, kernel_size, stride, pads, dilation, residual)
+    kinds = {"activation": _ACTIVATIONS[activation], "last": _ACTIVATIONS[last]}
+    kernel.launch("network_convolve", stream=stream, **window, **kinds, depth_groups=x.channels // 8)
+
+
+def _window(
+    x: Block, weight: int, bias: int, y: Block, kernel_size: tuple[int, int], stride: tuple[int, int],
+    pads: tuple[int, int], dilation: tuple[int, int], residual: Block | None,
+) -> dict[str, int]:  # fmt: skip
+    """What the kernels of filters have in common."""
     beside = residual or y._replace(address=0)
     places = {**_strided("x", x), **_strided("y", y), **_strided("residual", beside), "weight_": weight, "bias_": bias}
     window = {"in_height": x.height, "in_width": x.width, "rows": kernel_size[0], "columns": kernel_size[1]}
     window |= {"stride_y": stride[0], "stride_x": stride[1], "top": pads[0], "left": pads[1]}
-    window |= {"dilation_y": dilation[0], "dilation_x": dilation[1]}
-    window |= {"groups": y.channels // 8, "activation": _ACTIVATIONS[activation]}
-    kernel.launch("network_depthwise", stream=stream, **places, **y.size, **window)
+    window |= {"dilation_y": dilation[0], "dilation_x": dilation[1], "groups": y.channels // 8}
+    return {**places, **y.size, **window}
 
 
 def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: float, stream: int) -> None:

@@ -39,6 +39,8 @@ class EngineOptions:
     tunes_later: bool = False
     """Start at once with kernels that nobody has measured, for an engine that measures kernels, and measure beside the
     work; `Engine.tune` does it now."""
+    helpers: bool = True
+    """Whether it may start processes that take GPU memory of their own, to build kernels."""
     calibration: Sequence[NDArray[Any]] = field(default=(), compare=False, repr=False)
     """Sample model inputs, (n, 3, height, width) each, for an engine that chooses precisions by measurement."""
 

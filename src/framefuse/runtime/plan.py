@@ -153,7 +153,10 @@ class RunPlan:
         layout = card.layout if plain and card.boxes_only else None
         device: Device = "cuda" if settings.on_gpu else "cpu"
         given = settings.precision, settings.streams, settings.threads, settings.workspace_mb, settings.load_timeout
-        asked = EngineOptions(device, *given, layout, tunes_later=settings.on_gpu, calibration=frames)
+        free = settings.max_memory is None
+        asked = EngineOptions(
+            device, *given, layout, tunes_later=settings.on_gpu and free, helpers=free, calibration=frames
+        )
         # Of a single source, which mostly has one view, nothing else could run beside a frame.
         alone = card.states and not settings.stereo and readers.count(self.source) == 1
         return replace(asked, streams=settings.streams or 1) if alone else asked

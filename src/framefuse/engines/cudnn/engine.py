@@ -170,6 +170,7 @@ class CudnnEngine(Engine):
         self._builder = Builder(max_workspace=(options.workspace_mb or 64) << 20)
         self._plans = Plans(self._builder, later=options.tunes_later and not self._precisions.kinds)
         self._weights: Weights | None = None
+        self._helpers = options.helpers
         self.reasons = [self._precisions.reason, f"{_version()}, autotuned kernels"]
         self._later = LaterTuning(self._plans, self.reasons)
 
@@ -208,7 +209,7 @@ class CudnnEngine(Engine):
         size = compiled.memory.size * 2 * count
         try:
             assert self._weights is not None
-            if not plans.later:
+            if self._helpers and not plans.later:
                 self._measure(compiled)
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except device.cupy().cuda.memory.OutOfMemoryError as error:

@@ -11,15 +11,16 @@ from time import monotonic
 from framefuse.cuda import device
 from framefuse.engines.cudnn.convolutions import CANDIDATES, Builder
 from framefuse.engines.cudnn.execution import Execution
-from framefuse.engines.cudnn.plans import Plans
+from framefuse.engines.cudnn.plans import Plans, room_for
 
 _logger = logging.getLogger(__name__)
 DELAY = 3.0
 """Seconds from the first execution to the start, so that a short run starts no processes."""
 PART = 4
 """Layers that are measured and saved together: an end of the process loses no more."""
-MAX_WORKERS = 4
-"""Processes that build kernels beside the work; no more than a quarter of the cores."""
+MAX_WORKERS, SHARE = 4, 4
+"""Processes that build kernels beside the work at most. Together they take no more than a quarter of the cores, or one,
+and of the GPU memory that the run has left."""
 
 
 class LaterTuning:
@@ -59,10 +60,14 @@ class LaterTuning:
             return
         try:
             with device.current(gpu, "measure kernels"):
-                builder = Builder(max_workspace=self._plans.builder.max_workspace)
-                self._tune(builder, max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0)) // 4)))
+                cores = len(os.sched_getaffinity(0))
+                if workers := room_for(max(1, min(MAX_WORKERS, cores // SHARE)), SHARE):
+                    self._tune(Builder(max_workspace=self._plans.builder.max_workspace), workers)
+                else:
+                    self._reasons.append("kernels stay unmeasured: too little GPU memory is free to build others")
         except Exception as error:  # what runs goes on
-            _logger.warning("the kernels of the model could not be measured: %s", error)
+            if not self._stopped.is_set():
+                _logger.warning("the kernels of the model could not be measured: %s", error)
 
     def _tune(self, builder: Builder, workers: int) -> None:
         with self._lock:

@@ -243,8 +243,7 @@ class Plans:
 
         Args:
             builder: measures them; one thread at a time may use a builder.
-            workers: processes at most; 0: one per available core. No more than half of the memory that is free on
-                the GPU has room for, but at least one.
+            workers: processes; 0: one per available core, but no more than the GPU has room for.
             stopped: whether to leave out the rest.
         """
         unknown = [layer for layer in dict.fromkeys(layers) if self.microseconds(layer) is None]
@@ -252,8 +251,7 @@ class Plans:
             return
         builder = builder or self.builder
         if self.workers is None:
-            most = workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
-            self.workers = Workers(builder.max_workspace, max(1, min(most, device.memory()[0] // 2 // WORKER_BYTES)))
+            self.workers = Workers(builder.max_workspace, workers or max(1, room_for(MAX_WORKERS, 2)))
         for layer, found in fastest_plans(builder, self.workers, unknown, candidates=candidates):
             if stopped():
                 return
@@ -315,6 +313,11 @@ class Plans:
             self._unsaved[layer.text] = {**found, WORKSPACE: plan.workspace}
             if plan.binary:
                 self._unsaved_kernels[layer.text] = plan.binary
+
+
+def room_for(workers: int, share: int) -> int:
+    """As many workers as there are cores, and room in 1 / `share` of the memory that is free on the current GPU."""
+    return min(workers, len(os.sched_getaffinity(0)), device.memory()[0] // share // WORKER_BYTES)
 
 
 def fastest_plans(

@@ -86,8 +86,8 @@ class CudaProgram(Program):
 
     def row_seconds(self) -> float:
         model = self._models((self.preprocess.height, self.preprocess.width))[0]
-        self.engine.tune()
         with self._translating_errors("time the model"), (stream := device.cupy().cuda.Stream(non_blocking=True)):
+            self.engine.tune()
 
             def launch() -> None:
                 model.start(stream)

@@ -117,3 +117,9 @@ def test_a_run_on_a_gpu_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> N
     found = run.for_memory(SourceInfo("", "array", *SIZE))
     assert found.batch * found.settings.slots < 16
     assert predict(found, found.batch, found.settings.slots, SIZE, decoders=0, context=False).size <= 100e6
+
+
+def test_processes_that_measure_kernels_are_not_part_of_a_limit() -> None:
+    free, limited = (plan_of(1, **more).engine_options() for more in ({}, {"max_memory": 2000.0}))
+    assert (free.tunes_later, free.helpers) == (True, True)
+    assert (limited.tunes_later, limited.helpers) == (False, False)

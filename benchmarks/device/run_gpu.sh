@@ -4,7 +4,7 @@
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
 # first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines adaptive fleet throughput
-# planner heads faults.
+# planner heads cold faults.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -35,7 +35,7 @@ TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program views central memory network11 precision"
-SECOND="accuracy+parity tests files ledger engines adaptive fleet throughput planner heads faults" # tests and faults take all of the GPU's memory
+SECOND="accuracy+parity tests files ledger engines adaptive fleet throughput planner heads cold faults" # tests and faults take all of the GPU's memory
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
     tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
 STEPS=()
@@ -110,7 +110,7 @@ wanted() { [[ " ${STEPS[*]//+/ } " == *" $1 "* ]]; }
     made yolov8n.onnx -m benchmarks.models yolov8n --out &
     ! { wanted engines || wanted tvm || wanted planner; } || made yolov5s.onnx -m benchmarks.models yolov5s --out &
     ! { wanted network11 || wanted planner; } || made yolo11n.onnx -m benchmarks.models_yolo11 --out &
-    if wanted files || wanted ledger || wanted fleet || wanted planner; then
+    if wanted files || wanted ledger || wanted fleet || wanted planner || wanted cold; then
         made 1080p.mp4 -c 'import shutil, sys; from benchmarks.clips import clip; shutil.copy(clip("1080p"), sys.argv[1])'
         made clip.mp4 -c 'import sys; from pathlib import Path; from benchmarks.clips import long_clip
 long_clip(Path(sys.argv[1]), Path(sys.argv[2]), 4)' "$SHORT"
@@ -212,6 +212,8 @@ run_planner() { bench planner 700 gpu.planner "$SHORT" --models scout-n scout-s 
 
 run_heads() { bench heads 60 gpu.heads; }
 
+run_cold() { bench cold 200 gpu.cold "$SHORT" "$V8" --rounds 1; }
+
 run_parity() { bench parity 300 parity --device cuda --jobs 6; }
 
 for word in "${STEPS[@]}"; do
@@ -220,7 +222,7 @@ for word in "${STEPS[@]}"; do
         case $name in
             network | program | views | central | memory | precision) needs yolov8n.onnx ;;
             network11) needs yolo11n.onnx ;;
-            files | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
+            files | ledger | fleet | cold) needs yolov8n.onnx clip.mp4 ;;
             engines | tvm) needs yolov8n.onnx yolov5s.onnx ;;
             planner) needs yolov8n.onnx yolov5s.onnx yolo11n.onnx clip.mp4 ;;
         esac

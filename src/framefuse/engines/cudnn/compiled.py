@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -394,7 +395,22 @@ def compile_network(path: Path, batch: int, height: int, width: int, *, streams:
     Raises:
         ModelError: as `import_network`, or the channels cannot be padded.
     """
+    try:
+        status = path.stat()
+    except OSError:
+        return plan(rewrite(import_network(path, height, width, batch)), batch, height, width, streams)  # says why
+    return _compiled(path, status.st_mtime_ns, status.st_size, batch, height, width, streams)
+
+
+@lru_cache(maxsize=2)
+def _compiled(path: Path, changed: int, size: int, batch: int, height: int, width: int, streams: int) -> Compiled:
+    """The choice of the engine, the memory plan and each execution ask for the same network."""
     return plan(rewrite(import_network(path, height, width, batch)), batch, height, width, streams)
+
+
+def forget() -> None:
+    """Free the networks that `compile_network` keeps."""
+    _compiled.cache_clear()
 
 
 def why_not(path: Path, precision: str, height: int, width: int) -> str | None:

@@ -21,7 +21,7 @@ from framefuse.engines.backend import Backend
 from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.engines.cudnn import BACKEND
 from framefuse.engines.cudnn.autotune import MIN_AGREEMENT, PrecisionTuner, TuningResult
-from framefuse.engines.cudnn.compiled import Compiled, compile_network
+from framefuse.engines.cudnn.compiled import Compiled, compile_network, forget
 from framefuse.engines.cudnn.convolutions import CANDIDATES, Builder, Layer, frontend
 from framefuse.engines.cudnn.execution import Execution, Weights
 from framefuse.engines.cudnn.later import LaterTuning
@@ -187,6 +187,7 @@ class CudnnEngine(Engine):
     def close(self) -> None:
         self._later.close()
         self._weights = None
+        forget()
 
     @property
     def layers(self) -> list[dict[str, Any]]:

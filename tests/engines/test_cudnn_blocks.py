@@ -10,9 +10,8 @@ import pytest
 
 import cudnn_reference as reference
 from cuda_fibres import Fibres
-from cuda_on_cpu import on_device
 from cudnn_nets import ANCHORS, Net, anchored, any_order, images, onnx_runtime, relative, with_attention
-from cudnn_on_cpu import Chain, NumpyPlans, complete, convolve_by_reference
+from cudnn_on_cpu import NumpyPlans, complete, convolve_by_reference, ran
 from framefuse.engines.cudnn import execution
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import BIAS, OWN, WEIGHT
@@ -124,11 +123,7 @@ def on_pretended_gpu(monkeypatch: pytest.MonkeyPatch, compiled: Any, x: Any) -> 
     plans = convolve_by_reference(monkeypatch)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     runs = execution.Execution(compiled, None, weights, plans, fold=True)  # type: ignore[arg-type]
-    stream = Chain()
-    runs.pack(on_device(x), stream)
-    runs.start(stream)
-    runs.finish(stream)
-    return [np.asarray(result) for result in runs.results]
+    return ran(runs, x)
 
 
 @pytest.mark.parametrize("classes", [1, 80, 11])
@@ -201,10 +196,7 @@ def test_our_kernels_first_and_others_later(fibres: Fibres, monkeypatch: pytest.
     run = execution.Execution(compiled, plans.builder, weights, lambda layer: OWN)
     found = []
     for _ in range(2):
-        run.pack(on_device(x), Chain())
-        run.start(Chain())
-        run.finish(Chain())
-        found.append(np.array(run.results[0]))
+        found += ran(run, x)
         run.replace_kernels(plans)
         run.replace_kernels(plans)
     assert run.version == 1, "the same kernels again are no others"

@@ -9,9 +9,8 @@ import pytest
 
 import cudnn_reference as reference
 from cuda_fibres import Fibres
-from cuda_on_cpu import on_device
 from cudnn_nets import Net, any_order, backbone, detector, images, mixed, onnx_runtime, random_net, relative
-from cudnn_on_cpu import Chain, convolve_by_reference
+from cudnn_on_cpu import convolve_by_reference, ran
 from framefuse.engines import selftest
 from framefuse.engines.backend import Doubt
 from framefuse.engines.cudnn import execution
@@ -255,12 +254,8 @@ def test_execution_on_the_pretended_gpu(
     path = net.save(tmp_path / "net.onnx", *outputs)
     compiled, x = compile_network(path, 2, 24, 40), images(2, 24, 40)
     runs = execution.Execution(compiled, None, None, plans, fold=fold)  # type: ignore[arg-type]
-    stream = Chain()
     for _ in range(2):
-        runs.pack(on_device(x), stream)
-        runs.start(stream)
-        runs.finish(stream)
-    found = [np.asarray(result) for result in runs.results]
+        found = ran(runs, x)
     if runs.layout is not None:
         assert fold and runs.layout == "yolov8_head"
         head = compiled.network.head

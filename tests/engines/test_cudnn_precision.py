@@ -12,9 +12,8 @@ import pytest
 
 import cudnn_reference as reference
 from cuda_fibres import Fibres
-from cuda_on_cpu import on_device
 from cudnn_nets import Net, backbone, detector, images, onnx_runtime, relative
-from cudnn_on_cpu import Chain, NumpyPlan, NumpyPlans, complete, decode
+from cudnn_on_cpu import NumpyPlan, NumpyPlans, complete, decode, ran
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import autotune, convolutions
@@ -117,12 +116,8 @@ def test_bytes_and_addresses(gpu: None, tmp_path: Path, kind: Type) -> None:
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     plans = NumpyPlans(lambda layer: 1.0)
     run = Execution(mixed, plans.builder, weights, plans)
-    stream = Chain()
-    run.pack(on_device(x), stream)
-    run.start(stream)
-    run.finish(stream)
     expected = reference.run(mixed, x, dtype=np.float16)
-    assert relative(np.asarray(run.results[0]), expected[0]) < (5e-3 if kind == "fp16" else 5e-2)
+    assert relative(ran(run, x)[0], expected[0]) < (5e-3 if kind == "fp16" else 5e-2)
     kinds = {layer.x_type for layer in plans.asked}
     assert kinds == {"fp16", kind}
 
@@ -142,10 +137,7 @@ def test_kernels_that_are_not_fused_and_others_later(gpu: None, tmp_path: Path) 
     run = Execution(compiled, plans.builder, Weights(steps), lambda layer: NumpyPlan(layer, fused=False))
     found = []
     for _ in range(2):
-        run.pack(on_device(x), Chain())
-        run.start(Chain())
-        run.finish(Chain())
-        found.append(np.array(run.results[0]))
+        found += ran(run, x)
         run.replace_kernels(plans)
     assert run.version == 1, "the same kernels again are no others"
     (expected,) = reference.run(compiled, x, dtype=np.float16)

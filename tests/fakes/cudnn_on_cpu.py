@@ -14,7 +14,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import cudnn_reference as reference
-from cuda_on_cpu import HostArray
+from cuda_on_cpu import HostArray, on_device
 from framefuse.cuda import device
 from framefuse.engines.cudnn.convolutions import (
     BIAS,
@@ -71,6 +71,15 @@ def convolve_by_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[Layer], 
         lambda self, plan, index, step, workspace, stream: reference.step(self.compiled, np.asarray(self.arena), index),
     )
     return lambda layer: SimpleNamespace(workspace=7)
+
+
+def ran(run: Execution, x: Any) -> list[Any]:
+    """The results of an execution for images."""
+    stream = Chain()
+    run.pack(on_device(x), stream)
+    run.start(stream)
+    run.finish(stream)
+    return [np.array(result) for result in run.results]
 
 
 def at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> Any:

@@ -21,7 +21,6 @@ FIELDS: Final = (
     *("encode_preset", "encode_threads"),
 )
 MODEL: Final = "body-n"
-WEBM: Final = ".webm"
 DEFAULTS: Final[dict[str, Any]] = {
     "stereo": "auto",
     "project": Path("runs/matte"),
@@ -52,9 +51,9 @@ def matte(
     **given: Any,
 ) -> int:
     """Cut people out of a video: a gray matte, a transparent video, a green or a blurred background."""
-    given |= {} if mode is None else {"save_matte": mode}
-    from framefuse.sinks import VP9
+    from framefuse.sinks import VP9, WEBM
 
+    given |= {} if mode is None else {"save_matte": mode}
     if mode == "alpha" and target is not None and target.suffix == WEBM:
         given.setdefault("encoder", VP9)
     settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings

@@ -49,22 +49,23 @@ def prepare(symbols: Iterable[str]) -> None:
     Raises:
         CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
     """
-    wanted, number = list(symbols), device.current_gpu()
-    compile_kernels([symbol for symbol in wanted if (number, symbol) not in _kernels])
+    wanted = list(symbols)
+    compile_kernels(wanted)
     for symbol in wanted:
         _loaded(symbol)
 
 
 def compile_kernels(symbols: Sequence[str]) -> None:
-    """Compile kernels for the current device side by side; nothing is loaded.
+    """Compile those kernels side by side that are not loaded on the current device yet.
 
     Raises:
         CapabilityError: as `prepare`.
     """
-    if symbols:
+    number = device.current_gpu()
+    if missing := [symbol for symbol in symbols if (number, symbol) not in _kernels]:
         capability = int(device.cupy().cuda.Device().compute_capability)
-        with ThreadPoolExecutor(min(len(symbols), COMPILERS), "ff-compile") as threads:
-            list(threads.map(lambda symbol: machine_code(describe(symbol), capability), symbols))
+        with ThreadPoolExecutor(min(len(missing), COMPILERS), "ff-compile") as threads:
+            list(threads.map(lambda symbol: machine_code(describe(symbol), capability), missing))
 
 
 def compile_ahead(symbols: Sequence[str]) -> None:

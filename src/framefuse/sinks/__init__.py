@@ -44,8 +44,8 @@ SINKS: dict[str, str] = {
     "null": "framefuse.sinks:NullSink",
 }
 """Sink name -> class, imported on use. Entry points of the group `framefuse.sinks` add sinks."""
-VP9 = "libvpx-vp9"
-"""The encoder of transparent videos for browsers."""
+VP9, WEBM = "libvpx-vp9", ".webm"
+"""The encoder of transparent videos for browsers, and the suffix of their files."""
 VISIBLE = 0.5
 """Confidence from which on a keypoint counts as visible."""
 UNTINTED = "background"

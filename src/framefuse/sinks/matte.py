@@ -14,10 +14,10 @@ from framefuse.kernels.geometry.projections import equirectangular_to_fisheye
 from framefuse.kernels.masks.call import box_blur, composite, upsample
 from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Result
-from framefuse.sinks import VP9, SinkContext
+from framefuse.sinks import VP9, WEBM, SinkContext
 from framefuse.sinks.draw import encode_colour
 from framefuse.sinks.images import Plane, StillsSink
-from framefuse.sinks.mp4 import WEBM, add_boxes
+from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
 from framefuse.sources.stereo import find, said_by_name
 

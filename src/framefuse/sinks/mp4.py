@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import Matrix
+from framefuse.sinks import WEBM
 from framefuse.sinks.images import planes_of
 from framefuse.sinks.run_folder import check_unmoved, make_durable, open_output, part_of, write_error
 from framefuse.sources.ffmpeg import TAGS, demuxed
@@ -43,7 +44,6 @@ MATRIX_CODE = {"bt601": 6, "bt709": 1, "bt2020": 9, "rgb": 1}
 """ITU-T H.273, MatrixCoefficients; RGB is converted to BT.709 before it is encoded."""
 MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus"})
 """Codecs that players expect in an MP4. FFmpeg accepts more (PCM), but few programs can play them."""
-WEBM = ".webm"
 WEBM_AUDIO, OPUS, OPUS_RATE = frozenset({"opus", "vorbis"}), "libopus", 48000
 """Codecs that a WebM may have; the encoder of what has another, and its samples a second."""
 
@@ -93,10 +93,11 @@ class Mp4File:
         flags = {"movflags": "+empty_moov+delay_moov+default_base_moof+skip_trailer", "flush_packets": "1"}
         scale = {"movie_timescale": str(encoding.time_base.denominator)}
         options = {**flags, **scale, "frag_duration": str(round(FRAGMENT_SECONDS * 1e6))}
-        if path.suffix == WEBM:
+        self._web = path.suffix == WEBM
+        if self._web:
             options = {"flush_packets": "1"}
         self._container = av.open(f"file:{self._written}", "w", format=path.suffix[1:], options=options)
-        if path.suffix != WEBM:
+        if not self._web:
             self._container.metadata["comment"] = UNFINISHED
         if title is not None:
             self._container.metadata["title"] = title
@@ -170,13 +171,13 @@ class Mp4File:
         check_unmoved(self._written, self._opened)
         if self._failed or error is not None:
             with suppress(OSError):  # the first error is the one to report
-                if self.path.suffix != WEBM:
+                if not self._web:
                     cut_to_whole_boxes(self._written)
                 os.replace(self._written, self.path)
             if error is None or self._failed:
                 return None
             raise self._error(error) from error
-        if self.path.suffix == WEBM:
+        if self._web:
             make_durable(self._written)
             os.replace(self._written, self.path)
             return None
@@ -346,8 +347,8 @@ class AudioCopy:
     def _open(self, path: Path, start: Fraction) -> None:
         # As in sources/files.py: no other protocols, and no playlist reaches the network.
         self._input = av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"}, **TAGS)
+        web = self._output.format.name == WEBM[1:]
         for stream in self._input.streams:
-            web = self._output.format.name == WEBM[1:]
             reason = _unfit(stream, anew=web) if stream.type == "audio" else ""
             if reason is None:
                 if web and stream.codec_context.codec.canonical_name not in WEBM_AUDIO:

@@ -269,11 +269,11 @@ class Execution(DeviceExecution):
         # A filter of one pixel of weight 1 leaves what the convolution has made to its activation and residual.
         y, residual = self._block(step.y), None if step.residual is None else self._block(step.residual)
         given = int(self._identity.data.ptr), int(self._no_bias.data.ptr)
-        pixel: dict[str, Any] = {"kernel_size": (1, 1), "stream": stream.ptr}
+        pixel = network.Window((1, 1))
         if step.activation != "none" or residual is not None:
-            network.depthwise(y, *given, y, activation=step.activation, residual=residual, **pixel)
+            network.depthwise(y, *given, y, pixel, activation=step.activation, residual=residual, stream=stream.ptr)
         if step.last != "none":
-            network.depthwise(y, *given, y, activation=step.last, **pixel)
+            network.depthwise(y, *given, y, pixel, activation=step.last, stream=stream.ptr)
 
     def _block(self, name: str) -> network.Block:
         return block(self.compiled, name, self._base)
@@ -353,12 +353,12 @@ def launch_filter(compiled: Compiled, step: Conv, weights: Mapping[int, int], ar
     x, y = (block(compiled, name, arena) for name in (step.x, step.y))
     residual = None if step.residual is None else block(compiled, step.residual, arena)
     rows, columns = step.weight.shape[2:]
-    options: dict[str, Any] = {"kernel_size": (rows, columns), "stride": step.stride, "pads": step.pads[:2]}
-    options |= {"dilation": step.dilation, "activation": step.activation, "residual": residual, "stream": stream}
+    window = network.Window((rows, columns), step.stride, step.pads[:2], step.dilation)
+    given = x, weights[WEIGHT], weights[BIAS], y, window
     if step.depthwise:
-        network.depthwise(x, weights[WEIGHT], weights[BIAS], y, **options)
+        network.depthwise(*given, activation=step.activation, residual=residual, stream=stream)
     else:
-        network.convolve(x, weights[WEIGHT], weights[BIAS], y, **options, last=step.last)
+        network.convolve(*given, activation=step.activation, residual=residual, last=step.last, stream=stream)
 
 
 def launch_other(compiled: Compiled, step: Attention | Pool | Upsample, arena: int, stream: int) -> None:

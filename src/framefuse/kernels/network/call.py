@@ -141,20 +141,29 @@ def pool(x: Block, ys: Sequence[Block], window: int, *, stream: int) -> None:
         x = group[-1]
 
 
+class Window(NamedTuple):
+    """What a filter sees of its input; vertical first."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    pads: tuple[int, int] = (0, 0)
+    """Top, left; those of the other sides follow from the size of the result."""
+    dilation: tuple[int, int] = (1, 1)
+
+    def arguments(self, x: Block, weight: int, bias: int, y: Block, residual: Block | None) -> dict[str, int]:
+        """Those that the kernels of filters have in common."""
+        beside = residual or y._replace(address=0)
+        places = {**_strided("x", x), **_strided("y", y), **_strided("residual", beside)}
+        shape = {"in_height": x.height, "in_width": x.width, "rows": self.size[0], "columns": self.size[1]}
+        shape |= {"stride_y": self.stride[0], "stride_x": self.stride[1], "top": self.pads[0], "left": self.pads[1]}
+        shape |= {"dilation_y": self.dilation[0], "dilation_x": self.dilation[1], "groups": y.channels // 8}
+        return {**places, "weight_": weight, "bias_": bias, **y.size, **shape}
+
+
 def depthwise(
-    x: Block,
-    weight: int,
-    bias: int,
-    y: Block,
-    *,
-    kernel_size: tuple[int, int],
-    stride: tuple[int, int] = (1, 1),
-    pads: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    activation: Activation = "none",
-    residual: Block | None = None,
-    stream: int,
-) -> None:
+    x: Block, weight: int, bias: int, y: Block, window: Window, *, activation: Activation = "none",
+    residual: Block | None = None, stream: int,
+) -> None:  # fmt: skip
     """y[b, i, j, c] = f(bias[c] + sum(weight[m, n, c] x[b, si + dm - top, sj + dn - left, c])) + residual[b, i, j, c].
 
     s, d and f are stride, dilation and activation of the axis; x is 0 outside its edges. Sums are float32.
@@ -162,29 +171,16 @@ def depthwise(
     Args:
         weight: address of (rows, columns, channels) float16.
         bias: address of (channels,) float16.
-        kernel_size, stride, dilation: vertical, horizontal.
-        pads: top, left; those of the other sides follow from the size of y.
         residual: an image of the size of y.
     """
-    window = _window(x, weight, bias, y, kernel_size, stride, pads, dilation, residual)
-    kernel.launch("network_depthwise", stream=stream, **window, activation=_ACTIVATIONS[activation])
+    given = window.arguments(x, weight, bias, y, residual)
+    kernel.launch("network_depthwise", stream=stream, **given, activation=_ACTIVATIONS[activation])
 
 
 def convolve(
-    x: Block,
-    weight: int,
-    bias: int,
-    y: Block,
-    *,
-    kernel_size: tuple[int, int],
-    stride: tuple[int, int] = (1, 1),
-    pads: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    activation: Activation = "none",
-    residual: Block | None = None,
-    last: Activation = "none",
-    stream: int,
-) -> None:
+    x: Block, weight: int, bias: int, y: Block, window: Window, *, activation: Activation = "none",
+    residual: Block | None = None, last: Activation = "none", stream: int,
+) -> None:  # fmt: skip
     """As `depthwise`, but y[..., k] sums over all channels of x: weight[k, m, n, c] x[..., c]; then comes another
     activation, `last`, after the residual.
 
@@ -192,22 +188,9 @@ def convolve(
         weight: address of (channels of y, rows, columns, channels of x) float16.
         bias: address of (channels of y,) float16.
     """
-    window = _window(x, weight, bias, y, kernel_size, stride, pads, dilation, residual)
+    given = window.arguments(x, weight, bias, y, residual)
     kinds = {"activation": _ACTIVATIONS[activation], "last": _ACTIVATIONS[last]}
-    kernel.launch("network_convolve", stream=stream, **window, **kinds, depth_groups=x.channels // 8)
-
-
-def _window(
-    x: Block, weight: int, bias: int, y: Block, kernel_size: tuple[int, int], stride: tuple[int, int],
-    pads: tuple[int, int], dilation: tuple[int, int], residual: Block | None,
-) -> dict[str, int]:  # fmt: skip
-    """What the kernels of filters have in common."""
-    beside = residual or y._replace(address=0)
-    places = {**_strided("x", x), **_strided("y", y), **_strided("residual", beside), "weight_": weight, "bias_": bias}
-    window = {"in_height": x.height, "in_width": x.width, "rows": kernel_size[0], "columns": kernel_size[1]}
-    window |= {"stride_y": stride[0], "stride_x": stride[1], "top": pads[0], "left": pads[1]}
-    window |= {"dilation_y": dilation[0], "dilation_x": dilation[1], "groups": y.channels // 8}
-    return {**places, **y.size, **window}
+    kernel.launch("network_convolve", stream=stream, **given, **kinds, depth_groups=x.channels // 8)
 
 
 def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: float, stream: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cudnn_nets import Net, anchored, backbone, images, mixed, onnx_runtime, relative, with_attention
+from framefuse import Batcher, Model
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import convolutions, later
@@ -292,14 +293,9 @@ class TestGpu:
         assert any("cuDNN cannot build engine 9999" in reason for reason in engine.reasons)
 
     @pytest.mark.parametrize("act", ["silu", "relu"])
-    @pytest.mark.parametrize("ours", [False, True])
-    def test_kernels_measured_later(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, ours: bool
-    ) -> None:
-        """It starts with kernels that are not fused, or with ours, and gives the same results with the fastest."""
+    def test_kernels_measured_later(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+        """It starts with our kernels, and gives the same results with the fastest."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        if ours:
-            monkeypatch.setattr(convolutions.Builder, "plain", lambda self, layer: None)
         net = Net()
         up, down = backbone(net, "images")
         beside = net.conv(down, 16, 1, act=act)
@@ -321,7 +317,7 @@ class TestGpu:
             for found, wanted in zip(slot.outputs, expected, strict=True):
                 assert relative(found, wanted) < 3e-3
             used = slot.handle.execution.kernels.plans.values()
-            assert all((plan.fused and plan is not convolutions.OWN) == bool(turn) for plan in used)
+            assert all((plan is not convolutions.OWN) == bool(turn) for plan in used)
             engine.tune()
         (file,) = (tmp_path / "framefuse").glob("cudnn/*.json")
         assert len(json.loads(file.read_text())["plans"]) >= 8
@@ -341,6 +337,19 @@ class TestGpu:
             engine.close()
             assert not [thread for thread in threading.enumerate() if thread.name == "ff-tune"]
         assert any("3 kernels measured beside the work" in reason for reason in engine.reasons)
+
+    def test_a_batcher_takes_the_measured_kernels(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        images = [np.full((640, 640, 3), shade, np.uint8) for shade in range(40)]
+        with Model("scout-n", device="cuda") as model, Batcher(model, max_batch_size=4) as batcher:
+            for found in [batcher.submit(image) for image in images]:
+                found.result(30)
+            captured = [one for program in batcher._runner._programs.values() for one in program._captured.values()]
+            used = [batch for batches in captured for batch in batches if batch._launched]
+            assert used and all(batch._version == batch.model.version for batch in used)
+        assert not caplog.messages
 
     def test_what_is_not_known_is_listed(self, tmp_path: Path) -> None:
         net = Net()

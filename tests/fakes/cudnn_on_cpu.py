@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,11 +92,9 @@ def at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str
 
 @dataclass
 class NumpyPlan:
-    """`y = round(last(activation(conv(x, weight) SCALE + bias) + residual RESIDUAL_SCALE) OUTPUT_SCALE)`; if it is not
-    fused, `conv(x, weight) + bias`."""
+    """`y = round(last(activation(conv(x, weight) SCALE + bias) + residual RESIDUAL_SCALE) OUTPUT_SCALE)`."""
 
     layer: Layer
-    fused: bool = True
     workspace: int = 7
     microseconds: float = 1.0
 
@@ -118,8 +116,6 @@ class NumpyPlan:
         if eight:
             y = y * read(SCALE, *each, "fp32")
         y = y + read(BIAS, *each, "fp32" if eight else "fp16")
-        if not self.fused:
-            layer = replace(layer, activation="identity", residual_strides=None, last="none")
         if layer.activation == "silu":
             y = y / (1 + np.exp(-y))
         elif layer.activation == "relu":

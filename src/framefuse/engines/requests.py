@@ -168,18 +168,21 @@ class Request:
         self._images = cp.empty(shape, execution.input.dtype) if self._padded else execution.input
         self.input = device.pinned(shape, execution.input.dtype)
         self.outputs = tuple(device.pinned(result.shape, result.dtype) for result in execution.results)
-        self._launch()
-        self.stream.synchronize()
-        self._version, self._graph = execution.version, None
-        if execution.capturable:
-            self._graph = capture(self.stream, self._launch)
+        self._prepare()
 
     def start(self) -> None:
         if self._graph is not None and self._version != self.execution.version:
-            self._version, self._graph = self.execution.version, capture(self.stream, self._launch)
+            self._prepare()
         graph = self._graph
         self._checked(self._launch if graph is None else lambda: graph.launch(self.stream))
         self._checked(lambda: self._ended.record(self.stream))
+
+    def _prepare(self) -> None:
+        self._version, self._graph = self.execution.version, None
+        self._launch()  # loads what a capture cannot
+        self.stream.synchronize()
+        if self.execution.capturable:
+            self._graph = capture(self.stream, self._launch)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for `outputs`; False after `timeout` seconds without them."""

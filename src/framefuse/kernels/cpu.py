@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
+import sys
 import threading
 from functools import lru_cache
 from pathlib import Path
@@ -100,9 +102,29 @@ def _module(level: str) -> Any:
             remedy="in a checkout, run `pip install apache-tvm ziglang && python -m framefuse.kernels.build`; "
             "otherwise install framefuse again",
         )
-    import tvm_ffi  # slow to import where torch is installed, so imported at the first use of a kernel
+    return _tvm_ffi().load_module(str(path))
 
-    return tvm_ffi.load_module(str(path))
+
+class _WithoutTorch:
+    """Finds no torch for the thread that made it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "torch" and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError("torch is not imported here", name=name)
+
+
+@lru_cache(maxsize=1)
+def _tvm_ffi() -> Any:
+    """Module tvm_ffi. It imports torch where that is installed, which takes seconds and gains nothing here."""
+    hidden = _WithoutTorch()
+    sys.meta_path.insert(0, hidden)
+    try:
+        return importlib.import_module("tvm_ffi")
+    finally:
+        sys.meta_path.remove(hidden)
 
 
 @lru_cache(maxsize=64)
@@ -132,9 +154,7 @@ _scratch = _Scratch()
 
 def _tensor(array: NDArray[Any]) -> Any:
     """A writable array in the form that kernels take, in a third of a microsecond."""
-    import tvm_ffi
-
-    return tvm_ffi.from_dlpack(array)
+    return _tvm_ffi().from_dlpack(array)
 
 
 def _address(array: NDArray[Any]) -> int:

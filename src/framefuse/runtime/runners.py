@@ -171,9 +171,9 @@ class ModelRunner(Runner):
             try:
                 program = self._programs[size] = self._model.program(size)
                 program.prepare(*LIKELY)
-                program.warm_up(example)
                 measured = self.seconds.get(size)
                 rows[size] = measured / (size * self.servers) if measured else program.row_seconds()
+                program.warm_up(example)  # with the kernels that row_seconds may have had measured
             except (GpuMemoryError, HostMemoryError):
                 if size == 1:
                     raise

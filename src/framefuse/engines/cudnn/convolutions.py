@@ -11,7 +11,7 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Self
 
@@ -107,8 +107,6 @@ class Plan:
     """0: not measured."""
     binary: bytes = b""
     """The serialised kernel, for `Builder.load`; empty where cuDNN cannot serialise it."""
-    fused: bool = True
-    """Whether it is all of the layer; otherwise only the convolution and its bias."""
 
     def run(self, handle: Any, pointers: dict[int, int], workspace: int) -> None:
         """Launch the kernel on the handle's stream. `pointers`: address by unique id."""
@@ -171,8 +169,8 @@ class Builder:
         if hasattr(self, "_return_handle"):
             self._return_handle()
 
-    def graph(self, layer: Layer, *, fused: bool = True) -> Any:
-        """The validated and lowered cuDNN graph of a layer, without plans; not `fused`: of its convolution and bias."""
+    def graph(self, layer: Layer) -> Any:
+        """The validated and lowered cuDNN graph of a layer, without plans."""
         types = self.cudnn.data_type
         kinds = {"fp16": types.HALF, "fp8": types.FP8_E4M3, "int8": types.INT8, "fp32": types.FLOAT}
         graph = self.cudnn.pygraph(io_data_type=types.HALF, intermediate_data_type=types.FLOAT,
@@ -197,9 +195,7 @@ class Builder:
             value = graph.mul(a=value, b=tensor(SCALE, *per_channel, "fp32"))
             value = graph.add(a=value, b=tensor(BIAS, *per_channel, "fp32"))
         activations = {"silu": graph.swish, "relu": graph.relu, "identity": graph.identity}
-        if not fused:
-            layer = replace(layer, residual_strides=None, last="none")
-        elif layer.last == "none" or layer.activation != "identity":
+        if layer.last == "none" or layer.activation != "identity":
             value = activations[layer.activation](input=value)
         if layer.residual_strides is not None:
             value.set_data_type(types.FLOAT)
@@ -218,27 +214,6 @@ class Builder:
         graph.validate()
         graph.build_operation_graph()
         return graph
-
-    def plain(self, layer: Layer) -> Plan | None:
-        """The first kernel of cuDNN for the convolution and its bias alone; None if there is none.
-
-        It comes compiled with cuDNN, so it is there within milliseconds; fused ones are compiled when they are built.
-        """
-        if layer.low_precision:
-            return None
-        modes = self.cudnn.heur_mode
-        try:
-            graph = self.graph(layer, fused=False)
-            graph.create_execution_plans([modes.A, modes.FALLBACK])
-            graph.check_support()
-            for index in range(graph.get_execution_plan_count()):
-                with suppress(Exception):  # the next may run on this GPU
-                    graph.build_plan_at_index(index)
-                    if (workspace := int(graph.get_workspace_size())) <= self.max_workspace:
-                        return Plan(graph, workspace, -1, {}, fused=False)
-        except Exception as error:  # the bindings raise their own classes and RuntimeError
-            _logger.debug("cuDNN has no unfused kernel for %s: %s", layer.text, error)
-        return None
 
     def build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> Plan:
         """Build the plan of a layer with this engine and these knobs.

@@ -152,8 +152,6 @@ class Execution(DeviceExecution):
         self.kernels = self._kernels(plan_of)
         self._earlier: list[Kernels] = []
         """Their workspaces stay, because graphs that were captured with them may run."""
-        most = max([len(conv.weight) for conv in convs.values()], default=1)
-        self._identity, self._no_bias = cp.asarray(np.ones(most, np.float16)), cp.zeros(most, cp.float16)
         self.side = [cp.cuda.Stream(non_blocking=True) for _ in self.kernels.workspaces[1:]]
         head, tail, batch = compiled.network.head, compiled.network.tail, compiled.batch
         image = compiled.network.input
@@ -264,19 +262,6 @@ class Execution(DeviceExecution):
         pointers = {uid: self._base + self.compiled.byte(name) for uid, name in names.items()}
         pointers |= self.weights.pointers(step.name) | self.scaled.pointers(index)
         self.builder.launch(plan, pointers, workspace, stream)
-        if plan.fused:
-            return
-        # A filter of one pixel of weight 1 leaves what the convolution has made to its activation and residual.
-        y, residual = self._block(step.y), None if step.residual is None else self._block(step.residual)
-        given = int(self._identity.data.ptr), int(self._no_bias.data.ptr)
-        pixel = network.Window((1, 1))
-        if step.activation != "none" or residual is not None:
-            network.depthwise(y, *given, y, pixel, activation=step.activation, residual=residual, stream=stream.ptr)
-        if step.last != "none":
-            network.depthwise(y, *given, y, pixel, activation=step.last, stream=stream.ptr)
-
-    def _block(self, name: str) -> network.Block:
-        return block(self.compiled, name, self._base)
 
     def finish(self, stream: Any) -> None:
         """Start to write `results` from the raw outputs, unless they are logits in the arena."""

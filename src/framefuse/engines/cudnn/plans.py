@@ -195,7 +195,7 @@ class Plans:
     """Plans by layer; `save` writes new ones to the cache. Threads may share it.
 
     Args:
-        later: a layer that is not known gets a kernel at once that is not fused, or ours, and is noted in `unmeasured`.
+        later: a layer that is not known gets our kernel, if that can run it, and is noted in `unmeasured`.
 
     Attributes:
         unmeasured: layers for `measure`.
@@ -219,9 +219,9 @@ class Plans:
     def __call__(self, layer: Layer) -> Plan:
         if layer not in self._plans:
             plan = self._from_cache(layer)
-            if plan is None and self.later and not layer.low_precision:
-                plan = self.builder.plain(layer) or (None if layer.grouped else OWN)
-                self.unmeasured += [layer] if plan else []
+            if plan is None and self.later and not layer.low_precision and not layer.grouped:
+                plan = OWN
+                self.unmeasured.append(layer)
             if plan is None:
                 plan = self.builder.autotune(layer)
                 self._record(layer, plan)

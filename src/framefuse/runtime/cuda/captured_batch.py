@@ -106,17 +106,21 @@ class CapturedBatch:
 
             steps = before, run_model, after
             driver.driver()  # loaded now, because loading it is not allowed during a capture
-            for step in steps:  # loads everything that is loaded on a first launch
-                step()
-            self._stream.synchronize()
             self._marks = [cp.cuda.Event() for _ in range(len(steps) + 1)]
             self._steps = steps
+            self._run()
             self._capture()
         self._launched = self._filled = 0
         self._staged: list[tuple[Frame, Placement] | None] = [None] * batch
         """What the rows of the table show, where that is a buffer of a frame from the host."""
         self._placed: list[Placement] = []
         """Where the views of the last frame lie, if it was alone in the batch."""
+
+    def _run(self) -> None:
+        """Load everything that is loaded on a first launch, which a capture forbids."""
+        for step in self._steps:
+            step()
+        self._stream.synchronize()
 
     def _capture(self) -> None:
         before, run_model, after = steps = self._steps
@@ -180,6 +184,7 @@ class CapturedBatch:
         if self._version != self.model.version:  # nothing that it captured is in flight
             try:
                 with self._stream:
+                    self._run()
                     self._capture()
             except Exception as error:  # the graphs that are there go on
                 _logger.warning("the faster kernels of the model cannot be captured: %s", error)

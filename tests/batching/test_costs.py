@@ -85,3 +85,13 @@ def test_sizes_that_have_not_run_lately_take_longer_where_others_do() -> None:
         costs.learn(8, 0.0006)
     assert costs.seconds(8) == pytest.approx(0.0006, rel=0.01)
     assert costs.seconds(16) == pytest.approx(0.00095, rel=0.01)
+
+
+def test_a_batch_that_is_faster_than_it_was_alone_makes_no_other_negative() -> None:
+    """As on a GPU whose clock was low when it was measured."""
+    costs = Costs([1, 2, 32], {1: 0.001, 2: 0.0015, 32: 0.02})
+    for _ in range(2000):
+        costs.learn(32, 0.002)
+    assert costs.seconds(32) == pytest.approx(0.002, rel=0.01)
+    assert [costs.seconds(size) for size in (1, 2)] == pytest.approx([0.001, 0.0015])
+    assert costs.bound(1) >= 0.001

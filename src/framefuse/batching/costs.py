@@ -45,7 +45,7 @@ class Costs:
         self.sizes = sorted(set(sizes))
         self._known = dict(seconds or {})
         self._least = dict(self._known)
-        """What was measured with nothing else at work."""
+        """What was measured with nothing else at work, or less where that was found since."""
         self._ran: dict[int, int] = {}
         """Size -> how many batches had been learnt when it last ran."""
         self._latest: deque[tuple[float, float]] = deque(maxlen=WINDOW)
@@ -115,6 +115,7 @@ class Costs:
         take that have not run lately: a small one would else seem quick because nobody has tried it."""
         if size not in self._least:
             return
+        self._least[size] = min(self._least[size], self._known[size])
         beyond = self._known[size] - self._least[size]
         for other, least in self._least.items():
             if self._learnt - self._ran.get(other, -RECENT) >= RECENT:

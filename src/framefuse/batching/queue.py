@@ -34,8 +34,8 @@ PATIENCE = 3
 MAX_BUCKETS = 256
 """Whose rate of arrival is remembered."""
 ANSWERS, SURE, REFRESH = 2048, 0.999, 64
-"""Latest answers by which it is known how much later than predicted they come, the share of them that the margin of
-later predictions covers, and how many come between two looks."""
+"""Latest batches by which it is known how much later than predicted answers come, the share of them that the margin of
+later predictions covers, and how many end between two looks."""
 MOST_MARGIN = 0.5
 """Share of the time until a deadline that the margin takes at most: a stall of the machine must not have all requests
 refused that come after it."""
@@ -115,7 +115,7 @@ class RequestQueue:
         self._deadlines = 0
         """How many of the waiting requests have one."""
         self._errors: deque[float] = deque(maxlen=ANSWERS)
-        """Seconds by which answers came after their predicted ends."""
+        """Seconds by which the latest answers of each batch came after their predicted ends."""
         self._answered, self._margin = 0, 0.0
         self._ended, self._is_exact = 0.0, True
         """When the latest batch ended, and whether it was not only noticed then."""
@@ -199,13 +199,13 @@ class RequestQueue:
         return 0.0 if at_once else min(self._margin, MOST_MARGIN * max(0.0, left))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
-        """Learn how much later than predicted the answers to requests with a deadline have come."""
-        for request in requests:
-            if request.deadline is not None:
-                self._errors.append(now - request.end)
-                self._answered += 1
-                if self._answered % REFRESH == 0:
-                    self._margin = max(0.0, quantile(self._errors, SURE))
+        """Learn how much later than predicted the answers of a batch to requests with a deadline have come."""
+        ends = [request.end for request in requests if request.deadline is not None]
+        if ends:  # they are late together, so they count as one
+            self._errors.append(now - min(ends))
+            self._answered += 1
+            if self._answered % REFRESH == 0:
+                self._margin = max(0.0, quantile(self._errors, SURE))
 
     def _predict(self, request: Request, now: float) -> float:
         """When the batch of a request ends, at the slowest usual times."""

@@ -16,11 +16,14 @@ from framefuse.frame import Frame
 from framefuse.runtime.choices import processor
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, MAX_BATCH
+from framefuse.runtime.profiling import median_seconds
 from framefuse.runtime.program import Program
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.program import CudaProgram
 
+BATCHES = 4
+"""One after another, when their time is measured."""
 WORTH = 0.1
 """Share by which a batch of twice the size must be faster a row for the size to be kept."""
 
@@ -172,8 +175,8 @@ class ModelRunner(Runner):
                 program = self._programs[size] = self._model.program(size)
                 program.prepare(*LIKELY)
                 measured = self.seconds.get(size)
-                rows[size] = measured / (size * self.servers) if measured else program.row_seconds()
-                program.warm_up(example)  # with the kernels that row_seconds may have had measured
+                rows[size] = measured / (size * self.servers) if measured else self._row_seconds(program)
+                program.warm_up(example)  # after that: it may have had kernels measured
             except (GpuMemoryError, HostMemoryError):
                 if size == 1:
                     raise
@@ -183,6 +186,20 @@ class ModelRunner(Runner):
             if size > 1 and not all_sizes and rows[size] > (1 - WORTH) * min(list(rows.values())[:-1]):
                 self._programs.pop(size).close()
                 break
+
+    def _row_seconds(self, program: Program) -> float:
+        """On a GPU those of whole batches: to copy the frames there may take longer than the model."""
+        seconds, spec = program.row_seconds(), program.preprocess
+        if not self._model.settings.on_gpu:
+            return seconds
+        frames = [Frame.from_array(np.zeros((spec.height, spec.width, 3), np.uint8)) for _ in range(program.batch)]
+
+        def run() -> None:
+            for _ in range(BATCHES):
+                deque(program.submit(frames), maxlen=0)
+            deque(program.drain(), maxlen=0)
+
+        return max(seconds, median_seconds(run) / (BATCHES * len(frames)))
 
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
         frame = self._model.frame(item)

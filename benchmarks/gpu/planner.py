@@ -5,7 +5,8 @@
 
 Each run is a process of its own, which reads copies of the clip side by side, decoded by NVDEC. Measured is the memory
 that NVML counts on the GPU, at its peak, without what was taken before the process began. All models first run once,
-side by side and uncounted: a first run measures convolution kernels, which takes memory for a moment.
+side by side and uncounted: to measure convolution kernels takes memory for a moment. Several GPUs share the runs, one
+run at a time on each.
 
 A neighbour is an allocation of a share of the GPU. A run beside it must end with all frames, on smaller batches
 or fewer of them, or be refused before the model is loaded: `refused`. An error in the middle of a run is `failed`.
@@ -16,11 +17,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -38,7 +44,7 @@ POLL = 0.005
 
 def run(given: dict[str, Any]) -> None:
     """Prints what became of a run."""
-    files = given.pop("files")
+    files, tunes = given.pop("files"), given.pop("tunes", False)
     found: dict[str, Any] = {"frames": 0}
     try:
         pipeline = Pipeline(files if len(files) > 1 else files[0], device="cuda", engine="cudnn", **given)
@@ -52,6 +58,8 @@ def run(given: dict[str, Any]) -> None:
         with pipeline:
             for _ in pipeline:
                 found["frames"] += 1
+            if tunes:
+                pipeline.engine.tune()
         report = pipeline.report
         found["choices"] = [line for line in report.choices if "batch" in line]
         found["by_the_host"] = sum(any("on the host" in note for note in facts.notes) for facts in report.sources)
@@ -61,22 +69,43 @@ def run(given: dict[str, Any]) -> None:
     print(json.dumps(found))
 
 
-def child_of(runs: list[dict[str, Any]]) -> subprocess.Popen[str]:
+def child_of(runs: list[dict[str, Any]], gpu: int) -> subprocess.Popen[str]:
     """A process that does one run after another."""
     words = [sys.executable, "-m", "benchmarks.gpu.planner", "--child", json.dumps(runs)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    alone = {**os.environ, "CUDA_VISIBLE_DEVICES": shown[gpu] if shown[0] else str(gpu)}
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=alone)
 
 
-def measured(given: dict[str, Any], read: Any) -> dict[str, Any]:
+def measured(given: dict[str, Any], gpu: int) -> dict[str, Any]:
     """What the child says, and the peak of the memory that it takes, in bytes."""
-    before, peak = read(), 0
-    with child_of([given]) as child:
+    before, peak = memory(gpu)[0], 0
+    with child_of([given], gpu) as child:
         while child.poll() is None:
-            peak = max(peak, read() - before)
+            peak = max(peak, memory(gpu)[0] - before)
             time.sleep(POLL)
         assert child.stdout is not None
         lines = child.stdout.read().splitlines()
     return {"peak": peak, **(json.loads(lines[-1]) if lines else {"failed": f"exit code {child.returncode}"})}
+
+
+def memory(gpu: int) -> tuple[int, int]:
+    """Bytes that are taken, and all."""
+    nvml, handle = nvml_handle(gpu)
+    found = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(found.used), int(found.total)
+
+
+def beside_a_neighbour(given: dict[str, Any], share: float, gpu: int) -> dict[str, Any]:
+    cuda = device.cupy().cuda
+    with cuda.Device(gpu):
+        used, total = memory(gpu)
+        neighbour = cuda.memory.Memory(max(0, int(share * total) - used))
+        free = total - memory(gpu)[0]
+        found = {"share": share, "free_mb": free / 1e6, **measured(given, gpu)}
+        del neighbour
+    print(found, flush=True)
+    return found
 
 
 def main() -> None:
@@ -94,17 +123,24 @@ def main() -> None:
         for given in json.loads(args.child):
             run(given)
         return
-    nvml, handle = nvml_handle(device.current_gpu())
-
-    def read() -> int:
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-
     with Pipeline(args.clip, "squares", device="cpu", engine="null") as probe:
         info = probe.sources[0].info
     size = info.width or 0, info.height or 0
     end = float(args.frames / (info.fps or 30))
-    rows, beside = [], []
-    with TemporaryDirectory() as folder:
+    rows = []
+    count = device.cupy().cuda.runtime.getDeviceCount()
+    free = SimpleQueue[int]()
+    for gpu in range(count):
+        free.put(gpu)
+
+    def on_one(work: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        gpu = free.get()
+        try:
+            return work(gpu)
+        finally:
+            free.put(gpu)
+
+    with ThreadPoolExecutor(count) as threads, TemporaryDirectory() as folder:
         files = [Path(folder) / f"{number}.mp4" for number in range(max(args.streams))]
         for file in files:
             file.symlink_to(args.clip.absolute())
@@ -114,28 +150,26 @@ def main() -> None:
             streams = args.streams[len(cases) % len(args.streams)]
             options = {"model": model, "batch": batch, "imgsz": imgsz, "end": end}
             cases.append({"files": [str(file) for file in files[:streams]], "readers": streams, **options})
-        first = [child_of([case for case in cases if case["model"] == model]) for model in args.models]
+        first = [
+            child_of([{**case, "tunes": True} for case in cases if case["model"] == model], number % count)
+            for number, model in enumerate(args.models)
+        ]
         for child in first:
             child.communicate()
         print("all models have run once", flush=True)
-        for given in cases:
+        runs = [partial(measured, given) for given in cases]
+        peaks = list(threads.map(on_one, runs))  # all of them first: to predict takes memory in this process
+        for given, found in zip(cases, peaks, strict=True):
             model, batch, imgsz, streams = (given[name] for name in ("model", "batch", "imgsz", "readers"))
-            found = measured(given, read)
             settings = settings_from({"device": "cuda", "engine": "cudnn", "batch": batch, "imgsz": imgsz})
             plan = predicted(model, streams, size, settings)
             rows.append({"model": Path(model).stem, "batch": batch, "imgsz": imgsz, "streams": streams, **found,
                          "predicted": plan.size, "parts": [part._asdict() for part in plan.parts]})  # fmt: skip
             ratio = plan.size / max(1, found["peak"])
             print(f"{model} {batch} {imgsz} {streams}: {found['peak'] / 1e6:.0f} MB, {ratio:.3f}", found, flush=True)
-        total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        pool = device.cupy().cuda
-        for share in args.shares:
-            neighbour = pool.memory.Memory(max(0, int(share * total) - read()))
-            given = {"files": [str(file) for file in files], "readers": len(files), "model": args.models[-1],
-                     "batch": 64, "imgsz": 1280, "end": end}  # fmt: skip
-            beside.append({"share": share, "free_mb": (total - read()) / 1e6, **measured(given, read)})
-            print(beside[-1], flush=True)
-            del neighbour
+        given = {"files": [str(file) for file in files], "readers": len(files), "model": args.models[-1],
+                 "batch": 64, "imgsz": 1280, "end": end}  # fmt: skip
+        beside = list(threads.map(on_one, [partial(beside_a_neighbour, given, share) for share in args.shares]))
     save("planner", {"size": size, "rows": rows, "beside": beside}, "CUDA program", "pipeline", "engine cudnn")
 
 

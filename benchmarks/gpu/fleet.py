@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.clips import long_clip
 from benchmarks.protocol import save
-from framefuse import Fleet
+from framefuse import Fleet, Pipeline
 from framefuse.errors import FramefuseError
 from framefuse.fleet.fleet import FleetReport, parse_devices
 
@@ -53,7 +53,10 @@ def main() -> None:
         files = [Path(folder, f"{number:03}{clip.suffix}") for number in range(args.files)]
         for file in files:
             file.symlink_to(clip)
-        print(run(args.plans[0].split(",")[0], [args.clip], args.model, options), flush=True)
+        device = "cpu" if args.plans[0].startswith("cpu") else "cuda"
+        with Pipeline([args.clip], args.model, device=device, **options) as pipeline:
+            deque(pipeline, maxlen=0)
+            pipeline.engine.tune()
         for plan in args.plans * args.rounds:
             if perf_counter() - begun > args.seconds:
                 break

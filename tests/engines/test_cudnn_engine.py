@@ -38,6 +38,19 @@ def rounded(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x.astype(np.float16).astype(np.float32)
 
 
+def test_one_process_at_a_time_measures(tmp_path: Path) -> None:
+    caches = [PlanCache(ENVIRONMENT, tmp_path) for _ in range(2)]
+    asked: list[int] = []
+    with caches[0].measuring(lambda: False):
+        caches[0].update({"layer": ENTRY})
+        with caches[1].measuring(lambda: len(asked) == 3 or asked.append(0)):  # type: ignore[func-returns-value]
+            assert len(asked) == 3, "it waits until it is stopped"
+    with caches[1].measuring(lambda: False):
+        assert caches[1].get("layer") is None
+        caches[1].read_again()
+        assert caches[1].get("layer") == ENTRY
+
+
 @pytest.mark.skipif(cp is not None, reason="there is a GPU")
 def test_without_a_gpu_the_error_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match=r"CuPy|no usable GPU|no GPU") as caught:
@@ -337,6 +350,20 @@ class TestGpu:
             engine.close()
             assert not [thread for thread in threading.enumerate() if thread.name == "ff-tune"]
         assert any("3 kernels measured beside the work" in reason for reason in engine.reasons)
+
+    def test_engines_measure_a_kernel_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Both start with kernels of ours; the second takes what the first has measured since."""
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        net = Net()
+        path = net.save(tmp_path / "net.onnx", net.conv(net.conv("images", 16), 24))
+        engines = [open_engine("cudnn", path, EngineOptions(device="cuda", tunes_later=True)) for _ in range(2)]
+        executions = [engine.execution(1, 64, 64) for engine in engines]
+        for engine in engines:
+            engine.tune()
+        assert [execution.version for execution in executions] == [1, 1]
+        assert [(engine._plans.measured, engine._plans.cached) for engine in engines] == [(2, 0), (0, 2)]
+        for engine in engines:
+            engine.close()
 
     def test_a_batcher_takes_the_measured_kernels(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

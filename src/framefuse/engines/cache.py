@@ -23,6 +23,8 @@ _logger = logging.getLogger(__name__)
 FORMAT = 1
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 """What reading JSON of unknown origin may raise."""
+POLL = 0.05
+"""Seconds between two looks at a lock that another process holds."""
 KEYS = ("model", "engine", "version", "device", "precision", "shapes", "flags")
 """What a key must state (the model by its hash); it may state more (a driver)."""
 
@@ -125,11 +127,19 @@ def difference(folder: Path, entry: str, wanted: Mapping[str, str], *, same: Ite
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock between processes; without file locks, builders may do the work twice."""
+def locked(path: Path, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Hold a lock between processes; without file locks, builders may do the work twice.
+
+    Args:
+        stopped: whether to go on without the lock, asked while another process holds it.
+    """
     with path.open("w") as file:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not stopped():
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(POLL)
         yield

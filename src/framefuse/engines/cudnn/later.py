@@ -71,17 +71,19 @@ class LaterTuning:
 
     def _tune(self, builder: Builder, workers: int) -> None:
         with self._lock:
-            plans, begun, count = self._plans, monotonic(), 0
+            plans, begun, count, stopped = self._plans, monotonic(), 0, self._stopped.is_set
             part = PART if workers else len(plans.unmeasured)
             try:
-                while (layers := plans.unmeasured[:part]) and not self._stopped.is_set():
-                    plans.measure(layers, CANDIDATES, builder=builder, workers=workers, stopped=self._stopped.is_set)
+                while (layers := plans.unmeasured[:part]) and not stopped():
+                    with plans.cache.measuring(stopped):  # processes that run the same model share the work
+                        plans.take_known(layers, builder)
+                        plans.measure(layers, CANDIDATES, builder=builder, workers=workers, stopped=stopped)
+                        plans.save()
                     del plans.unmeasured[: len(layers)]
-                    plans.save()
                     count += len(layers)
             finally:
                 plans.stop_workers()
-            if self._stopped.is_set() or not count:
+            if stopped() or not count:
                 return
             for execution in list(self._executions):
                 execution.replace_kernels(plans)

@@ -150,12 +150,26 @@ class PlanCache:
             with cache.locked(self.path.with_suffix(".lock")):
                 for layer, content in kernels.items():
                     write_atomically(self._kernels / entries[layer]["kernel"], content)
-                self.entries = {**self._read(), **self.entries}
+                self.read_again()
                 index = json.dumps({"environment": self.environment, "plans": self.entries}, indent=0)
                 write_atomically(self.path, index.encode())
         except OSError as error:
             self.note = f"plans are measured again next time: {self.folder}: {error.strerror or error}"
             _logger.warning(self.note)
+
+    @contextlib.contextmanager
+    def measuring(self, stopped: Callable[[], bool]) -> Iterator[None]:
+        """One process at a time is in such a block, so that none measures what another is about to write. `stopped`
+        ends the wait for it."""
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # of a folder that cannot be written
+                self.folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(cache.locked(self.path.with_suffix(".measuring"), stopped))
+            yield
+
+    def read_again(self) -> None:
+        """Take the entries that others have written since."""
+        self.entries = {**self._read(), **self.entries}
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
@@ -261,6 +275,13 @@ class Plans:
             else:
                 self.unsupported[layer] = found
 
+    def take_known(self, layers: Iterable[Layer], builder: Builder) -> None:
+        """Take the plans that another process has measured since."""
+        self.cache.read_again()
+        for layer in layers:
+            if plan := self._from_cache(layer, builder):
+                self._plans[layer] = plan
+
     def microseconds(self, layer: Layer) -> float | None:
         """Measured time of the fastest kernel of a layer; infinite if cuDNN has none, None if unknown."""
         if layer in self.unsupported:
@@ -284,7 +305,8 @@ class Plans:
         if entries:
             self.cache.update(entries, kernels)
 
-    def _from_cache(self, layer: Layer) -> Plan | None:
+    def _from_cache(self, layer: Layer, builder: Builder | None = None) -> Plan | None:
+        builder = builder or self.builder
         entry = self.cache.get(layer.text)
         if entry is None:
             return None
@@ -292,10 +314,10 @@ class Plans:
         plan = None
         if kernel:
             with contextlib.suppress(EngineError):
-                plan = self.builder.load(kernel, engine, knobs)
+                plan = builder.load(kernel, engine, knobs)
         try:
             if plan is None:
-                plan = self.builder.build(layer, engine, knobs)
+                plan = builder.build(layer, engine, knobs)
                 self.rebuilt += 1
         except EngineError as error:  # measured again
             self.cache.note = str(error)

@@ -208,7 +208,7 @@ class ArrayProgram:
             return value
         key = name or (value.dtype.str, value.shape, value.tobytes())
         if key not in self._uploaded:
-            self._uploaded[key] = xp.asarray(np.ascontiguousarray(value))
+            self._uploaded[key] = xp.asarray(np.require(value, requirements="C"))
         return self._uploaded[key]
 
 

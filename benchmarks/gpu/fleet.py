@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -55,7 +55,7 @@ def main() -> None:
             file.symlink_to(clip)
         device = "cpu" if args.plans[0].startswith("cpu") else "cuda"
         with Pipeline([args.clip], args.model, device=device, **options) as pipeline:
-            deque(pipeline, maxlen=0)
+            next(iter(pipeline))
             pipeline.engine.tune()
         for plan in args.plans * args.rounds:
             if perf_counter() - begun > args.seconds:

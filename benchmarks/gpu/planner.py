@@ -57,9 +57,9 @@ def run(given: dict[str, Any]) -> None:
     try:
         with pipeline:
             for _ in pipeline:
+                if tunes and not found["frames"]:  # before the end, which closes the engine
+                    pipeline.engine.tune()
                 found["frames"] += 1
-            if tunes:
-                pipeline.engine.tune()
         report = pipeline.report
         found["choices"] = [line for line in report.choices if "batch" in line]
         found["by_the_host"] = sum(any("on the host" in note for note in facts.notes) for facts in report.sources)

@@ -302,3 +302,19 @@ def test_operators_whose_results_are_no_floats(kind: str, tmp_path: Path) -> Non
     (expected,) = run(open_engine("onnxruntime", tmp_path / "one.onnx", EngineOptions()), x)
     (found,) = run(open_engine("torch", tmp_path / "one.onnx", EngineOptions()), x)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_kernel_of_the_cpu_does_not_import_pytorch() -> None:
+    """tvm_ffi would, which takes longer than all the rest of a start. It can be imported afterwards."""
+    script = """
+import sys
+import numpy as np
+from framefuse import Model
+with Model("scout-n", device="cpu", engine="null") as model:
+    model(np.zeros((64, 64, 3), np.uint8))
+assert "tvm_ffi" in sys.modules and "torch" not in sys.modules
+import torch
+print(torch.zeros(2).numpy().tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[0.0, 0.0]", done.stderr

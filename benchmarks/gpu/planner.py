@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
@@ -40,6 +40,7 @@ from framefuse.runtime.power import nvml_handle
 
 POLL = 0.005
 """Seconds between two readings."""
+handle_of = cache(nvml_handle)
 
 
 def run(given: dict[str, Any]) -> None:
@@ -91,7 +92,7 @@ def measured(given: dict[str, Any], gpu: int) -> dict[str, Any]:
 
 def memory(gpu: int) -> tuple[int, int]:
     """Bytes that are taken, and all."""
-    nvml, handle = nvml_handle(gpu)
+    nvml, handle = handle_of(gpu)
     found = nvml.nvmlDeviceGetMemoryInfo(handle)
     return int(found.used), int(found.total)
 

@@ -137,7 +137,7 @@ def locked(path: Path, stopped: Callable[[], bool] = lambda: False) -> Iterator[
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
-            while not stopped():
+            while not stopped():  # which could not end a wait inside of flock
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break

@@ -8,7 +8,6 @@ into the plan cache (`plans.py`).
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,7 +22,6 @@ from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.errors import CapabilityError, EngineError
 
-_logger = logging.getLogger(__name__)
 X, WEIGHT, BIAS, Y, RESIDUAL, SCALE, RESIDUAL_SCALE, OUTPUT_SCALE = range(1001, 1009)
 """Unique ids of the tensors in every cuDNN graph; the last three where the layer reads or writes 8-bit numbers:
 `y = round((activation(conv(x, weight) * SCALE + bias) + residual * RESIDUAL_SCALE) * OUTPUT_SCALE)`."""

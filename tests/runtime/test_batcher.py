@@ -29,7 +29,7 @@ from framefuse.errors import (
 )
 from framefuse.runtime import batcher as batchers
 from framefuse.runtime.batcher import Batcher
-from framefuse.runtime.priority_lock import PriorityLock
+from framefuse.runtime.priority_lock import POLITE, PriorityLock
 from framefuse.runtime.runners import ModelRunner
 
 MODEL = "scout-n"
@@ -210,7 +210,7 @@ def test_one_thread_gets_the_lock_before_those_that_come_after_it() -> None:
     with lock:
         threads = [threading.Thread(target=take, args=("first",))]
         threads[0].start()
-        wait_for(lambda: lock._waits)
+        wait_for(lambda: lock._due == 0)
         threads += [threading.Thread(target=take, args=(str(number),)) for number in range(8)]
         for thread in threads[1:]:
             thread.start()
@@ -219,6 +219,32 @@ def test_one_thread_gets_the_lock_before_those_that_come_after_it() -> None:
         thread.join()
     assert order[0] == "first"
     assert len(order) == 9
+
+
+def test_other_threads_stay_away_while_the_first_one_has_something_to_do() -> None:
+    lock, taken = PriorityLock(), list[float]()
+
+    def take() -> None:
+        with lock:
+            taken.append(time.monotonic())
+
+    def seconds() -> float:
+        begun = time.monotonic()
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        return taken[-1] - begun
+
+    lock.rest(time.monotonic() + 3600)
+    take()
+    lock.due()
+    assert seconds() >= POLITE  # and no longer than that, whatever the first thread does
+    waiting = threading.Thread(target=take)
+    waiting.start()
+    lock.rest(None)  # lets those in that wait
+    waiting.join()
+    lock.rest(time.monotonic() - 1)
+    assert seconds() >= POLITE
 
 
 def test_clients_whose_requests_are_refused_do_not_keep_others_waiting() -> None:

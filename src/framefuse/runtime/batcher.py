@@ -259,6 +259,7 @@ class Batcher:
                 self._admitted += (1 - self._admitted) / RECENT
                 self._waiting[request.number] = _Waiting(request, prepared, future)
                 if self._queue.may_start(request):
+                    self._lock.due()
                     self._changed.notify_all()
         except RequestError:
             sleep(min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3)))
@@ -326,13 +327,14 @@ class Batcher:
         try:
             with gpus.current(self._runner.gpu, "run the model"):
                 while (ready := self._next()) is not None:
-                    self._attempt(self._runner.finish) if ready is True else self._start(ready)
+                    self._finish() if ready is True else self._start(ready)
                     self._noticed = False
         except BaseException as failed:
             error = failed
         finally:
             with self._changed:
                 self._closing = self._ended = True
+                self._lock.rest(None)
             known = error if isinstance(error, FramefuseError) else RequestError(f"the Batcher has stopped: {error!r}")
             for number in list(self._waiting):
                 self._fail(number, known)
@@ -366,13 +368,15 @@ class Batcher:
                         return True
                     oldest = self._running[0].batch
                     ends = oldest.started + EARLY * queue.costs.seconds(oldest.size)
-                    if now >= ends or queue.running >= runner.servers + runner.ahead:
+                    if now >= ends or (not runner.ahead and queue.running >= runner.servers):
                         return True
                     times.append(ends)
                 elif self._closing and not len(queue):
                     return None
                 wake = min((time for time in times if time is not None), default=None)
+                self._lock.rest(wake)
                 self._changed.wait(None if wake is None else max(0.0, wake - now))
+                self._lock.due()
 
     def _start(self, batch: RequestBatch) -> None:
         waiting = [self._waiting.get(request.number) for request in batch.requests]
@@ -384,9 +388,16 @@ class Batcher:
         self._sizes[len(items)] += 1
         self._attempt(lambda: self._runner.start(items, batch.size))
 
+    def _finish(self) -> None:
+        if not self._runner.ended:
+            oldest = self._running[0].batch
+            self._lock.rest(oldest.started + self._queue.costs.seconds(oldest.size))
+        self._attempt(self._runner.finish)
+
     def _attempt(self, call: Callable[[], Iterator[tuple[int, Any]]]) -> None:
         try:
             answers = dict(call())
+            self._lock.due()
         except (GpuLostError, NoAnswerError):
             raise
         except Exception as error:

@@ -4,9 +4,9 @@
 
 - `closed`: 64 client threads, each of which submits its next image when the last one is answered; on a GPU wherever the
   system runs them, and all on one core, which spares Python's threads the way to another core for every turn
-- `open`: requests at random times (Poisson), with a deadline, at 0.8 and at 3 times the throughput that `closed` found;
-  on a GPU also at 2.5 times that of single requests, and single requests at 3 times theirs, since the threads of one
-  interpreter cannot send 3 times what the Batcher answers
+- `open`: requests of 64 threads at random times (Poisson), with a deadline, at 0.8 and at 3 times the throughput that
+  `closed` found; on a GPU also at 2.5 times that of single requests, and single requests at 3 times theirs, since the
+  threads of one interpreter cannot send 3 times what the Batcher answers
 - `rules`: such loads in simulated time, at the times of batches with nothing else at work, with the rules of the
   Batcher, and with those of servers that always build the largest batch: at once, or after a fixed delay
 - `soak`: 0.8 of the throughput with deadlines; the first minute beside the last
@@ -40,8 +40,6 @@ from framefuse.batching.simulation import poisson, simulate
 from framefuse.errors import RequestError
 
 CLIENTS, MODEL = 64, "scout-n"
-SENDERS = 8
-"""Threads that send requests at random times."""
 DEADLINE = {"cpu": 0.5, "cuda": 0.02}
 """Seconds."""
 FIXED_DELAY = 0.005
@@ -102,7 +100,7 @@ def offered(
 
     def send(number: int) -> None:
         chance, due, sent = random.Random(number), begun, Counter[str]()
-        while (due := due + chance.expovariate(rate / SENDERS)) - begun < seconds:
+        while (due := due + chance.expovariate(rate / CLIENTS)) - begun < seconds:
             if (wait := due - time.perf_counter()) > 0:
                 time.sleep(wait)
             started = time.perf_counter()
@@ -116,7 +114,7 @@ def offered(
         with lock:
             counts.update(sent)
 
-    together(send, SENDERS, cores)
+    together(send, CLIENTS, cores)
     seconds = max(seconds, time.perf_counter() - begun)  # they may be too slow for the rate
     batcher.drain()
     late = sum(latency > deadline for latency in latencies)

@@ -241,6 +241,7 @@ class Batcher:
         if deadline is not None and not isinstance(deadline, int | float):
             raise UsageError(f"deadline is {brief(deadline)}", remedy="pass seconds from now, such as 0.05")
         arrival = monotonic()
+        self._lock.stand_back()
         bucket, prepared = self._runner.prepared(item)
         future: Future[Response[Any]] = Future()
         try:
@@ -389,9 +390,11 @@ class Batcher:
         self._attempt(lambda: self._runner.start(items, batch.size))
 
     def _finish(self) -> None:
+        """Wait for the oldest batch, during which others may submit: on a GPU until it should have ended."""
         if not self._runner.ended:
             oldest = self._running[0].batch
-            self._lock.rest(oldest.started + self._queue.costs.seconds(oldest.size))
+            ends = oldest.started + self._queue.costs.seconds(oldest.size)
+            self._lock.rest(ends if self._runner.ahead else None)
         self._attempt(self._runner.finish)
 
     def _attempt(self, call: Callable[[], Iterator[tuple[int, Any]]]) -> None:

@@ -6,7 +6,7 @@ import math
 import threading
 from time import monotonic
 
-POLITE = 0.005
+POLITE = 0.02
 """Seconds for which other threads stay away while the first one has something to do, at most."""
 
 
@@ -36,11 +36,15 @@ class PriorityLock:
         """The first thread has something to do now. Callable from any thread."""
         self._due = 0.0
 
+    def stand_back(self) -> None:
+        """Wait while the first thread has something to do."""
+        gate = self._gate
+        if monotonic() >= self._due and gate.acquire(timeout=POLITE):
+            gate.release()  # it is for all that wait
+
     def acquire(self) -> bool:
         if threading.get_ident() != self.first:
-            gate = self._gate
-            if monotonic() >= self._due and gate.acquire(timeout=POLITE):
-                gate.release()  # it is for all that wait
+            self.stand_back()
             return self._lock.acquire()
         if not self._lock.acquire(blocking=False):
             self.due()

@@ -22,8 +22,6 @@ from framefuse.errors import ModelError
 
 Function = Callable[..., Any]
 """As `operators.py` has them."""
-Watch = Callable[["Call", Attributes, Sequence[Array]], None]
-"""Called with each node that is computed where the given arrays are, its attributes, and its arguments."""
 
 OPERATORS: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Shape": (lambda xp, given, x: None, ()),
@@ -148,9 +146,7 @@ class ArrayProgram:
         self._uploaded: dict[Hashable, Array] = {}
         """Constants by name, other arrays of the host by what they hold."""
 
-    def run(
-        self, xp: Any, given: Mapping[str, Array], wanted: Sequence[str], watch: Watch | None = None
-    ) -> list[Array]:
+    def run(self, xp: Any, given: Mapping[str, Array], wanted: Sequence[str]) -> list[Array]:
         """The wanted values, float32 or int64.
 
         Args:
@@ -166,7 +162,7 @@ class ArrayProgram:
         kept = {*wanted}
         for index, call in enumerate(self.calls):
             try:
-                made, computed = self._call(xp, call, values, host, watch)
+                made, computed = self._call(xp, call, values, host)
             except NotPossible as error:
                 raise ModelError(f"engine cudnn cannot run {call.kind} ({call.name}){error}") from error
             except (ValueError, IndexError, KeyError, TypeError) as error:  # sizes that do not go together
@@ -180,7 +176,7 @@ class ArrayProgram:
         return [values[name] if name in values else self._upload(xp, host[name]) for name in wanted]
 
     def _call(
-        self, xp: Any, call: Call, values: Mapping[str, Array], host: Mapping[str, Any], watch: Watch | None
+        self, xp: Any, call: Call, values: Mapping[str, Array], host: Mapping[str, Any]
     ) -> tuple[Sequence[Array], bool]:
         """The outputs of a node, and whether they depend on more than shapes."""
         function, on_host = OPERATORS[call.kind]
@@ -202,8 +198,6 @@ class ArrayProgram:
             else:
                 arguments.append(self._upload(xp, host[name], name if name in self.constants else ""))
         given = {**call.attributes, "upload": self._upload}
-        if device and watch is not None:
-            watch(call, given, arguments)
         found = function(xp if device else np, given, *arguments)
         found = found if isinstance(found, tuple | list) else [found]
         return [_numbers(value) for value in found], device

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from framefuse.cuda import device
-from framefuse.engines.cudnn.array_program import OPERATORS, Call
 from framefuse.engines.cudnn.network import General
 from framefuse.errors import EngineError
 
 ALIGNMENT = 512
 """Bytes."""
-THREADS = 16
-"""That compile kernels, at most."""
 
 
 class Arena:
@@ -82,7 +73,6 @@ class ArrayStep:
         stream = device.new_stream()
         self.made: list[tuple[tuple[int, ...], Any]] = []
         """Shape and type of each value that it makes, for all images."""
-        compile_ahead(step, {name: value.shape[1:] for name, value in values().items()}, step.images or images, stream)
         for _ in range(2):  # the first compiles kernels
             self.made = []
             self.run(stream, self._note)
@@ -112,56 +102,3 @@ class ArrayStep:
                     write(number, place, value)
                 del given, value
             del values
-
-
-def compile_ahead(step: General, shapes: Mapping[str, tuple[int, ...]], images: int, stream: Any) -> None:
-    """Compile the kernels of a step in several threads. CuPy compiles each of them when it is first called, one after
-    another, so each node is called on arrays like those that it will get. Which they are, a run on the host tells.
-
-    Args:
-        shapes: of the values that it reads, without the images.
-        images: of a run.
-        stream: of CuPy.
-    """
-    calls: dict[Hashable, tuple[Call, Mapping[str, Any], list[Any]]] = {}
-
-    def watch(call: Call, given: Mapping[str, Any], arguments: Sequence[Any]) -> None:
-        host = OPERATORS[call.kind][1]
-        likes = [
-            value if value is None or place in host else _Like(value.shape, value.strides, value.dtype.str)
-            for place, value in enumerate(arguments)
-        ]
-        key = [like.tobytes() if isinstance(like, np.ndarray) else like for like in likes]
-        calls.setdefault((call.kind, str(call.attributes), *key), (call, given, likes))
-
-    # More images than one change no kernel.
-    zeros = {name: np.zeros((min(images, 2), *shape), np.float32) for name, shape in shapes.items()}
-    with np.errstate(all="ignore"):
-        step.program.run(np, zeros, step.ys, watch)
-    gpu = device.current_gpu()
-
-    def compiled(item: tuple[Call, Mapping[str, Any], list[Any]]) -> None:
-        call, given, likes = item
-        cp, function = device.cupy(), OPERATORS[call.kind][0]
-        with device.current(gpu), stream, suppress(Exception):  # the run itself says what is wrong
-            function(cp, given, *(like.array() if isinstance(like, _Like) else like for like in likes))
-
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "ff-compile") as pool:
-        deque(pool.map(compiled, calls.values()), maxlen=0)
-
-
-class _Like(NamedTuple):
-    """What a kernel depends on."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-
-    def array(self) -> Any:
-        """An array of zeros on the GPU."""
-        cp, dtype = device.cupy(), np.dtype(self.dtype)
-        if min(self.strides, default=0) < 0:
-            return cp.zeros(self.shape, dtype)
-        last = sum((side - 1) * stride for side, stride in zip(self.shape, self.strides, strict=True))
-        memory = cp.zeros(max(1, last // dtype.itemsize + 1), dtype)
-        return cp.lib.stride_tricks.as_strided(memory, self.shape, self.strides)

@@ -210,7 +210,7 @@ def test_one_thread_gets_the_lock_before_those_that_come_after_it() -> None:
     with lock:
         threads = [threading.Thread(target=take, args=("first",))]
         threads[0].start()
-        wait_for(lambda: lock._due == 0)
+        wait_for(lambda: lock._waits)
         threads += [threading.Thread(target=take, args=(str(number),)) for number in range(8)]
         for thread in threads[1:]:
             thread.start()
@@ -221,27 +221,21 @@ def test_one_thread_gets_the_lock_before_those_that_come_after_it() -> None:
     assert len(order) == 9
 
 
-def test_other_threads_stay_away_while_the_first_one_has_something_to_do() -> None:
-    lock, taken = PriorityLock(), list[float]()
-
-    def take() -> None:
-        with lock:
-            taken.append(time.monotonic())
+def test_other_threads_stand_back_while_the_first_one_has_something_to_do() -> None:
+    lock = PriorityLock()
 
     def seconds() -> float:
         begun = time.monotonic()
-        thread = threading.Thread(target=take)
-        thread.start()
-        thread.join()
-        return taken[-1] - begun
+        lock.stand_back()
+        return time.monotonic() - begun
 
     lock.rest(time.monotonic() + 3600)
-    take()
+    lock.stand_back()
     lock.due()
     assert seconds() >= POLITE  # and no longer than that, whatever the first thread does
-    waiting = threading.Thread(target=take)
+    waiting = threading.Thread(target=lock.stand_back)
     waiting.start()
-    lock.rest(None)  # lets those in that wait
+    lock.rest(None)  # lets those go on that wait
     waiting.join()
     lock.rest(time.monotonic() - 1)
     assert seconds() >= POLITE

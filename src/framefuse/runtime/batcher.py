@@ -241,9 +241,12 @@ class Batcher:
         if deadline is not None and not isinstance(deadline, int | float):
             raise UsageError(f"deadline is {brief(deadline)}", remedy="pass seconds from now, such as 0.05")
         arrival = monotonic()
-        self._lock.stand_back()
+        if deadline is not None:
+            self._lock.stand_back()
         bucket, prepared = self._runner.prepared(item)
         future: Future[Response[Any]] = Future()
+        if deadline is not None:
+            self._lock.stand_back()
         try:
             with self._changed:
                 if self._closing:
@@ -369,7 +372,7 @@ class Batcher:
                         return True
                     oldest = self._running[0].batch
                     ends = oldest.started + EARLY * queue.costs.seconds(oldest.size)
-                    if now >= ends or (not runner.ahead and queue.running >= runner.servers):
+                    if now >= ends or queue.running >= runner.servers + runner.ahead:
                         return True
                     times.append(ends)
                 elif self._closing and not len(queue):

@@ -13,42 +13,49 @@ POLITE = 0.02
 class PriorityLock:
     """A lock that one thread gets before others. Python's locks and its interpreter go to whoever asks at the right
     moment, so threads that ask again and again, such as clients whose requests are refused, can keep another one
-    waiting for many of its turns. The first thread says when it has something to do; from then on the others wait for
-    POLITE at most, outside the interpreter, before they ask for the lock.
+    waiting for many of its turns. The first thread also says when it has something to do, so that others can stand back
+    until it rests again, outside the interpreter.
 
     Attributes:
         first: `threading.get_ident()` of the thread that comes first.
     """
 
     def __init__(self) -> None:
-        self.first = 0
+        self.first, self._waits = 0, False
+        self._turn, self._lock = threading.Lock(), threading.Lock()
         self._due = math.inf
-        """time.monotonic() from which on the others wait."""
-        self._gate, self._lock = _locked(), threading.Lock()
+        """time.monotonic() from which on the first thread has something to do."""
+        self._rests = _locked()
+        """Released when it rests."""
 
     def rest(self, until: float | None) -> None:
         """The first thread has nothing to do until a time of time.monotonic(); None: until `due` is called."""
-        gate, self._gate = self._gate, _locked()
+        rests, self._rests = self._rests, _locked()
         self._due = math.inf if until is None else until
-        gate.release()
+        rests.release()
 
     def due(self) -> None:
         """The first thread has something to do now. Callable from any thread."""
         self._due = 0.0
 
     def stand_back(self) -> None:
-        """Wait while the first thread has something to do."""
-        gate = self._gate
-        if monotonic() >= self._due and gate.acquire(timeout=POLITE):
-            gate.release()  # it is for all that wait
+        """Wait while the first thread has something to do, for POLITE at most."""
+        rests = self._rests
+        if monotonic() >= self._due and rests.acquire(timeout=POLITE):
+            rests.release()  # it is for all that wait
 
     def acquire(self) -> bool:
         if threading.get_ident() != self.first:
-            self.stand_back()
+            if self._waits:
+                with self._turn:  # until the first thread has the lock
+                    pass
             return self._lock.acquire()
-        if not self._lock.acquire(blocking=False):
-            self.due()
+        if self._lock.acquire(blocking=False):
+            return True
+        with self._turn:
+            self._waits = True
             self._lock.acquire()
+            self._waits = False
         return True
 
     def release(self) -> None:

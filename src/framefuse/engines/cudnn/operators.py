@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,15 @@ def sigmoid(xp: Any, given: Attributes, x: Array) -> Array:
 def erf(xp: Any, given: Attributes, x: Array) -> Array:
     if xp is np:
         return np.vectorize(math.erf, otypes=[np.float32])(x)
-    from cupyx.scipy import special
+    return _erf_kernel()(x)
 
-    return special.erf(x)
+
+@cache
+def _erf_kernel() -> Any:
+    """That of cupyx comes with SciPy, whose import takes longer than that of most models."""
+    from framefuse.cuda import device
+
+    return device.cupy().ElementwiseKernel("float32 x", "float32 y", "y = erff(x)", "framefuse_erf")
 
 
 def gelu(xp: Any, given: Attributes, x: Array) -> Array:

@@ -224,7 +224,9 @@ class Batcher:
         Args:
             item: an image as `Model` takes it; for a function, anything.
             priority: 0, the most urgent, to 3. Each step overtakes what came up to a second earlier.
-            deadline: seconds from now within which the answer must come; None: any time.
+            deadline: seconds from now within which the answer must come; None: any time. Requests with one are admitted
+                when the Batcher has nothing else to do, so that clients do not delay its answers: this may take as
+                long as a batch, and 40 ms at most.
             source: who sends it. Sources take turns, and each may hold at most half of what is free of the queue.
 
         Returns:

@@ -67,9 +67,9 @@ def summary(records: Records) -> list[str]:
     fleet = records("fleet")
     if TWO_GPUS in fleet["fps"]:
         lines.append(
-            f"| a list of {fleet['files']} files on two GPUs, first frame to last "
-            f"| {fleet['fps'][TWO_GPUS]:,.0f} frames/s "
-            f"| one GPU: {fleet['fps'][ONE_GPU]:,.0f} |"
+            f"| a list of {fleet['files']} files on two GPUs, while all processes run "
+            f"| {fleet['steady_fps'][TWO_GPUS]:,.0f} frames/s "
+            f"| one GPU: {fleet['steady_fps'][ONE_GPU]:,.0f} |"
         )
     lines += [
         f"| accuracy of {row['model']}, FP16 against FP32 | {row['points']:+.2f} mAP points "

@@ -241,6 +241,22 @@ def test_other_threads_stand_back_while_the_first_one_has_something_to_do() -> N
     assert seconds() >= POLITE
 
 
+def test_an_answer_may_lead_to_another_request() -> None:
+    """Callbacks run in the thread that the others stand back for."""
+    latencies, done = list[float](), threading.Event()
+
+    def again(batcher: Batcher, number: int) -> None:
+        begun = time.monotonic()
+        future = batcher.submit(number, deadline=5.0)
+        latencies.append(time.monotonic() - begun)
+        future.add_done_callback(lambda _: again(batcher, number + 1) if number < 20 else done.set())
+
+    with Batcher(lambda items: items) as batcher:
+        again(batcher, 0)
+        assert done.wait(10)
+    assert sorted(latencies)[len(latencies) // 2] < POLITE  # it does not wait for itself
+
+
 def test_clients_whose_requests_are_refused_do_not_keep_others_waiting() -> None:
     done = threading.Event()
 

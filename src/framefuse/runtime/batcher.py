@@ -247,7 +247,7 @@ class Batcher:
             self._lock.stand_back()
         bucket, prepared = self._runner.prepared(item)
         future: Future[Response[Any]] = Future()
-        if deadline is not None:
+        if deadline is not None:  # again: to prepare an item takes long enough for a batch to end
             self._lock.stand_back()
         try:
             with self._changed:

@@ -39,9 +39,9 @@ class PriorityLock:
         self._due = 0.0
 
     def stand_back(self) -> None:
-        """Wait while the first thread has something to do, for POLITE at most."""
-        rests = self._rests
-        if monotonic() >= self._due and rests.acquire(timeout=POLITE):
+        """Wait while the first thread has something to do, for POLITE at most; the first thread itself does not."""
+        rests, is_due = self._rests, monotonic() >= self._due
+        if is_due and threading.get_ident() != self.first and rests.acquire(timeout=POLITE):
             rests.release()  # it is for all that wait
 
     def acquire(self) -> bool:

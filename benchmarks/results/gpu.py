@@ -112,8 +112,7 @@ def fleet(records: Records) -> list[str]:
         gain = next((gain for gain in found["gains"] if gain["plan"] == plan), None)
         steady = found["steady_fps"][plan]
         more = f" ({gain['steady_fps_of_best']:.2f}x)" if gain else ""
-        whole = f" ({gain['fps_of_best']:.2f}x)" if gain else ""
-        lines.append(f"| `--gpus {plan}` | {steady:,.0f}{more} | {fps:,.0f}{whole} |")
+        lines.append(f"| `--gpus {plan}` | {steady:,.0f}{more} | {fps:,.0f} |")
     return table(
         f"{found['files']} files, {found['clip']} | frames/s while all processes run "
         "| from the first frame to the last",

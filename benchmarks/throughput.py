@@ -5,11 +5,12 @@
 - `closed`: 64 client threads, each of which submits its next image when the last one is answered; on a GPU wherever the
   system runs them, and all on one core, which spares Python's threads the way to another core for every turn
 - `open`: requests of 64 threads at random times (Poisson), with a deadline, at 0.8 and at 3 times the throughput that
-  `closed` found; on a GPU also at 2.5 times that of single requests, and single requests at 3 times theirs, since the
-  threads of one interpreter cannot send 3 times what the Batcher answers
+  `closed` found; on a GPU also at 2.5 times that of single requests, with and without the deadline, and single
+  requests at 3 times theirs, since the threads of one interpreter cannot send 3 times what the Batcher answers
 - `rules`: such loads in simulated time, at the times of batches with nothing else at work, with the rules of the
   Batcher, and with those of servers that always build the largest batch: at once, or after a fixed delay
-- `soak`: 0.8 of the throughput with deadlines; the first minute beside the last
+- `soak`: 0.8 of the throughput with deadlines; the first minute beside the last. The same requests arrive in each
+  minute, so that the two differ by what the Batcher does
 
 The images are 640x640 pixels of a crowded synthetic street. The record is throughput, or throughput_gpu.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import random
@@ -25,8 +27,9 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -43,6 +46,8 @@ CLIENTS, MODEL = 64, "scout-n"
 DEADLINE = {"cpu": 0.5, "cuda": 0.02}
 """Seconds."""
 FIXED_DELAY = 0.005
+MINUTE = 60.0
+"""Seconds after which the times of `open` and `soak` repeat."""
 STREET = "synthetic://street?split=test&complexity=1&seed=5&size=640x640&frames=32"
 GROUPS = "batching", "program", "model call"
 ENGINES = {"cpu": "engine openvino", "cuda": "engine cudnn"}
@@ -82,8 +87,18 @@ def closed(call: Callable[[Any], object], images: list[Any], seconds: float, cor
     return {"rate": len(found) / (time.perf_counter() - begun), **quantiles(found)}
 
 
+def arrivals(seed: int, rate: float, seconds: float) -> Iterator[float]:
+    """Random times, so many a second, the same in each minute."""
+    for minute in itertools.count():
+        chance, due = random.Random(seed), minute * MINUTE
+        while (due := due + chance.expovariate(rate)) < min((minute + 1) * MINUTE, seconds):
+            yield due
+        if (minute + 1) * MINUTE >= seconds:
+            return
+
+
 def offered(
-    batcher: Batcher, images: list[Any], rate: float, seconds: float, deadline: float, cores: set[int]
+    batcher: Batcher, images: list[Any], rate: float, seconds: float, deadline: float | None, cores: set[int]
 ) -> dict[str, Any]:
     """Requests at random times, sent by threads on some cores, whoever answers them."""
     started_at, latencies = array("d"), array("d")  # which the garbage collector does not look at
@@ -99,8 +114,9 @@ def offered(
                 latencies.append(time.perf_counter() - started)
 
     def send(number: int) -> None:
-        chance, due, sent = random.Random(number), begun, Counter[str]()
-        while (due := due + chance.expovariate(rate / CLIENTS)) - begun < seconds:
+        sent = Counter[str]()
+        for due in arrivals(number, rate / CLIENTS, seconds):
+            due += begun
             if (wait := due - time.perf_counter()) > 0:
                 time.sleep(wait)
             started = time.perf_counter()
@@ -110,17 +126,17 @@ def offered(
             except RequestError:
                 sent["refused"] += 1
                 continue
-            future.add_done_callback(lambda future, started=started: done(future, started))
+            future.add_done_callback(partial(done, started=started))
         with lock:
             counts.update(sent)
 
     together(send, CLIENTS, cores)
     seconds = max(seconds, time.perf_counter() - begun)  # they may be too slow for the rate
     batcher.drain()
-    late = sum(latency > deadline for latency in latencies)
+    late = sum(latency > deadline for latency in latencies) if deadline else 0
     sent, missed = counts["all"], counts["missed"]
     admitted = len(latencies) + missed
-    tail = min(60.0, seconds / 3)
+    tail = min(MINUTE, seconds / 3)
     return {
         "offered": sent / seconds,
         "rate": len(latencies) / seconds,
@@ -133,14 +149,21 @@ def offered(
     }
 
 
-def loads(closed_rows: list[dict[str, Any]], device: str) -> list[tuple[str, str, float]]:
-    """Of `open`: rules, the load in words, and requests a second."""
+def loads(closed_rows: list[dict[str, Any]], device: str) -> list[tuple[str, str, float, float | None]]:
+    """Of `open`: rules, the load in words, requests a second, and the deadline."""
     rates = {row["rules"]: row["rate"] for row in closed_rows if row.get("cores") == closed_rows[-1].get("cores")}
     both, alone = "Batcher", "Batcher, single requests"
-    rows = [(both, f"{times:g} times its throughput", times * rates[both]) for times in (0.8, 3.0)]
+    deadline = DEADLINE[device]
+    rows: list[tuple[str, str, float, float | None]] = [
+        (both, f"{times:g} times its throughput", times * rates[both], deadline) for times in (0.8, 3.0)
+    ]
     if device == "cuda":
-        rows.insert(1, (both, "2.5 times the throughput of single requests", 2.5 * rates[alone]))
-        rows.append((alone, "3 times its throughput", 3 * rates[alone]))
+        load = "2.5 times the throughput of single requests"
+        rows[1:1] = [
+            (both, load, 2.5 * rates[alone], deadline),
+            (both, f"{load}, without a deadline", 2.5 * rates[alone], None),
+        ]
+        rows.append((alone, "3 times its throughput", 3 * rates[alone], deadline))
     return rows
 
 
@@ -229,10 +252,10 @@ def main() -> None:
         rate = facts["closed"][-1]["rate"]
         if "open" not in facts:
             facts["open"] = []
-            for rule, load, asked in loads(facts["closed"], args.device):
+            for rule, load, asked, until in loads(facts["closed"], args.device):
                 used = batcher if rule == "Batcher" else single
                 row = {"rules": rule, "load": load, "asked": asked}
-                row |= offered(used, images, asked, args.seconds * args.rounds, deadline, cores)
+                row |= offered(used, images, asked, args.seconds * args.rounds, until, cores)
                 facts["open"].append(row)
                 print(row, flush=True)
         facts["batch_ms"] = batcher.stats().batch_ms

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from framefuse.batching.costs import Costs
-from framefuse.batching.queue import OVERTAKE, PRIORITIES, Request, RequestQueue
+from framefuse.batching.queue import LATE, OVERTAKE, PRIORITIES, Request, RequestQueue, least_margin
 from framefuse.batching.simulation import poisson, simulate
 from framefuse.errors import DeadlineError, QueueFullError, UsageError
 
@@ -252,3 +252,17 @@ def test_a_margin_is_learnt_from_answers_that_came_later_than_predicted() -> Non
     assert run(0.2, 0.0, 401.0)
     alone = Request(1, 500.0, deadline=500.02)
     queue.admit(alone, 500.0)  # nothing is before it: refusals must not go on for ever
+
+
+def test_the_margin_depends_on_what_most_requests_have_to_spare() -> None:
+    chance = np.random.default_rng(0)
+    errors = chance.exponential(0.001, 2000)
+    assert least_margin(errors, np.full(2000, 0.05)) == 0.0, "all have enough"
+    scarce = chance.uniform(0.0, 0.05, 20_000)
+    margin = least_margin(errors, scarce)
+    late = [np.mean(errors > spare) for spare in scarce if spare >= margin]
+    assert np.mean(late) <= LATE
+    assert 0.002 < margin < 0.006
+    assert margin < least_margin(errors, scarce / 10), "hardly any of those that are admitted have more"
+    assert least_margin(errors, np.full(2000, 0.0001)) == pytest.approx(errors.max())
+    assert least_margin(errors, []) == 0.0, "nothing is known"

@@ -11,7 +11,9 @@ T(n) + T(1) - T(n+1) - w, while each of the n loses w + T(n+1) - T(n).
 
 Admission. A request with a deadline is refused at once if its predicted end lies later, or if it would overtake one
 whose deadline then could not be met. The prediction is the work before it at the measured times of batches, and a
-margin by which the latest answers came later than that.
+margin. A request with s seconds to spare is late if its answer comes more than s later than predicted, so the margin is
+the least for which hardly any of those with more to spare would be late: nearly nothing while most have enough, and the
+longest usual delay under overload, where all that are admitted have hardly more than the margin.
 """
 
 from bisect import bisect_right, insort
@@ -20,7 +22,9 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from framefuse.batching.costs import Costs, quantile
+import numpy as np
+
+from framefuse.batching.costs import Costs
 from framefuse.errors import DeadlineError, QueueFullError, UsageError
 
 PRIORITIES = 4
@@ -33,9 +37,10 @@ PATIENCE = 3
 """Expected intervals without a request after which a batch no longer waits for one."""
 MAX_BUCKETS = 256
 """Whose rate of arrival is remembered."""
-ANSWERS, SURE, REFRESH = 2048, 0.999, 64
-"""Latest batches by which it is known how much later than predicted answers come, the share of them that the margin of
-later predictions covers, and how many end between two looks."""
+ANSWERS, REFRESH = 2048, 64
+"""Latest batches, and requests, by which the margin of predictions is chosen, and batches between two choices."""
+LATE = 0.0005
+"""Share of the admitted requests that may be expected to miss their deadline."""
 MOST_MARGIN = 0.5
 """Share of the time until a deadline that the margin takes at most: a stall of the machine must not have all requests
 refused that come after it."""
@@ -77,6 +82,22 @@ class RequestBatch:
     """The predicted one."""
 
 
+def least_margin(errors: Iterable[float], spare: Iterable[float]) -> float:
+    """The least seconds to spare with which requests are admitted so that no more than LATE of them would be late.
+
+    Args:
+        errors: seconds by which answers came later than predicted.
+        spare: seconds from the predicted ends of requests to their deadlines.
+    """
+    found, most = np.sort(np.fromiter(spare, float)), np.sort(np.fromiter(errors, float))
+    late = 1 - np.searchsorted(most, found, side="right") / len(most)  # of those that have so much to spare
+    of_these_or_more = np.cumsum(late[::-1])[::-1] / np.arange(len(found), 0, -1)
+    first = int(np.argmax(np.append(of_these_or_more, 0.0) <= LATE))
+    if first == 0:
+        return 0.0
+    return float(found[first]) if first < len(found) else max(0.0, float(most[-1]))
+
+
 class RequestQueue:
     """Requests that wait, and the batches that run.
 
@@ -116,6 +137,8 @@ class RequestQueue:
         """How many of the waiting requests have one."""
         self._errors: deque[float] = deque(maxlen=ANSWERS)
         """Seconds by which the latest answers of each batch came after their predicted ends."""
+        self._spare: deque[float] = deque(maxlen=ANSWERS)
+        """Seconds from the predicted end of the latest requests to their deadline, without a margin."""
         self._answered, self._margin = 0, 0.0
         self._ended, self._is_exact = 0.0, True
         """When the latest batch ended, and whether it was not only noticed then."""
@@ -173,6 +196,8 @@ class RequestQueue:
     def _check_deadlines(self, request: Request, now: float) -> None:
         if request.deadline is not None:
             request.end, left = self._predict(request, now), request.deadline - now
+            if request.end <= request.deadline:
+                self._spare.append(request.deadline - request.end)
             end = request.end + self._margin_for(left)
             if end > request.deadline:
                 needed = end - now
@@ -205,7 +230,7 @@ class RequestQueue:
             self._errors.append(now - min(ends))
             self._answered += 1
             if self._answered % REFRESH == 0:
-                self._margin = max(0.0, quantile(self._errors, SURE))
+                self._margin = least_margin(self._errors, self._spare)
 
     def _predict(self, request: Request, now: float) -> float:
         """When the batch of a request ends, at the slowest usual times."""

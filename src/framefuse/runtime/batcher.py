@@ -43,10 +43,14 @@ EARLY = 0.9
 RECOVER_SECONDS = 30.0
 """After a batch did not fit into memory, batches of twice the size are tried again."""
 REFUSED_SECONDS, REFUSED_MOST = 0.0001, 0.002
-"""Pause of a client whose request is refused, for each of as many requests as are sent for one that is admitted, and
+"""Pause of a client that insists and is refused, for each of as many requests as are sent for one that is admitted, and
 at most: clients that ask again at once would take the interpreter from the thread that answers the others."""
 RECENT = 64
 """Requests by which the share that is admitted is known."""
+INSISTS, OVERLOAD = 0.005, 0.5
+"""Requests with a deadline stand back if their thread was refused so few seconds before, or where so small a share of
+the latest requests was admitted. Otherwise they do not: batches would be smaller, since those that could join one come
+too late for it, and more requests would be refused."""
 LATEST = 1024
 """Responses by which `BatcherStats` knows the latencies."""
 
@@ -209,6 +213,8 @@ class Batcher:
         self._admitted = 1.0
         """Share of the latest requests."""
         self._recovers = 0.0
+        self._of_thread = threading.local()
+        """`refused`: time.monotonic() of the latest refusal."""
         self._lock = PriorityLock()
         self._changed = threading.Condition(cast("threading.Lock", self._lock))  # it takes anything used like a lock
         self._closing = self._ended = self._noticed = False
@@ -224,9 +230,9 @@ class Batcher:
         Args:
             item: an image as `Model` takes it; for a function, anything.
             priority: 0, the most urgent, to 3. Each step overtakes what came up to a second earlier.
-            deadline: seconds from now within which the answer must come; None: any time. Requests with one are admitted
-                when the Batcher has nothing else to do, so that clients do not delay its answers: this may take as
-                long as a batch, and 40 ms at most.
+            deadline: seconds from now within which the answer must come; None: any time. While many are refused,
+                requests with one are admitted when the Batcher has nothing else to do, so that clients do not delay its
+                answers: this may take as long as a batch, and 40 ms at most.
             source: who sends it. Sources take turns, and each may hold at most half of what is free of the queue.
 
         Returns:
@@ -243,11 +249,13 @@ class Batcher:
         if deadline is not None and not isinstance(deadline, int | float):
             raise UsageError(f"deadline is {brief(deadline)}", remedy="pass seconds from now, such as 0.05")
         arrival = monotonic()
-        if deadline is not None:
+        insists = arrival - getattr(self._of_thread, "refused", -INSISTS) < INSISTS
+        polite = deadline is not None and (insists or self._admitted < OVERLOAD)
+        if polite:
             self._lock.stand_back()
         bucket, prepared = self._runner.prepared(item)
         future: Future[Response[Any]] = Future()
-        if deadline is not None:  # again: to prepare an item takes long enough for a batch to end
+        if polite:  # again: to prepare an item takes long enough for a batch to end
             self._lock.stand_back()
         try:
             with self._changed:
@@ -268,7 +276,9 @@ class Batcher:
                     self._lock.due()
                     self._changed.notify_all()
         except RequestError:
-            sleep(min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3)))
+            if insists:
+                sleep(min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3)))
+            self._of_thread.refused = monotonic()
             raise
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future

@@ -358,7 +358,10 @@ class Pipeline:
             events=self._events.tally.facts() if self._events else None,
             detections={self.card.names.get(number, str(number)): n for number, n in dict(self._counts).items()},
             outputs=sinks.paths if sinks else (),
-            unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
+            unreadable=sum(
+                info.drops.get("unreadable", 0)
+                for info in (*(source.info for source in self.sources), self._inputs.others)
+            ),
             warnings=[
                 *self._warnings,
                 *self._strange(),

@@ -157,7 +157,7 @@ def storm(streams: int, seconds: float, seed: int) -> Outcome:
     started = time.monotonic()
     pipeline = Pipeline(servers.addresses, "squares", imgsz=160, max_age=MAX_AGE, timeout=3.0, end=seconds)
     sources = [Counted(source) for source in pipeline.sources]
-    pipeline.sources[:] = sources
+    pipeline._inputs.numbered = dict(enumerate(sources))
     # A stream that is silent at the end would never reach it.
     stop = threading.Timer(seconds + 30, pipeline.close)
     stop.start()

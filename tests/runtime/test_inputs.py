@@ -260,6 +260,31 @@ def test_swapping_sources_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
     assert len(lines) == 1 + 2 * 60
 
 
+def test_only_the_latest_sources_that_have_ended_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framefuse.runtime.inputs.KEPT", 3)
+    feed, image = FrameFeed("stays"), images(1)[0]
+    with Pipeline(feed, "squares").start() as pipeline:
+        for number in range(8):
+            other = FrameFeed(f"camera {number}")
+            pipeline.add_source(other)
+            other.submit(image)
+            assert taken(pipeline, 1)[0].frame.source_id == f"camera {number}"
+            pipeline.remove_source(f"camera {number}")
+            feed.submit(image)
+            assert taken(pipeline, 1)[0].frame.source_id == "stays"
+        again = FrameFeed("camera 0")  # a name that is known no longer
+        pipeline.add_source(again)
+        again.submit(image)
+        assert taken(pipeline, 1)[0].frame.source_id == "camera 0"
+        feed.finish()
+        again.finish()
+    names = [source.uri for source in pipeline.report.sources]
+    assert names[0] == "stays"
+    assert len(names) <= 1 + 3 + 2
+    assert names[-1].endswith("others that ended earlier")
+    assert pipeline.report.frames == 17
+
+
 def test_an_engine_error_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = FrameFeed()
     with Pipeline(feed, "squares").start() as pipeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, cast
@@ -17,9 +17,12 @@ from framefuse.runtime.stages import in_order
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.segments import SegmentedSource
 
+KEPT = 100
+"""Sources that have ended whose facts are kept, besides those of the start: many may come and go."""
+
 
 class _Ended:
-    """What remains of a source that has ended: many may come and go."""
+    """What remains of a source that has ended."""
 
     def __init__(self, info: SourceInfo) -> None:
         self.info = info
@@ -31,14 +34,20 @@ class _Ended:
 
 
 class Inputs:
-    """The sources of a run, by number. A source that has ended keeps its number and its facts.
+    """The sources of a run, by number. One that has ended keeps its number, and its facts until KEPT more have ended.
 
     Attributes:
-        sources: those that are there at the start, then those that were added.
+        numbered: those that are there at the start, then those that were added.
+        others: what is left of those that are not there any more.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self.sources = list(sources)
+        self.numbered = dict(enumerate(sources))
+        self.others = SourceInfo("", "ended")
+        self._count = len(self.numbered)
+        """Of all that there have been."""
+        self._left_early = deque[int]()
+        """Those that were added and have ended, the oldest first."""
         self._numbers: dict[str, int] = {}
         """Number by the `source_id` of frames seen so far."""
         self._pending, self._ended = Counter[int](), set[int]()
@@ -49,10 +58,16 @@ class Inputs:
         """Sources whose errors do not end the run."""
         self._lock = threading.Lock()
 
+    @property
+    def sources(self) -> list[Source]:
+        """Those that are there at the start, then those that were added and are not forgotten."""
+        with self._lock:
+            return list(self.numbered.values())
+
     def streams(self) -> list[tuple[int, Iterable[Frame]]]:
         """What is read at the same time: an iterator of each source, or several, with the number of the source."""
         found: list[tuple[int, Iterable[Frame]]] = []
-        for number, source in enumerate(self.sources):
+        for number, source in self.numbered.items():
             streams = source.streams if isinstance(source, SegmentedSource) else [source]
             self._reading[number] = len(streams)
             found += [(number, stream) for stream in streams]
@@ -60,7 +75,7 @@ class Inputs:
 
     def in_order(self, results: Iterator[FrameResult]) -> Iterator[FrameResult]:
         """The results of a source that is read in segments, in the order of its frames."""
-        source = self.sources[0]
+        source = self.numbered[0]
         return in_order(results, source.counts) if isinstance(source, SegmentedSource) else results
 
     def add(self, source: Source) -> int:
@@ -72,10 +87,10 @@ class Inputs:
         with self._lock:
             if (known := self._find(source.info.uri)) is not None and known not in self._ended:
                 raise UsageError(f"{source.info.uri} is already being read", remedy="remove it first")
-            number = len(self.sources)
-            if self.sources[0].info.number is not None:
+            number, self._count = self._count, self._count + 1
+            if self.numbered[0].info.number is not None:
                 source.info.number = number
-            self.sources.append(source)
+            self.numbered[number] = source
             self._numbers[source.info.uri] = number
             self._tolerated.add(number)
         return number
@@ -86,13 +101,13 @@ class Inputs:
         with self._lock:
             number = self._find(text)
             if number is None or number in self._ended:
-                names = ", ".join(item.info.uri for one, item in enumerate(self.sources) if one not in self._ended)
+                names = ", ".join(item.info.uri for one, item in self.numbered.items() if one not in self._ended)
                 raise UsageError(f"no source {text} is being read", remedy=f"there are: {names or 'none'}")
-            source = self.sources[number]
+            source = self.numbered[number]
         source.close()
 
     def _find(self, uri: str) -> int | None:
-        return next((n for n in reversed(range(len(self.sources))) if self.sources[n].info.uri == uri), None)
+        return next((number for number in reversed(self.numbered) if self.numbered[number].info.uri == uri), None)
 
     def followed(self, number: int, frames: Iterable[Frame]) -> Iterator[Frame]:
         """The frames of an iterator of a source, counted until `done`."""
@@ -104,8 +119,9 @@ class Inputs:
         except FramefuseError as error:
             if number not in self._tolerated:
                 raise
-            self.sources[number].info.error = error.message
-            self.sources[number].info.note(f"ended early: {error.message}")
+            info = self.numbered[number].info
+            info.error = error.message
+            info.note(f"ended early: {error.message}")
         finally:
             with self._lock:
                 self._reading[number] -= 1
@@ -146,8 +162,25 @@ class Inputs:
             left = {number for number, count in self._pending.items() if not count and number in self._ended}
             for number in left:
                 del self._pending[number]
-                self.sources[number] = _Ended(self.sources[number].info)
+                self.numbered[number] = _Ended(self.numbered[number].info)
+                if number in self._tolerated:
+                    self._left_early.append(number)
+            while len(self._left_early) > KEPT:
+                self._forget(self._left_early.popleft())
         return left
+
+    def _forget(self, number: int) -> None:
+        info = self.numbered.pop(number).info
+        for known in (info.uri, *info.parts):
+            if self._numbers.get(known) == number:
+                del self._numbers[known]
+        self._ended.discard(number)
+        self._tolerated.discard(number)
+        del self._reading[number]
+        self.others.uri = f"{self._count - len(self.numbered):,} others that ended earlier"
+        self.others.copied += info.copied
+        for cause, count in info.drops.items():
+            self.others.drop(cause, count)
 
     def left(self, number: int) -> int | None:
         """Frames of a source that has ended which have no result yet; None: it has not ended."""
@@ -158,26 +191,28 @@ class Inputs:
         """Number of the source that a frame comes from."""
         if (number := self._numbers.get(source_id)) is not None:
             return number
-        for number in reversed(range(len(self.sources))):
-            info = self.sources[number].info
-            if source_id in info.parts or info.uri == source_id:
-                self._numbers[source_id] = number
-                return number
+        with self._lock:
+            for number in reversed(self.numbered):
+                info = self.numbered[number].info
+                if source_id in info.parts or info.uri == source_id:
+                    self._numbers[source_id] = number
+                    return number
         return 0
 
     def info_of(self, source_id: str) -> SourceInfo:
         """Facts of the source that a frame comes from."""
-        info = self.sources[self.reader_of(source_id)].info
+        info = self.numbered[self.reader_of(source_id)].info
         return info.parts.get(source_id, info)
 
     def infos(self) -> list[SourceInfo]:
-        """Facts of every source, once each; of a chain those of its parts, and its own if it has dropped frames."""
+        """Facts of every source, once each; of a chain those of its parts, and its own if it has dropped frames. The
+        last may be the sum of those that are not there any more."""
         infos: dict[int, SourceInfo] = {}
-        for source in list(self.sources):
+        for source in self.sources:
             parts = list(source.info.parts.values())
             own = [] if (parts or source.info.kind == "unread") and not source.info.drops else [source.info]
             infos |= {id(info): info for info in (*own, *parts)}
-        return list(infos.values())
+        return [*infos.values(), *([self.others] if self.others.uri else [])]
 
     def drop(self, frame: Frame | None, source_id: str, cause: str) -> None:
         """Count a frame that is not processed, and release what it holds."""
@@ -186,5 +221,5 @@ class Inputs:
         self.info_of(source_id).drop(cause)
 
     def close(self) -> None:
-        for source in list(self.sources):
+        for source in self.sources:
             source.close()

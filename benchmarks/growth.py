@@ -1,0 +1,180 @@
+"""What is left behind: memory, threads and files after many frames, many runs, and many sources that come and go.
+
+    python -m benchmarks.growth [--device cuda] [--frames 30720] [--cycles 300] [--swaps 5000]
+
+- `frames`: one run over a long file; every 1,024 frames its source pauses until nothing is on its way, and the memory
+  is read
+- `cycles`: runs that are opened, read for a few frames, and closed
+- `swaps`: sources that a running pipeline takes in and gives back, one frame each, and one of a source that stays
+
+The first half of each is left out: some memory is taken once, little by little. A slope is that of the line of least
+squares. The heap is what the C library has handed out. Python's objects are in it, because their own allocator is
+switched off for the measurement (PYTHONMALLOC=malloc), as are the C library's caches of each thread. A GPU's memory is
+what the driver says that is taken. The record is growth, or growth_gpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.clips import long_clip
+from benchmarks.protocol import save
+from framefuse import FrameFeed, Pipeline
+from framefuse.frame import Frame
+from framefuse.sources import Source
+from training.squares_clip import squares_clip
+
+MODEL, SIZE, FRAMES = "squares", (640, 480), 256
+"""Size in pixels and frames of the clip."""
+EVERY, PAUSE = 1024, 1.0
+"""Frames between two readings, and the seconds for which the source then waits."""
+WARM_UP, TAKEN = 0.5, 8
+"""Share of the readings that is left out, and frames that are taken from each of many runs."""
+GROUPS = "program", "pipeline"
+ENGINES = {"cpu": ("engine openvino",), "cuda": ("engine cudnn", "CUDA program")}
+
+
+class MallInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+                     "keepcost")
+    ]  # fmt: skip
+
+
+class Meter:
+    """Reads what the process holds."""
+
+    def __init__(self, device: str) -> None:
+        self._mallinfo = ctypes.CDLL(None).mallinfo2
+        self._mallinfo.restype = MallInfo
+        self._on_gpu = device == "cuda"
+
+    def read(self) -> dict[str, int]:
+        gc.collect()
+        found = self._mallinfo()
+        now = {
+            "heap": int(found.uordblks + found.hblkhd),
+            "threads": threading.active_count(),
+            "files": len(os.listdir("/proc/self/fd")),
+        }
+        if self._on_gpu:
+            from cupy.cuda import runtime
+
+            free, total = runtime.memGetInfo()
+            now["gpu"] = total - free
+        return now
+
+
+class Paused:
+    """A source that pauses now and then, after which `meter` has read what the process holds."""
+
+    def __init__(self, source: Source, meter: Meter) -> None:
+        self.info, self.close, self._source, self._meter = source.info, source.close, source, meter
+        self.readings: list[dict[str, int]] = []
+
+    def __iter__(self) -> Iterator[Frame]:
+        for number, frame in enumerate(self._source):
+            if number and number % EVERY == 0:
+                time.sleep(PAUSE)
+                self.readings.append(self._meter.read())
+            yield frame
+
+
+def summary(readings: Sequence[dict[str, int]], each: float) -> dict[str, Any]:
+    """Slopes per 1,000 units, of readings that are `each` units apart; what was there at first, and at last."""
+    used = readings[int(WARM_UP * len(readings)) :]
+    units = [each * number for number in range(len(used))]
+    found: dict[str, Any] = {"readings": len(used)}
+    for name in used[0]:
+        values = [one[name] for one in used]
+        slope = statistics.linear_regression(units, values).slope
+        found[name] = {"per_1000": 1000 * slope, "first": values[0], "last": values[-1]}
+    return found
+
+
+def frames(clip: Path, device: str, meter: Meter) -> dict[str, Any]:
+    """One run over a file."""
+    pipeline = Pipeline(clip, MODEL, device=device)
+    paused = Paused(pipeline.sources[0], meter)
+    pipeline._inputs.numbered[0] = paused
+    begun = time.perf_counter()
+    done = sum(1 for _ in pipeline)
+    return {"frames": done, "seconds": time.perf_counter() - begun, **summary(paused.readings, EVERY)}
+
+
+def cycles(clip: Path, count: int, device: str, meter: Meter) -> dict[str, Any]:
+    """So many runs of a few frames."""
+    readings = []
+    for _ in range(count):
+        with Pipeline(clip, MODEL, device=device) as pipeline:
+            assert len(list(islice(pipeline, TAKEN))) == TAKEN
+        del pipeline
+        readings.append(meter.read())
+    return {"cycles": count, **summary(readings, 1)}
+
+
+def swaps(count: int, device: str, meter: Meter) -> dict[str, Any]:
+    """So many sources in one run."""
+    image, readings = np.zeros((SIZE[1], SIZE[0], 3), np.uint8), []
+    stays = FrameFeed("stays")
+    with Pipeline(stays, MODEL, device=device).start() as pipeline:
+        for number in range(count):
+            other = FrameFeed(f"camera {number:06}")
+            pipeline.add_source(other)
+            other.submit(image)
+            pipeline.get_result(60)
+            pipeline.remove_source(other.info.uri)
+            stays.submit(image)
+            pipeline.get_result(60)
+            if number % 10 == 9:
+                readings.append(meter.read())
+        stays.finish()
+    return {"swaps": count, **summary(readings, 10)}
+
+
+def main() -> None:
+    if os.environ.get("PYTHONMALLOC") != "malloc":
+        environment = {**os.environ, "PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.growth", *sys.argv[1:]], environment)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=ENGINES, default="cpu")
+    parser.add_argument("--frames", type=int, default=30 * EVERY)
+    parser.add_argument("--cycles", type=int, default=300)
+    parser.add_argument("--swaps", type=int, default=5000)
+    args = parser.parse_args()
+    meter, facts = Meter(args.device), dict[str, Any]()
+    with tempfile.TemporaryDirectory() as folder:
+        short = Path(folder, "short.mp4")
+        squares_clip(short, frames=FRAMES, size=SIZE)
+        long = long_clip(short, Path(folder, "long.mp4"), -(-(args.frames + 1) // FRAMES))
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "frames": lambda: frames(long, args.device, meter),
+            "cycles": lambda: cycles(short, args.cycles, args.device, meter),
+            "swaps": lambda: swaps(args.swaps, args.device, meter),
+        }
+        for name, part in parts.items():
+            facts[name] = part()
+            print(name, facts[name], flush=True)
+    name = "growth_gpu" if args.device == "cuda" else "growth"
+    save(name, {"device": args.device, "model": MODEL, **facts}, *GROUPS, *ENGINES[args.device])
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import kernel
+from framefuse.cuda.launch_plan import keep
 from framefuse.errors import UsageError
 from framefuse.kernels.arrays import checked, new, on_gpu, pitch, target
 from framefuse.kernels.cpu import _scratch
@@ -95,7 +96,7 @@ def _guided_on_gpu(alpha: Any, low: Any, guide: Any, gain: float, out: Any | Non
     """Two kernels: one fits, one stretches and applies."""
     size, (rows, columns) = guide.shape, alpha.shape
     guide, matte = checked("guide", guide, True, size, "uint8"), target(out, True, size, "uint8")
-    fits = new(True, (rows, columns, 2), np.float32)
+    fits = keep(new(True, (rows, columns, 2), np.float32))  # between both
     low = {"low_address": checked("low", low, True, alpha.shape, "float32", dense=2)}
     low |= {"alpha_address": checked("alpha", alpha, True, alpha.shape, "float32", dense=2)}
     kernel.launch(

@@ -30,6 +30,11 @@ MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
 USUAL_KERNELS = ("preprocess_semiplanar_u8_nhwc8", "filter_head_f16", "rank", "suppress")
 """Those for videos that the GPU decodes, and boxes; they are compiled while the model is loaded."""
+MATTE_KERNELS = (
+    *("preprocess_semiplanar_u8_nhwc8", "matte_share", "matte_shrink", "matte_change", "matte_steady", "matte_fit"),
+    *("matte_stretch", "matte_plane_u8", "mask_composite"),
+)
+"""Those for mattes."""
 LAUNCHES = 4
 """Of a model in a row, when its time is measured."""
 
@@ -67,7 +72,7 @@ class CudaProgram(Program):
 
     def __post_init__(self) -> None:
         self.gpu = device.current_gpu()
-        kernel.compile_ahead(USUAL_KERNELS)
+        kernel.compile_ahead(USUAL_KERNELS if self.mattes is None else MATTE_KERNELS)
         super().__post_init__()
         self.slots = self.slots or IN_FLIGHT
         self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()

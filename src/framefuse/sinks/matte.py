@@ -52,6 +52,9 @@ class MatteSink(VideoSink):
         stereo: how the eyes are arranged, as the setting; None: the frame is one picture.
         options: see `encoder_options`.
 
+    Attributes:
+        composes_on_gpu: whether it takes frames that lie on a GPU, with mattes there, too.
+
     Raises:
         UsageError: an encoder without transparency was asked for in the mode alpha.
     """

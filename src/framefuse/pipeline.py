@@ -438,7 +438,7 @@ class Pipeline:
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded(
-            [gpus.on(self._gpu, written, "compose a frame", own_stream=True)],
+            [gpus.on(self._gpu if self._matting else None, written, "compose a frame", own_stream=True)],
             name="write",
             cancel=found.close,
             capacity=self._burst,

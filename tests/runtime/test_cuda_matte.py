@@ -125,6 +125,8 @@ def test_composed_planes_are_those_of_the_host(
         monkeypatch, clip, segmenter.path, tmp_path / "gpu", device="cuda", engine=BrightEngine(gpu), **options
     )
     same(found, expected)
+    assert "batch 2: the views of a frame" in pipeline.report.choices
+    assert gpu.launches == FRAMES, "both eyes are in one"
     assert all(there) == (mode != "packed")
     luma = np.concatenate([planes[3 if mode == "alpha" else 0].ravel() for planes in expected])
     assert luma.std() > 20, "there is something to see"

@@ -4,7 +4,7 @@
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
 # first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines adaptive fleet throughput
-# planner heads cold faults.
+# planner heads cold faults. matte, only where it is named: mattes of VR video, which need OpenCV and PyAV beside.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -45,8 +45,8 @@ for word in "${@:-all}"; do
         second) STEPS+=($SECOND) ;;
         all) STEPS+=($FIRST $SECOND tvm) ;;
         *) for name in ${word//+/ }; do
-                [[ " ${FIRST//+/ } ${SECOND//+/ } tvm train " == *" $name "* ]] ||
-                    { echo "no step $name: first, second, all, $FIRST $SECOND tvm train" >&2; exit 2; }
+                [[ " ${FIRST//+/ } ${SECOND//+/ } tvm train matte " == *" $name "* ]] ||
+                    { echo "no step $name: first, second, all, $FIRST $SECOND tvm train matte" >&2; exit 2; }
             done
             STEPS+=("$word") ;;
     esac
@@ -155,6 +155,7 @@ run_tvm() {
 
 run_program() { bench program 120 gpu.program "$V8" --batches 1 8 32; }
 
+run_matte() { bench matte 300 gpu.matte; }
 run_views() { bench views 150 gpu.views "$V8"; }
 
 run_central() { bench central 70 gpu.central_table "$V8"; }

@@ -169,8 +169,11 @@ class Pipeline:
             self._matting = Matting(plan.settings, self._info_of) if plan.settings.save_matte else None
             own = self._events.sink if self._events else None
             self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own)
+            needing = [sink for sink in self._make_sinks(info) if sink.needs_frame]
+            composes = self.card.task == "semantic" and all(getattr(sink, "composes_on_gpu", False) for sink in needing)
             given: dict[str, Any] = {
-                "keep_frames": any(sink.needs_frame for sink in self._make_sinks(info)),
+                "keep_frames": bool(needing),
+                "frames_on_gpu": bool(needing) and composes and plan.gpu is not None,
                 "recorder": self._recorder,
                 "observe": observe,
             }
@@ -438,7 +441,7 @@ class Pipeline:
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded(
-            [written],
+            [gpus.on(self._gpu if self._matting else None, written, "compose a frame", own_stream=True)],
             name="write",
             cancel=found.close,
             capacity=self._burst,
@@ -506,6 +509,7 @@ class Pipeline:
             manifest=self._manifest if folder else None,
             stems=self._complete,
             run={"model": self.card.path.stem, "options": options_of(settings)},
+            copied=partial(self._program.ledger.add, "write", "d2h", "pixels"),
         )
         if folder is not None:
             self._folder_lock = FolderLock(folder)

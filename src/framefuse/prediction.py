@@ -235,14 +235,15 @@ class MattePart(NamedTuple):
     region: tuple[int, int, int, int]
     """x, y, width and height in pixels of the frame."""
     alpha: Array
-    """(rows, columns) float32 in 0..1, at the resolution of the model: how much of each sample is foreground."""
+    """(rows, columns) float32 in 0..1, at the resolution of the model: how much of each sample is foreground. A CuPy
+    array, as `guide`, where the frame stays on a GPU until it is composed."""
     guide: Array | None = None
     """Luma of the region in 0..1 at that resolution."""
 
 
 @dataclass(frozen=True)
 class Matte:
-    """How much of each pixel of one frame is foreground, on the host."""
+    """How much of each pixel of one frame is foreground."""
 
     parts: tuple[MattePart, ...]
     """What the model says about each view; what is in none is background."""
@@ -256,11 +257,16 @@ class Matte:
 
         Args:
             luma: (height, width) uint8: the frame as displayed, whose edges the matte follows; None: it is stretched.
+                Where it lies, the result lies: on the host, unless it is a CuPy array.
         """
+        from framefuse.kernels.arrays import on_gpu, to_host, zeros
         from framefuse.kernels.masks import guided
 
-        whole = np.zeros(self.size[::-1], np.uint8)
+        gpu = luma is not None and on_gpu(luma)
+        whole: Array = zeros(gpu, self.size[::-1], np.uint8)
         for (x, y, width, height), alpha, guide in self.parts:
+            if not gpu:
+                alpha, guide = to_host(alpha), None if guide is None else to_host(guide)
             own = whole[y : y + height, x : x + width]
             gain = max(1.0, width / alpha.shape[1] / max(self.feather, 0.1))
             # Black has no edges to follow.

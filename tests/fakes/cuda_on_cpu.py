@@ -167,6 +167,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
         streamIsCapturing=lambda stream: False,
         streamSynchronize=lambda stream: None,
         memcpyHostToDevice=1,
+        memcpyDeviceToHost=2,
         memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
     )
     module = SimpleNamespace(
@@ -176,6 +177,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
         asarray=lambda array: on_device(np.ascontiguousarray(array)),
         cuda=SimpleNamespace(
             runtime=runtime,
+            alloc_pinned_memory=bytearray,
             Event=lambda disable_timing: SimpleNamespace(record=lambda stream: None),
             Stream=Stream,
         ),

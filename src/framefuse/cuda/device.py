@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -197,6 +197,13 @@ def copy_to_device(array: NDArray[Any], target: Any, stream: int | None) -> None
     runtime.memcpyAsync(target.data.ptr, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, pointer)
 
 
+def copy_to_host(array: Any, target: NDArray[Any], stream: int | None) -> None:
+    """Start the copy of a C-contiguous array of the device into one of the same size in page-locked memory."""
+    runtime = cupy().cuda.runtime
+    pointer = current_stream() if stream is None else stream
+    runtime.memcpyAsync(target.ctypes.data, array.data.ptr, target.nbytes, runtime.memcpyDeviceToHost, pointer)
+
+
 def uploaded(array: NDArray[Any]) -> Any:
     """A constant table on the current device, for kernels on any stream; the copy has ended when this returns.
 
@@ -258,9 +265,13 @@ def current(gpu: int | None, doing: str = "go on") -> Iterator[None]:
             runtime.setDevice(before)
 
 
-def on(gpu: int | None, items: Iterator[T], doing: str) -> Iterator[T]:
-    """Iterate with a GPU as the current one; for a thread that does nothing else. Errors as in `current`."""
-    with current(gpu, doing):
+def on(gpu: int | None, items: Iterator[T], doing: str, *, own_stream: bool = False) -> Iterator[T]:
+    """Iterate with a GPU as the current one; for a thread that does nothing else. Errors as in `current`.
+
+    Args:
+        own_stream: with a new stream as the current one, too.
+    """
+    with current(gpu, doing), new_stream() if own_stream and gpu is not None else nullcontext():
         yield from items
 
 

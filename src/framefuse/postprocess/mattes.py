@@ -8,15 +8,14 @@ from numpy.typing import NDArray
 
 from framefuse.errors import CardError, UsageError
 from framefuse.frame import View
-from framefuse.kernels.masks import call as kernels
+from framefuse.kernels.masks.call import Region, upsample
+from framefuse.kernels.masks.mattes import share
 from framefuse.postprocess import raise_non_finite, scored
 from framefuse.prediction import Matte, MattePart
 from framefuse.preprocess import Placement
 
 BACKGROUND = "background", "void", "bg"
 """Names of the class that is no foreground; without one it is class 0."""
-OVERSHOOT = 0.1
-"""How far a matte may leave 0..1, by rounding or interpolation inside the model; logits leave it further."""
 
 
 def in_views(mattes: Sequence[Matte], views: Sequence[View], size: tuple[int, int]) -> Matte:
@@ -26,11 +25,27 @@ def in_views(mattes: Sequence[Matte], views: Sequence[View], size: tuple[int, in
     return Matte(tuple(parts), size)
 
 
+def cut_out(shape: tuple[int, ...], placement: Placement) -> tuple[Region, tuple[int, int]] | None:
+    """The part of (classes, h, w) scores that shows an image, and the rows and columns of its matte; None: all of it.
+
+    Raises:
+        CardError: as `scored`.
+    """
+    left, top, wide, high = scored(shape, placement)
+    width, height = placement.shown
+    grid = max(1, min(round(high), height)), max(1, min(round(wide), width))
+    return None if (left, top, *grid) == (0, 0, *shape[1:]) else ((left, top, wide, high), grid)
+
+
+def matte_of(alpha: Any, placement: Placement) -> Matte:
+    """The matte of an image, on its own."""
+    return Matte((MattePart((0, 0, *placement.shown), alpha),), placement.shown)
+
+
 class Foreground:
     """Makes the matte of each image of a batch from the scores of its pixels.
 
-    One class is a matte, whose values are logits if they leave 0..1 by more than OVERSHOOT; several are scores, of
-    which the greatest wins.
+    One class is a matte, whose values are logits if some leave 0..1; several are scores, of which the greatest wins.
 
     Args:
         names: those of the classes.
@@ -59,31 +74,20 @@ class Foreground:
         return [self._one(rows, placement) for rows, placement in zip(scores, placements, strict=True)]
 
     def _one(self, scores: NDArray[np.float32], placement: Placement) -> Matte:
-        left, top, wide, high = scored(scores.shape, placement)
-        width, height = placement.shown
-        grid = max(1, min(round(high), height)), max(1, min(round(wide), width))
-        alpha = self._share(scores)
-        if (left, top, *grid) != (0, 0, *alpha.shape):
-            alpha = kernels.upsample(alpha, grid, content=(left, top, wide, high))
-        return Matte((MattePart((0, 0, width, height), alpha),), (width, height))
+        alpha = share(scores, self.wanted(len(scores)))
+        if (cut := cut_out(scores.shape, placement)) is not None:
+            alpha = upsample(alpha, cut[1], content=cut[0])
+        return matte_of(alpha, placement)
 
-    def _share(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(h, w) in 0..1: the probability that a pixel is foreground."""
-        if len(scores) == 1:
-            logits = scores.min() < -OVERSHOOT or scores.max() > 1 + OVERSHOOT
-            single: NDArray[np.float32] = 1 / (1 + np.exp(-scores[0].clip(-80, 80))) if logits else scores[0].clip(0, 1)
-            return single
-        wanted = self._wanted(len(scores))
-        powers = np.exp(scores - scores.max(0))
-        share: NDArray[np.float32] = powers[wanted].sum(0) / powers.sum(0)
-        return share
-
-    def _wanted(self, count: int) -> list[int]:
+    def wanted(self, count: int) -> list[int]:
+        """The numbers of the classes that are foreground, of so many; errors as of a call."""
+        if count == 1:
+            return [0]
         if self._classes:
             if max(self._classes) >= count:
                 message = f"class {max(self._classes)} was asked for, and the model has {count} classes"
                 raise UsageError(message, remedy=f"choose from 0 to {count - 1}")
-            return list(self._classes)
+            return sorted(set(self._classes))
         named = [number for number, name in self._names.items() if name.casefold() in BACKGROUND] or [0]
         if not (found := [number for number in range(count) if number not in named]):
             raise CardError(f"all {count} classes are background", remedy="name the classes in its card")

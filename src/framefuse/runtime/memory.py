@@ -18,6 +18,7 @@ from framefuse.common.text import counted
 from framefuse.cuda import device as gpus
 from framefuse.engines import find_backend
 from framefuse.errors import CapabilityError
+from framefuse.kernels.masks.mattes import REACH
 from framefuse.models import find_model
 from framefuse.models.onnx_file import load_onnx
 from framefuse.runtime.batching import captured_rows
@@ -149,6 +150,9 @@ def predict(
         parts.append(Part(f"results, {named}", batches, RESULTS * width * height * count))
         if not decoders:
             parts.append(Part(f"frames from the host, {named}", batches, count * surface(*size)))
+    if plan.settings.save_matte:
+        waiting = slots * batch + 2 * batch + REACH + 2  # in flight, between threads, and for the frames after them
+        parts.append(Part("frames and their mattes", 1, waiting * surface(*size)))
     if decoders:
         parts.append(Part("decoder of the first video", 1, FIRST_DECODER))
         parts.append(Part("decoders", decoders, DECODER + SURFACES * surface(*size)))

@@ -65,7 +65,7 @@ class RunPlan:
     preprocess: Preprocess
     upload_mode: "UploadMode" = "copy"
     merges: int = 0
-    """Most views of a frame that run in one batch and are merged on the GPU; 0: views are merged on the host."""
+    """Most views of a frame that run in one batch, where a GPU merges their boxes; 0: none need to."""
     live: bool = False
 
     def for_input(self, info: SourceInfo) -> Self:
@@ -80,12 +80,16 @@ class RunPlan:
         if self.settings.on_gpu and self.card.task == "segment":
             message = f"instance masks of views are found on the CPU only, and {self.card.path.name} gives masks"
             raise CapabilityError(message, remedy="use --device cpu, or leave out tiles, roi and stereo")
-        if not (self.settings.on_gpu and self.card.boxes_only):
+        mattes = self.settings.save_matte and self.card.task == "semantic"
+        if not (self.settings.on_gpu and (self.card.boxes_only or mattes)):
             return self
         batch, reasons = self.batch, dict(self.reasons)
         views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)
         if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
             batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
+        if mattes:
+            viewer.together = views if views == batch else 0
+            return replace(self, batch=batch, reasons=reasons, merges=viewer.together)
         if 1 <= views <= batch and least_confidence(self.settings) == self.settings.conf:
             viewer.merges = views  # otherwise boxes that only a tracker needs would hide others
         return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)

@@ -103,6 +103,7 @@ class Program(ABC):
         batch: rows of a batch.
         slots: batches in flight at most; 0: as many as suit the engine.
         keep_frames: a sink needs the frames.
+        frames_on_gpu: it takes those that a GPU can compose where they are, and their mattes, too.
         mattes: a semantic segmenter gives mattes instead of class masks, of these classes: all but the background if
             there are none; None: it gives class masks.
         closes_engine: `close` closes the engine, too.
@@ -122,6 +123,7 @@ class Program(ABC):
     batch: int = 1
     slots: int = 0
     keep_frames: bool = False
+    frames_on_gpu: bool = False
     mattes: Sequence[int] | None = None
     recorder: Recorder | None = None
     closes_engine: bool = True

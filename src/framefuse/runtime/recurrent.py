@@ -9,8 +9,9 @@ import numpy as np
 
 from framefuse.engines import Slot
 from framefuse.frame import Frame, View
+from framefuse.kernels.masks.mattes import CUT
 from framefuse.prediction import Array
-from framefuse.runtime.matting import CUT, follows
+from framefuse.runtime.matting import follows
 from framefuse.runtime.program import HostProgram
 
 CELL = 4

@@ -105,6 +105,7 @@ class Viewer:
     Attributes:
         notes: what was unusual, such as a region that was clipped; each once.
         merges: most views of a frame that the program merges, if they run in one batch; 0: it merges none.
+        together: views of a frame that make up a batch, which nothing merges, if they have one size; 0: none do.
     """
 
     def __init__(self, settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None) -> None:
@@ -136,7 +137,7 @@ class Viewer:
         self.notes: dict[str, None] = {}
         self._frames = self._views = 0
         self._share = 0.0
-        self.merges = 0
+        self.merges = self.together = 0
 
     def rows(self, frame: Frame) -> list[tuple[list[Frame], int]]:
         """The frame once for each view: rows that run in one batch, and the places that are kept for them in it. A
@@ -151,7 +152,8 @@ class Viewer:
         self._share += sum(view.region[2] * view.region[3] if view.region else pixels for view in views) / pixels
         joined = len(views) if len(views) <= self.merges and not any(view.outline for view in views) else 0
         rows = [frame.replace_unchecked(view=view, lease=None, joined=joined) for view in views]
-        if joined:  # one batch reads all of them, so that the program can release the lease
+        alike = len(views) == self.together and len({view.region[2:] if view.region else () for view in views}) == 1
+        if joined or alike:  # one batch reads all of them, so that the program can release the lease
             rows[-1] = rows[-1].replace_unchecked(lease=frame.lease)
             frame = frame.replace_unchecked(lease=None)
         self._pending.append(_Pending(frame, views, 1 if joined else len(views), []))

@@ -70,6 +70,8 @@ class SinkContext:
     """Names already used in the run: stems under "stem", names of single images under the name of the sink."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """`model` (name) and `options` (settings that change results), for outputs that say how they were made."""
+    copied: Callable[[int], None] = lambda size: None
+    """Is told how many bytes of pixels a sink copies from a GPU."""
 
     @property
     def ends(self) -> bool:
@@ -305,7 +307,7 @@ class SinkSet:
         beside: files that the run itself writes into the folder. SinkError: one is an input.
         manifest: where to record the inputs whose outputs are complete.
         stems: base names of outputs that an earlier run has completed.
-        run: see `SinkContext`.
+        run, copied: see `SinkContext`.
     """
 
     def __init__(
@@ -319,9 +321,10 @@ class SinkSet:
         manifest: Manifest | None = None,
         stems: Iterable[str] = (),
         run: Mapping[str, Any] = MappingProxyType({}),
+        copied: Callable[[int], None] = SinkContext.copied,
     ) -> None:
         self._make, self._folder, self._names, self._inputs = make, folder, names or {}, tuple(inputs)
-        self._run, self._manifest = run, manifest
+        self._run, self._manifest, self._copied = run, manifest, copied
         self._taken: Mapping[str, UniqueNames] = defaultdict(UniqueNames)
         self._working: dict[str, list[Sink]] = {}
         self._all: list[Sink] = []
@@ -380,7 +383,7 @@ class SinkSet:
         own = [] if source.path is None else [source.path]
         inputs = Files((*self._inputs, *source.files, *own))
         stem = self._taken["stem"].take(stem_of(source))
-        context = SinkContext(self._folder, source, self._names, stem, inputs, self._taken, self._run)
+        context = SinkContext(self._folder, source, self._names, stem, inputs, self._taken, self._run, self._copied)
         self._working[key] = []
         if self._manifest is not None and (files := source.files or own):
             self._inputs_of[key] = source, self._manifest.key(files), stem

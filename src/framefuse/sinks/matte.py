@@ -1,6 +1,7 @@
 """What a segmenter finds, as a video with the source's audio or as images: a matte, transparency, a composition."""
 
 import re
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -8,22 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import SinkError, UsageError
-from framefuse.frame import Frame
+from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.kernels.arrays import device_table, new, on_gpu, to_host
 from framefuse.kernels.geometry.call import remap
 from framefuse.kernels.geometry.projections import equirectangular_to_fisheye
 from framefuse.kernels.masks.call import box_blur, composite, upsample
+from framefuse.kernels.masks.canvas import Canvas, lies_on_gpu, luma_of, planes_of, repeated
 from framefuse.kernels.masks.guided import shrink
-from framefuse.prediction import Result
+from framefuse.prediction import Matte, Result
 from framefuse.sinks import VP9, WEBM, SinkContext
 from framefuse.sinks.draw import encode_colour
-from framefuse.sinks.images import Plane, StillsSink
+from framefuse.sinks.images import Meaning, Plane, StillsSink
 from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
 from framefuse.sources.stereo import find, said_by_name
 
 COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
-TINT = 0.5
-"""Opacity of an overlay."""
+TINT = 127
+"""Opacity of an overlay, 0..255."""
 COARSE = 8
 """Pixels, across and down, that a blurred background gives one sample."""
 BLUR = 2
@@ -49,6 +52,9 @@ class MatteSink(VideoSink):
         stereo: how the eyes are arranged, as the setting; None: the frame is one picture.
         options: see `encoder_options`.
 
+    Attributes:
+        composes_on_gpu: whether it takes frames that lie on a GPU, with mattes there, too.
+
     Raises:
         UsageError: an encoder without transparency was asked for in the mode alpha.
     """
@@ -62,6 +68,11 @@ class MatteSink(VideoSink):
         usual = PRORES if mode == "alpha" else SOFTWARE
         super().__init__(encoder=usual if encoder == "auto" else encoder, **options)
         self._mode, self._eyes = mode, stereo
+        self.composes_on_gpu = mode != "packed"
+        self._canvas: dict[VideoFormat, Canvas] = {}
+        """At most one, that of the frames on a GPU."""
+        self._composed: list[Plane] | None = None
+        """The frame that is being written, if a GPU has composed it."""
         if mode == "alpha" and encoder == VP9:
             self.suffix, self.pixels, self.stored = WEBM, "yuva420p", "yuva420p"
             self._options = partial(_vp9, options.get("crf", X264_CRF), options.get("threads", 0))
@@ -94,20 +105,55 @@ class MatteSink(VideoSink):
             return f"{begin}{end}_alpha{self.suffix}"
         return f"{begin}_{self._mode}{end}{self.suffix}"
 
+    def write(self, result: Result, frame: Frame | None) -> None:
+        assert frame is not None, "the sink matte needs the frame"
+        self._composed = None
+        if lies_on_gpu(frame):
+            frame = self._compose_on_gpu(frame, result)
+        super().write(result, frame)
+
+    def _compose_on_gpu(self, frame: Frame, result: Result) -> Frame:
+        """The frame on the host, composed but for transparency. One copy brings it there."""
+        format = VideoFormat(frame.width, frame.height, Meaning(frame.matrix, frame.full_range))
+        (width, height), count = format.even, {"gray": 1, "alpha": 4}.get(self._mode, 3)
+        if format not in self._canvas:
+            whole, coarse = (height, width), (height // 2, width // 2)
+            self._canvas = {format: Canvas((whole, coarse, coarse, whole)[:count])}
+        canvas, luma = self._canvas[format], luma_of(frame)
+        matte = alpha = _matte_of(result).alpha(luma)
+        if self._mode == "alpha" or matte.shape != (height, width):
+            alpha = canvas.planes[3] if self._mode == "alpha" else new(True, (height, width), np.uint8)
+            repeated(matte, alpha)
+        if self._mode != "gray":
+            planes_of(frame, tuple(canvas.planes[:3]))
+        self._compose(tuple(canvas.planes), alpha, format)
+        self._composed = canvas.download()
+        self._context.copied(canvas.nbytes)
+        shown = [plane[: format.height, : format.width] for plane in self._composed[:1]] + self._composed[1:3]
+        pixels = PIXEL_FORMATS["gray" if count == 1 else "yuv420p"]
+        return replace(frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
+
     def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
         """Compose the frame, which the planes hold, with the matte."""
-        if result.matte is None:
-            raise SinkError("the sink matte needs mattes, and this run makes none", remedy="set save_matte")
+        if self._composed is not None:
+            for plane, composed in zip(planes[3:], self._composed[3:], strict=True):
+                plane[:] = composed
+            return
         luma = planes[0][: format.height, : format.width]
         alpha = np.empty_like(planes[0])
-        fill((alpha,), (result.matte.alpha(luma),), 0)
+        fill((alpha,), (_matte_of(result).alpha(luma),), 0)
+        self._compose(planes, alpha, format)
+
+    def _compose(self, planes: tuple[Any, ...], alpha: Any, format: VideoFormat) -> None:
+        """Compose the planes of a frame, on the host or on a GPU, with a matte there."""
         if self._mode == "gray":
-            black, white = (_constant(value, alpha.shape) for value in _ends(format))
+            black, white = (_constant(value, alpha) for value in _ends(format))
             composite(white, black, alpha, out=planes[0])
             for plane in planes[1:]:
                 plane[:] = 128
         elif self._mode == "alpha":
-            planes[3][:] = alpha
+            if planes[3] is not alpha:
+                planes[3][:] = alpha
         elif self._mode == "packed":
             if self._stereo.projection == "equirect180":
                 outside = encode_colour((0, 0, 0), *format.meaning)
@@ -116,20 +162,20 @@ class MatteSink(VideoSink):
             _pack(planes, alpha, format)
         else:
             if self._mode == "overlay":
-                alpha = (alpha * np.float32(TINT)).astype(np.uint8)
+                alpha = _tinted(alpha)
             coarse = upsample(alpha, planes[1].shape)
             for plane, own, other in zip(
                 planes, (alpha, coarse, coarse), self._backgrounds(planes, format), strict=True
             ):
-                pair = (other, plane) if self._mode == "overlay" else (plane, other)
-                composite(*pair, own, out=plane)
+                over, under = (other, plane) if self._mode == "overlay" else (plane, other)
+                composite(over, under, own, out=plane)
 
     def _backgrounds(self, planes: tuple[Plane, ...], format: VideoFormat) -> list[Plane]:
         """What each plane is composed with."""
         if self._mode == "blur":
             return [_blurred(plane) for plane in planes]
         values = encode_colour(COLOURS[self._mode], *format.meaning)
-        return [_constant(values[role], plane.shape) for role, plane in zip("yuv", planes, strict=True)]
+        return [_constant(values[role], plane) for role, plane in zip("yuv", planes, strict=True)]
 
 
 class MatteImagesSink(StillsSink):
@@ -153,11 +199,11 @@ class MatteImagesSink(StillsSink):
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink matte_images needs the frame"
-        if result.matte is None:
-            raise SinkError("the sink matte_images needs mattes, and this run makes none", remedy="set save_matte")
+        if lies_on_gpu(frame):  # in a run that begins with a video
+            frame = replace(frame, planes=tuple(map(to_host, frame.planes)), ready=None, owner=None)
         luma = self._converter.luma(frame)
         name = f"{self.folder}/{self._context.image_name(self.name, result.frame)}.png"
-        self._save(name, self._composed(frame, np.ascontiguousarray(result.matte.alpha(luma))))
+        self._save(name, self._composed(frame, np.ascontiguousarray(_matte_of(result).alpha(luma))))
 
     def _composed(self, frame: Frame, alpha: Plane) -> Plane:
         if self._mode in ("png", "gray"):
@@ -170,7 +216,7 @@ class MatteImagesSink(StillsSink):
         else:
             other = np.full_like(image, COLOURS[self._mode])
         if self._mode == "overlay":
-            alpha, image, other = (alpha * np.float32(TINT)).astype(np.uint8), other, image
+            alpha, image, other = _tinted(alpha), other, image
         composed: Plane = composite(image, other, alpha)
         return composed
 
@@ -227,18 +273,34 @@ def _overlay(plane: Plane, image: Plane, where: NDArray[np.bool_], top: int, lef
     np.copyto(target, image[rows, columns], where=where[rows, columns])
 
 
+def _matte_of(result: Result) -> Matte:
+    if result.matte is None:
+        raise SinkError("this sink needs mattes, and this run makes none", remedy="set save_matte")
+    return result.matte
+
+
+def _constant(value: int, like: Any) -> Any:
+    """A plane of one value, on the host or on a GPU as the other, which must not be changed."""
+    facts = value, tuple(like.shape)
+    return device_table(_full, *facts)[0] if on_gpu(like) else _full(*facts)[0]
+
+
 @lru_cache(maxsize=8)
-def _constant(value: int, shape: tuple[int, int]) -> Plane:
+def _full(value: int, shape: tuple[int, int]) -> tuple[Plane]:
     plane = np.full(shape, value, np.uint8)
     plane.flags.writeable = False
-    return plane
+    return (plane,)
 
 
-def _blurred(plane: Plane) -> Plane:
+def _tinted(alpha: Any) -> Any:
+    """The matte with the opacity of an overlay."""
+    return composite(_constant(TINT, alpha), _constant(0, alpha), alpha)
+
+
+def _blurred(plane: Any) -> Any:
     height, width = plane.shape
-    coarse = shrink(plane, (max(1, height // COARSE), max(1, width // COARSE))) * 255
-    blurred: Plane = (upsample(box_blur(box_blur(coarse, BLUR), BLUR), plane.shape) + 0.5).astype(np.uint8)
-    return blurred
+    coarse = shrink(plane, (max(1, height // COARSE), max(1, width // COARSE)), white=255)
+    return upsample(box_blur(box_blur(coarse, BLUR), BLUR), plane.shape, out=new(on_gpu(plane), plane.shape, np.uint8))
 
 
 def _ends(format: VideoFormat) -> tuple[int, int]:

@@ -159,7 +159,7 @@ def upsample(
         size: height and width.
         content: left, top, width, height in samples of the part to stretch, which may be fractional: a letterbox is
             undone by its place in the plane. The whole plane when left out.
-        out: of the plane's dtype.
+        out: of the plane's dtype; of a float32 plane with values in 0..255 also uint8, rounded.
 
     Raises:
         UsageError: wrong shape, dtype or content.
@@ -171,8 +171,12 @@ def upsample(
         left, top, wide, high = content or (0, 0, width, height)
         if not (wide > 0 and high > 0 and min(size) > 0 and min(height, width) > 0):
             raise UsageError(f"content {content} of a plane {tuple(plane.shape)} cannot be stretched to {size}")
-        stretched = target(out, gpu, (*plane.shape[:-2], *size), planes.dtype.name)
-        symbol, to = f"mask_upsample_{kind(planes)}", batch(stretched)
+        rounds = kind(planes) == "f32" and out is not None and out.dtype == np.uint8
+        if rounds and not gpu:
+            np.copyto(out, upsample(plane, size, content=content) + np.float32(0.5), casting="unsafe")
+            return out
+        stretched = target(out, gpu, (*plane.shape[:-2], *size), "uint8" if rounds else planes.dtype.name)
+        symbol, to = f"mask_upsample_{kind(planes)}{'_u8' if rounds else ''}", batch(stretched)
         if gpu:
             tables = device_taps(size, (left, top, wide, high), (height, width))
             places = _places("source", planes) | _places("target", to)

@@ -94,12 +94,12 @@ __global__ void __launch_bounds__(THREADS) mask_ema(
   state = lerp(state, source_address[place(source_item, source_pitch, x)], weight);
 }
 
-// kernels: mask_upsample_u8 <uint8_t>, mask_upsample_f32 <float>
+// kernels: mask_upsample_u8 <uint8_t, uint8_t>, mask_upsample_f32 <float, float>, mask_upsample_f32_u8 <float, uint8_t>
 // launch: grid ((width + 255) / 256, height, n), block 256, waits
-template <class Sample>
+template <class Sample, class Target>
 __global__ void __launch_bounds__(THREADS) mask_upsample(
     const Sample* __restrict__ source_address, int64_t source_item, int source_pitch,
-    Sample* __restrict__ target_address, int64_t target_item, int target_pitch, int width,
+    Target* __restrict__ target_address, int64_t target_item, int target_pitch, int width,
     const int* __restrict__ across_index, const float* __restrict__ across_weight, const int* __restrict__ down_index,
     const float* __restrict__ down_weight) {
   wait_for_previous();

@@ -13,6 +13,9 @@ from functools import partial
 from itertools import chain, pairwise, zip_longest
 from os import sched_yield
 from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
 
 from framefuse.cuda import device, driver
 from framefuse.cuda.launch_plan import graph_memory
@@ -60,6 +63,7 @@ class CapturedBatch:
         mode: memory.UploadMode,
         merges: int = 0,
         mattes: Sequence[int] | None = None,
+        frames_on_gpu: bool = False,
     ) -> None:
         cp = device.cupy()
         self.model = model
@@ -80,7 +84,7 @@ class CapturedBatch:
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
             self.outputs: DeviceOutputs
             if card.task == "semantic" and mattes is not None:
-                self.outputs = MatteOutputs(outputs[0], card, placement, mattes)
+                self.outputs = MatteOutputs(outputs[0], card, placement, mattes, stay=frames_on_gpu)
             elif card.task == "semantic":
                 self.outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
             elif card.task == "classify":
@@ -154,15 +158,22 @@ class CapturedBatch:
                     raise
         return partial(driver.launch, graph, self._stream)
 
-    def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
-        """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0."""
+    def load(
+        self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess
+    ) -> dict[int, Frame]:
+        """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0.
+
+        Returns:
+            The frames as the GPU reads them, each with the first of its rows.
+        """
+        loaded = dict[int, Frame]()
         before, self._placed = self._placed, []
         views = list(placements) if frames[0].joined == len(frames) else []
         new = [slot for slot, frame in enumerate(frames) if not slot or frame.planes is not frames[slot - 1].planes]
         self._staging.write([(slot, frames[slot]) for slot in new])
         for slot, (frame, placement) in enumerate(zip(frames, placements, strict=True)):
             if slot in new:  # otherwise another view of the same frame
-                there = self._staging.upload(slot, frame)
+                there = loaded[slot] = self._staging.upload(slot, frame)
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)
                 if views and views == before and self._table.replace_frame(len(views), there):
@@ -179,6 +190,22 @@ class CapturedBatch:
             self._filled = len(frames)
         self.outputs.place(placements, frames)
         self._placed = views
+        return loaded
+
+    def copy(self, loaded: Frame) -> tuple[tuple[Any, ...], Any]:
+        """Start copying the planes of a loaded frame into memory of their own on the GPU: the planes, whole when the
+        next launch has ended, and that memory."""
+        cp, planes, memory = device.cupy(), list[Any](), list[Any]()
+        plane: Any
+        for plane in loaded.planes:
+            pitch, row = plane.strides[0], plane[:1].nbytes
+            size = pitch * (len(plane) - 1) + row
+            with self._stream:
+                memory.append(cp.empty((size,), np.uint8))
+            driver.copy(memory[-1].data.ptr, plane.data.ptr, size, self._stream)
+            planes.append(cp.ndarray(plane.shape, plane.dtype, memory[-1].data, plane.strides))
+            self._ledger.add("preprocess", "d2d", "pixels", size)
+        return tuple(planes), memory
 
     def launch(self) -> None:
         if self._version != self.model.version:  # nothing that it captured is in flight
@@ -191,6 +218,8 @@ class CapturedBatch:
         self._launched += 1
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
+        if isinstance(self.outputs, MatteOutputs):
+            self.outputs.hand_over(self._stream)
         driver.record(self.ended, self._stream)
         self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self.outputs.uploaded_bytes)
         self._ledger.add("postprocess", "d2h", "results", self.outputs.downloaded_bytes)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from framefuse.cuda import device
+from framefuse.cuda import device, driver
 from framefuse.cuda.launch_plan import Workspace
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
@@ -16,10 +16,11 @@ from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_v
 from framefuse.kernels.boxes.reference import Found, placed_oriented
 from framefuse.kernels.masks import call as masks
 from framefuse.kernels.masks.instances import Runs, packed_runs
+from framefuse.kernels.masks.mattes import DeviceShare
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, maps, raise_non_finite, scored
 from framefuse.postprocess.heads import Heads, classify, content_of, runs_of
-from framefuse.postprocess.mattes import Foreground
+from framefuse.postprocess.mattes import Foreground, cut_out, matte_of
 from framefuse.postprocess.merge import edges
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
@@ -302,25 +303,62 @@ class UndecodedOutputs:
         return [FrameOutput(objects) for objects in boxes_of(decoded, "yolov5", *given)]
 
 
-class MatteOutputs(ClassOutputs):
-    """The scores of the pixels at the resolution of the model, of which the host makes mattes.
+class MatteOutputs:
+    """The mattes of the images at the resolution of the model.
 
     Args:
         scores: of the model, (batch, classes, h, w).
         placement: where every frame, or its view, lies in the model input.
         classes: see `Foreground`.
+        stay: mattes stay on the GPU, each launch's in memory of its own (`hand_over`).
     """
 
-    def __init__(self, scores: Any, card: Card, placement: Placement, classes: Sequence[int]) -> None:
-        super().__init__(scores, card)
-        self._foreground, self._placement = Foreground(card.names, classes), placement
+    uploaded_bytes = 0
+
+    def __init__(self, scores: Any, card: Card, placement: Placement, classes: Sequence[int], *, stay: bool) -> None:
+        self._card, self._placement, self._stay = card, placement, stay
+        shape = tuple(scores.shape)
+        self._share = DeviceShare(shape, Foreground(card.names, classes).wanted(shape[1]))
+        self._cut = cut_out(shape[1:], placement)
+        size = shape[2:] if self._cut is None else self._cut[1]
+        self._alpha = self._share.alpha if self._cut is None else device.cupy().empty((shape[0], *size), np.float32)
+        self._handed: Any = None
+        self._non_finite = device.cupy().zeros((shape[0],), np.int32)
+        self._bad = device.pinned((shape[0],), np.int32)
+        self._host = device.pinned((0 if stay else shape[0], *size), np.float32)
+        self.downloaded_bytes = self._bad.nbytes + self._host.nbytes
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         assert all(_place_of(placement) == _place_of(self._placement) for placement in placements)
 
+    def upload(self, stream: Any) -> None:
+        """Nothing to do: the placement is part of the graph."""
+
+    def start(self, outputs: Sequence[Any], stream: Any) -> None:
+        (scores,) = outputs
+        self._non_finite.data.memset_async(0, self._non_finite.nbytes, stream)
+        count_non_finite(scores, self._non_finite, stream=stream.ptr)
+        self._share(scores)
+        if self._cut is not None:
+            masks.upsample(self._share.alpha, self._cut[1], content=self._cut[0], out=self._alpha)
+        _download(self._non_finite, self._bad, stream)
+        if not self._stay:
+            _download(self._alpha, self._host, stream)
+
+    def hand_over(self, stream: Any) -> None:
+        """Start copying the mattes of a launch, where they stay, before the next one overwrites them."""
+        if self._stay:
+            with stream:
+                self._handed = device.cupy().empty(self._alpha.shape, np.float32)
+            driver.copy(self._handed.data.ptr, self._alpha.data.ptr, self._alpha.nbytes, stream)
+
     def read(self, count: int) -> list[FrameOutput]:
-        mattes = self._foreground(self._host[:count], [self._placement] * count)
-        return [FrameOutput(Detections.none(self._card.names), matte=matte) for matte in mattes]
+        raise_non_finite(self._bad[:count], "of its scores")
+        alphas, self._handed = self._handed if self._stay else self._host.copy(), None
+        names = self._card.names
+        return [
+            FrameOutput(Detections.none(names), matte=matte_of(alphas[row], self._placement)) for row in range(count)
+        ]
 
 
 def _pinned_bytes(size: int) -> Any:
@@ -337,5 +375,4 @@ def _place_of(placement: Placement) -> tuple[tuple[int, int], ...]:
 
 
 def _download(source: Any, target: Any, stream: Any) -> None:
-    runtime = device.cupy().cuda.runtime
-    runtime.memcpyAsync(target.ctypes.data, source.data.ptr, target.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
+    device.copy_to_host(source, target, stream.ptr)

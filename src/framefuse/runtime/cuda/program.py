@@ -18,6 +18,7 @@ from framefuse.engines import DeviceExecution
 from framefuse.engines.requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame, View
+from framefuse.kernels.masks.canvas import is_composable
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.runtime.batching import IN_FLIGHT, captured_rows
 from framefuse.runtime.cuda import uploads as memory
@@ -29,6 +30,11 @@ MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
 USUAL_KERNELS = ("preprocess_semiplanar_u8_nhwc8", "filter_head_f16", "rank", "suppress")
 """Those for videos that the GPU decodes, and boxes; they are compiled while the model is loaded."""
+MATTE_KERNELS = (
+    *("preprocess_semiplanar_u8_nhwc8", "matte_share", "matte_shrink", "matte_change", "matte_steady", "matte_fit"),
+    *("matte_stretch", "matte_plane_u8", "mask_composite"),
+)
+"""Those for mattes."""
 LAUNCHES = 4
 """Of a model in a row, when its time is measured."""
 
@@ -53,7 +59,7 @@ class CudaProgram(Program):
 
     Args:
         mode: how host frames reach the GPU (`choose_upload_mode`).
-        merges: most views of a frame that are merged on the GPU: frames whose rows are `joined`.
+        merges: most views of a frame that run in one batch; the boxes of frames whose rows are `joined` are merged.
         partial_batches: many batches will not be full, so smaller graphs are captured, too: one runs all of its rows.
 
     Attributes:
@@ -66,7 +72,7 @@ class CudaProgram(Program):
 
     def __post_init__(self) -> None:
         self.gpu = device.current_gpu()
-        kernel.compile_ahead(USUAL_KERNELS)
+        kernel.compile_ahead(USUAL_KERNELS if self.mattes is None else MATTE_KERNELS)
         super().__post_init__()
         self.slots = self.slots or IN_FLIGHT
         self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
@@ -115,19 +121,23 @@ class CudaProgram(Program):
         captured = min(free, key=attrgetter("rows"))
         started = WallCpuTime.now()
         placements = [self._place(frame) for frame in frames]
+        # Rows that are views of one frame follow each other.
+        new = [not row or frame.planes is not frames[row - 1].planes for row, frame in enumerate(frames)]
+        kept: list[Frame | None] = [None] * len(frames)
         with self._translating_errors("start a batch"):
-            captured.load(frames, placements, self.preprocess)
+            loaded = captured.load(frames, placements, self.preprocess)
+            for row, there in loaded.items() if self.frames_on_gpu else ():
+                if is_composable(there):  # copied before the launch, whose end the results wait for
+                    planes, memory = captured.copy(there)
+                    kept[row] = frames[row].replace_unchecked(planes=planes, ready=None, lease=None, owner=memory)
             submitted = WallCpuTime.now()
             captured.launch()
         flight = InFlightBatch(captured, frames)
         self._in_flight.append(flight)
-        # Rows that are views of one frame follow each other.
-        new = [not row or frame.planes is not frames[row - 1].planes for row, frame in enumerate(frames)]
-        kept: list[Frame | None] = [None] * len(frames)
         if self.keep_frames:
             with self._translating_errors("copy frames to the host"):
                 for row, frame in enumerate(frames):
-                    kept[row] = self._to_host(frame) if new[row] else kept[row - 1]
+                    kept[row] = kept[row] or (self._to_host(frame) if new[row] else kept[row - 1])
         for frame in frames:
             if frame.lease is not None:
                 frame.lease.release(after=captured.ended)
@@ -232,7 +242,7 @@ class CudaProgram(Program):
             try:
                 with self._translating_errors(f"capture batches of {model.input.shape[0]} x {size[1]}x{size[0]}"):
                     given = self.card, self.selection, self.checked, self.ledger, self.mode, self.merges, self.mattes
-                    batches.append(CapturedBatch(model, frame, placement, *given))
+                    batches.append(CapturedBatch(model, frame, placement, *given, self.frames_on_gpu))
                 continue
             except GpuMemoryError as error:
                 if len(models) == 1:

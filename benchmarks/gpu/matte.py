@@ -1,0 +1,351 @@
+"""Mattes of VR video on a GPU: 3840x1920, both eyes side by side, body-n, from surfaces (NV12) to planes in memory.
+
+    python -m benchmarks.gpu.matte [--parts alone paced stream file steps] [--modes gray green]
+
+- `alone`: one frame at a time, from the surface that the source hands over to the composed planes on the host; a live
+  source, so that no frame waits for those after it
+- `paced`: the same at 60 and 90 frames/s: median and p99, and the frames that were dropped
+- `stream`: as many frames as the pipeline takes, of a source whose frames wait for the four after them
+- `file`: frames/s from an H.264 file, in turns with the loop that is written first: PyAV to BGR in memory, each eye
+  through OpenCV's resize, the model in PyTorch in half precision, softmax, arg-max, OpenCV's opening and closing, blur
+  and stretch, and the composition in NumPy. Both end with planes in memory; nothing is encoded
+- `steps`: each step after the model, beside the same step in operators of PyTorch: device time of both as captured
+  graphs, whose data may lie in the second-level cache
+
+The record is matte_gpu, written after each part; the last line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import av
+import numpy as np
+
+from benchmarks.clips import CACHE
+from benchmarks.protocol import Stats, save
+from framefuse import Pipeline
+from framefuse.cuda import device
+from framefuse.engines import EngineOptions, open_engine
+from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.models import find_model
+from framefuse.sinks.matte import MatteSink
+from framefuse.sources import SourceInfo
+from framefuse.sources.source import Frames, PullSource
+from framefuse.world import World
+
+SIZE, EYE = (3840, 1920), 1920
+MODEL, SURFACES, WARM = "body-n", 16, 40
+RUNS, SECONDS, FILE_FRAMES = 400, 6, 240
+RATES = 60, 90
+TICKS = Fraction(1, 90_000)
+GROUPS = (
+    *("model", "CUDA kernel", "engine cudnn", "engine torch", "program", "CUDA program", "pipeline", "views", "sink"),
+    *("matting", "synthetic world"),
+)
+
+
+def images(count: int = SURFACES) -> Iterator[Any]:
+    """RGB pictures of people who move, each pixel of the synthetic world four times."""
+    world = World(scene="bodies", seed=9101, split="test", frames=3 * count, size=(SIZE[0] // 2, SIZE[1] // 2),
+                  stereo="sbs")  # fmt: skip
+    for index in range(count, 2 * count):
+        yield world[index].image.repeat(2, 0).repeat(2, 1)
+
+
+def surfaces() -> list[Frame]:
+    """The pictures as NV12 on the GPU."""
+    cp, made = device.cupy(), []
+    for index, image in enumerate(images()):
+        data = av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format="nv12").to_ndarray()
+        planes = data[: SIZE[1]], data[SIZE[1] :].reshape(SIZE[1] // 2, SIZE[0] // 2, 2)
+        there = tuple(cp.asarray(np.ascontiguousarray(plane)) for plane in planes)
+        made.append(Frame(there, PIXEL_FORMATS["nv12"], index, time_base=TICKS))
+    return made
+
+
+class Watch:
+    """When each frame left the source, and when its planes were in memory."""
+
+    def __init__(self) -> None:
+        self.begun: dict[int, float] = {}
+        self.done: dict[int, float] = {}
+        self.turn = threading.Semaphore(1)
+
+    def source(self, frames: list[Frame], count: int, kind: str, rate: float | None = None) -> PullSource:
+        """Surfaces again and again.
+
+        Args:
+            kind: live, or file.
+            rate: frames a second, after the first ones; None: the next frame comes when the one before is done, as the
+                first ones do. 0: at once.
+        """
+
+        def shown(closed: threading.Event) -> Frames:
+            due = time.perf_counter()
+            for index, frame in enumerate(itertools.islice(itertools.cycle(frames), count)):
+                if rate is None or (rate and index < WARM):
+                    self.turn.acquire(timeout=60 if index < WARM else 5)
+                    due = time.perf_counter()
+                elif rate:
+                    due += 1 / rate
+                    time.sleep(max(0.0, due - time.perf_counter()))
+                if closed.is_set():
+                    return
+                self.begun[index] = time.perf_counter()
+                yield frame.replace_unchecked(index=index, pts=index * 1000, source_id="surfaces", arrival=None)
+
+        return PullSource(SourceInfo("surfaces", kind, *SIZE, fps=Fraction(90), frames=count), shown)
+
+    def sink(self, sink: MatteSink, result: Any, frame: Any) -> None:
+        """In the place of `MatteSink.write`: composes, and encodes nothing."""
+        sink._compose_on_gpu(frame, result)
+        self.done[result.frame.index] = time.perf_counter()
+        self.turn.release()
+
+    def milliseconds(self) -> list[float]:
+        """From surface to planes, without the first frames, which wait for the capture of graphs."""
+        return [1e3 * (self.done[index] - begun) for index, begun in self.begun.items()
+                if index >= WARM and index in self.done]  # fmt: skip
+
+
+def piped(source: Any, watch: Watch, mode: str, **options: Any) -> Any:
+    """The report of a run of `framefuse matte` that keeps planes in memory."""
+    write, MatteSink.write = MatteSink.write, lambda sink, result, frame: watch.sink(sink, result, frame)  # type: ignore[method-assign]
+    try:
+        with TemporaryDirectory() as folder:
+            given: dict[str, Any] = {"device": "cuda", "stereo": "sbs", "encoder": "libx264", **options}
+            return Pipeline(source, MODEL, save_matte=mode, project=Path(folder), **given).run()
+    finally:
+        MatteSink.write = write  # type: ignore[method-assign]
+
+
+def facts(report: Any) -> dict[str, Any]:
+    """What a row says about its run."""
+    copies = {f"{copy.stage} {copy.direction} {copy.kind}": copy.bytes_per_frame for copy in report.copies}
+    return {"engine": f"{report.model.engine} {report.model.precision}", "bytes_a_frame": copies}
+
+
+def alone(frames: list[Frame], mode: str) -> dict[str, Any]:
+    watch = Watch()
+    report = piped(watch.source(frames, WARM + RUNS, "live"), watch, mode, max_age=60)
+    return {"mode": mode, "ms": Stats.of(watch.milliseconds()), **facts(report)}
+
+
+def paced(frames: list[Frame], mode: str, rate: int) -> dict[str, Any]:
+    watch, count = Watch(), WARM + SECONDS * rate
+    piped(watch.source(frames, count, "live", rate), watch, mode, max_age=60)
+    kept = sum(index >= WARM for index in watch.done)
+    return {"mode": mode, "rate": rate, "ms": Stats.of(watch.milliseconds()), "dropped": count - WARM - kept}
+
+
+def stream(frames: list[Frame], mode: str) -> dict[str, Any]:
+    watch, count = Watch(), WARM + 4 * RUNS
+    report = piped(watch.source(frames, count, "file", 0), watch, mode)
+    return {"mode": mode, "fps": steady_rate(watch), "frames": count, **facts(report)}
+
+
+def steady_rate(watch: Watch) -> float:
+    """Frames a second after the first ones."""
+    times = [done for index, done in sorted(watch.done.items()) if index >= WARM]
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+def clip() -> Path:
+    """The pictures as a video, made once."""
+    path = CACHE / f"matte-gpu-{World.version}-{FILE_FRAMES}.mp4"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shown, part = list(images()), path.with_suffix(".part")
+        with av.open(str(part), "w", format="mp4") as container:
+            output: Any = container.add_stream("libx264", rate=60, options={"preset": "ultrafast", "crf": "23"})
+            output.width, output.height, output.pix_fmt = *SIZE, "yuv420p"
+            there_and_back = itertools.cycle([*shown, *shown[-2:0:-1]])
+            for image in itertools.islice(there_and_back, FILE_FRAMES):
+                container.mux(output.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+            container.mux(output.encode(None))
+        part.rename(path)
+    return path
+
+
+def classic(path: Path, mode: str) -> float:
+    """Frames a second of the loop that is written first."""
+    import cv2
+    import torch
+
+    engine: Any = open_engine("torch", find_model(MODEL), EngineOptions("cuda", precision="fp16"))
+    side = 384
+    network, kernel = engine.network((2, 3, side, side)), np.ones((5, 5), np.uint8)
+    times = []
+    with torch.inference_mode(), av.open(str(path)) as source:
+        source.streams.video[0].thread_type = "AUTO"
+        for frame in source.decode(video=0):
+            image = frame.to_ndarray(format="bgr24")
+            small = [cv2.resize(eye, (side, side))[..., ::-1] for eye in (image[:, :EYE], image[:, EYE:])]
+            given = torch.from_numpy(np.stack(small)).to("cuda").permute(0, 3, 1, 2).half() / 255
+            shares = network(given.contiguous(memory_format=torch.channels_last))[0].float().softmax(1)
+            masks = (shares.argmax(1) > 0).to(torch.uint8).mul(255).cpu().numpy()
+            alphas = []
+            for mask in masks:
+                mask = cv2.morphologyEx(cv2.morphologyEx(mask, cv2.MORPH_OPEN, kernel), cv2.MORPH_CLOSE, kernel)
+                alphas.append(cv2.resize(cv2.GaussianBlur(mask, (5, 5), 0), (EYE, EYE)))
+            alpha = np.hstack(alphas)
+            if mode != "gray":
+                weight = alpha[..., None].astype(np.float32) / 255
+                composed = (image * weight + np.array([0, 255, 0], np.float32) * (1 - weight)).astype(np.uint8)
+                assert composed.shape == image.shape
+            times.append(time.perf_counter())
+    engine.close()
+    return (len(times) - 1 - WARM) / (times[-1] - times[WARM])
+
+
+def from_file(mode: str, rounds: int = 3) -> dict[str, Any]:
+    """Ours and the classic loop in turns."""
+    path, rates = clip(), {"framefuse": list[float](), "PyAV, OpenCV and PyTorch": list[float]()}
+    noted = []
+    for _ in range(rounds):
+        watch = Watch()
+        report = piped(path, watch, mode)
+        noted = [note for source in report.sources for note in source.notes]
+        rates["framefuse"].append(steady_rate(watch))
+        rates["PyAV, OpenCV and PyTorch"].append(classic(path, mode))
+    ratio = median(one / other for one, other in zip(*rates.values(), strict=True))
+    return {"mode": mode, "fps": {who: median(runs) for who, runs in rates.items()}, "runs": rates, "ratio": ratio,
+            "notes": noted}  # fmt: skip
+
+
+def tuned() -> tuple[int, ...]:
+    """The shape of the scores of both eyes. The engine has measured its kernels then, which later runs find."""
+    engine: Any = open_engine("cudnn", find_model(MODEL), EngineOptions("cuda"))
+    shapes = [tuple(engine.execution(rows, 384, 384).results[0].shape) for rows in (1, 2)]
+    engine.close()
+    return shapes[1]
+
+
+def steps(frames: list[Frame]) -> list[dict[str, Any]]:
+    """Device time of each step for one eye, or for a frame where it is composed."""
+    import cupy as cp
+    import torch
+    from torch.nn import functional
+
+    from benchmarks.kernels.gpu_timing import Gpu
+    from benchmarks.kernels.rows import OURS, Row
+    from framefuse.kernels.masks import mattes
+    from framefuse.kernels.masks.call import composite
+    from framefuse.kernels.masks.canvas import Canvas, planes_of
+    from framefuse.kernels.masks.guided import RADIUS, SMALLEST_VARIANCE, guided, shrink
+
+    def torched(array: Any) -> Any:
+        return torch.as_tensor(array, device="cuda")
+
+    batch, classes, rows, columns = grid = tuned()
+    random, gpu, found = np.random.default_rng(0), Gpu(100, 20), []
+    scores = cp.asarray(random.normal(0, 4, grid).astype(np.float32))
+    luma = cp.asarray(np.ascontiguousarray(cp.asnumpy(frames[0].planes[0])[:, :EYE]))
+    alphas = [cp.asarray(random.uniform(0, 1, (rows, columns)).astype(np.float32)) for _ in range(9)]
+    guides = [cp.asarray(random.uniform(0, 1, (rows, columns)).astype(np.float32)) for _ in range(9)]
+    moments = [mattes.Moment([alpha], [guide]) for alpha, guide in zip(alphas, guides, strict=True)]
+    for before, after in itertools.pairwise(moments):
+        after.compare(before)
+        after.change = cp.zeros((1,), np.float32)  # otherwise noise would be cuts
+    share, low = mattes.DeviceShare(grid, range(1, classes)), shrink(luma, (rows, columns))
+    there, t_alphas, t_guides = torched(luma), [*map(torched, alphas)], [*map(torched, guides)]
+    t_scores, t_low = torched(scores), torched(low)
+
+    def steadied() -> Any:
+        plain = [torch.maximum(torch.minimum(a, c), torch.minimum(torch.maximum(a, c), b))
+                 for a, b, c in zip(t_alphas, t_alphas[1:], t_alphas[2:], strict=False)]  # fmt: skip
+        total, weights, guide = plain[3], torch.ones_like(plain[3]), t_guides[4]
+        for number in (0, 1, 2, 4, 5, 6):
+            moved = functional.max_pool2d((t_guides[number + 1] - guide).abs()[None, None], 3, 1, 1)[0, 0]
+            weight = (1 - moved / mattes.MOVES).clamp(0, 1)
+            total, weights = total + weight * plain[number], weights + weight
+        return total / weights
+
+    def blurred(plane: Any) -> Any:
+        padded = functional.pad(plane[None, None], (RADIUS,) * 4, mode="replicate")
+        return functional.avg_pool2d(padded, 2 * RADIUS + 1, 1)[0, 0]
+
+    def stretched(plane: Any) -> Any:
+        return functional.interpolate(plane[None, None], (EYE, EYE), mode="bilinear", align_corners=False)[0, 0]
+
+    def guided_by_torch() -> Any:
+        alpha = t_alphas[0]
+        a, l = blurred(alpha), blurred(t_low)  # noqa: E741
+        slope = (blurred(alpha * t_low) - a * l) / ((blurred(t_low * t_low) - l * l).clamp(0) + SMALLEST_VARIANCE)
+        level = stretched(blurred(a - slope * l - 0.5)) * (255 * 2.5) + 128
+        return (stretched(blurred(slope)) * 2.5 * there + level).clamp(0, 255).to(torch.uint8)
+
+    canvas = Canvas((SIZE[::-1], (EYE // 2, EYE), (EYE // 2, EYE)))
+    alpha = cp.asarray(random.integers(0, 256, SIZE[::-1], np.uint8))
+    coarse = cp.asarray(random.integers(0, 256, (EYE // 2, EYE), np.uint8))
+    green = [cp.asarray(np.full(plane.shape, 90, np.uint8)) for plane in canvas.planes]
+
+    def composed() -> Any:
+        planes_of(frames[0], tuple(canvas.planes))
+        for plane, own, other in zip(canvas.planes, (alpha, coarse, coarse), green, strict=True):
+            composite(plane, other, own, out=plane)
+
+    t_planes = [torched(frames[0].planes[0]), *(torched(frames[0].planes[1])[..., part] for part in (0, 1))]
+    t_own = [torched(alpha), torched(coarse), torched(coarse)]
+
+    def composed_by_torch() -> Any:
+        return [(plane.int() * own + 90 * (255 - own.int()) + 127).div(255, rounding_mode="floor").to(torch.uint8)
+                for plane, own in zip(t_planes, t_own, strict=True)]  # fmt: skip
+
+    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "shares of the scores, both eyes": (partial(share, scores), lambda: t_scores.softmax(1)[:, 1:].sum(1)),
+        "luma at the resolution of the matte": (
+            partial(shrink, luma, (rows, columns)),
+            lambda: functional.adaptive_avg_pool2d(there[None, None].float(), (rows, columns)) / 255,
+        ),
+        "change of the luma": (
+            lambda: moments[1].compare(moments[0]), lambda: (t_guides[1] - t_guides[0]).abs().mean()
+        ),
+        "steadied over nine frames": (
+            partial(mattes.steadied, moments, 4, weight=1.0, medians=True), steadied
+        ),
+        "guided to 1920x1920": (partial(guided, alphas[0], low, luma, gain=2.5), guided_by_torch),
+        "composed before green, 3840x1920": (composed, composed_by_torch),
+    }  # fmt: skip
+    for title, (ours, theirs) in pairs.items():
+        row = Row(title, title)
+        gpu.time(row, {OURS: [gpu.plan(ours)], "PyTorch": [theirs]})
+        found.append({"step": title, "us": row.us, "how": row.how, "note": row.note})
+    return [*found, {"grid": [batch, classes, rows, columns]}]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = ["alone", "paced", "stream", "steps", "file"]
+    parser.add_argument("--parts", nargs="+", choices=every, default=every)
+    parser.add_argument("--modes", nargs="+", default=["gray", "green"])
+    options = parser.parse_args()
+    frames = surfaces()
+    tuned()
+    parts: dict[str, Callable[[], Any]] = {
+        "alone": lambda: [alone(frames, mode) for mode in options.modes],
+        "paced": lambda: [paced(frames, mode, rate) for mode in options.modes for rate in RATES],
+        "stream": lambda: [stream(frames, mode) for mode in options.modes],
+        "steps": lambda: steps(frames),
+        "file": lambda: [from_file(mode) for mode in options.modes],
+    }
+    result: dict[str, Any] = {"model": MODEL, "size": SIZE, "world": World.version}
+    for part in options.parts:
+        result[part] = parts[part]()
+        save("matte_gpu", result, *GROUPS)
+
+
+if __name__ == "__main__":
+    main()

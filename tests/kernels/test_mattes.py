@@ -1,0 +1,169 @@
+"""Mattes on a GPU against the same functions on the host: of shares to 1e-5, of pixels to one grey level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cuda_on_cpu import on_device
+from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.kernels.arrays import to_host
+from framefuse.kernels.masks import mattes
+from framefuse.kernels.masks.call import upsample
+from framefuse.kernels.masks.canvas import Canvas, is_composable, luma_of, planes_of, repeated
+from framefuse.kernels.masks.guided import guided, shrink
+from framefuse.kernels.masks.mattes import REACH, DeviceShare, Moment, steadied
+
+Move = Callable[[NDArray[Any]], Any]
+SIZES = [((1, 1), (1, 1)), ((96, 65), (1, 1)), ((97, 61), (13, 7)), ((64, 515), (16, 129)), ((8, 8), (8, 8))]
+
+
+@pytest.fixture(params=["fibres", pytest.param("cuda", marks=pytest.mark.gpu)])
+def move(request: pytest.FixtureRequest) -> Move:
+    """Puts an array where the kernels under test run."""
+    if request.param == "fibres":
+        request.getfixturevalue("fibres")
+        return on_device
+    module: Any = pytest.importorskip("cupy")
+    return lambda array: module.asarray(array)
+
+
+def host(array: Any) -> NDArray[Any]:
+    return np.asarray(array.get() if hasattr(array, "get") else array)
+
+
+def within_one(found: Any, expected: NDArray[Any]) -> None:
+    """Halves may be rounded to either side."""
+    difference = np.abs(host(found).astype(int) - expected)
+    assert difference.max(initial=0) <= 1 and (difference == 0).mean() > 0.99
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5])
+@pytest.mark.parametrize("scale", [0.4, 8.0])
+def test_shares(classes: int, scale: float, move: Move) -> None:
+    scores = np.random.default_rng(classes).normal(0.5, scale, (3, classes, 9, 31)).astype(np.float32)
+    scores[1] = scores[1].clip(0, 1)
+    wanted = [0] if classes == 1 else sorted({1, classes - 1})
+    share = DeviceShare(scores.shape, wanted)
+    share(move(scores))
+    expected = [mattes.share(image, wanted) for image in scores]
+    np.testing.assert_allclose(host(share.alpha), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "size"), SIZES)
+def test_shrunk_planes(shape: tuple[int, int], size: tuple[int, int], move: Move) -> None:
+    wide = np.random.default_rng(1).integers(0, 256, (shape[0], shape[1] + 7), np.uint8)
+    there = move(wide)[:, 3 : 3 + shape[1]]
+    expected = shrink(wide[:, 3 : 3 + shape[1]], size)
+    np.testing.assert_allclose(host(shrink(there, size)), expected, atol=1e-6)
+    np.testing.assert_allclose(host(shrink(there, size, white=255)), expected * 255, atol=1e-3)
+
+
+@pytest.mark.parametrize("content", ["random", "none", "all", "half"])
+@pytest.mark.parametrize(("shape", "size"), SIZES)
+def test_guided_mattes(shape: tuple[int, int], size: tuple[int, int], content: str, move: Move) -> None:
+    random = np.random.default_rng(2)
+    guide = random.integers(0, 256, shape, np.uint8)
+    guide[:, shape[1] // 2 :] //= 4
+    alpha = {"random": random.uniform(0, 1, size), "half": np.arange(size[1]) * 2 >= size[1] + 0.0 * np.zeros(size)}
+    given = alpha.get(content, np.full(size, float(content == "all"))).astype(np.float32)
+    low = shrink(guide, size)
+    whole = np.zeros((shape[0] + 2, shape[1] + 5), np.uint8)
+    for gain in (1.0, 2.5):
+        expected = guided(given, low, guide, gain=gain)
+        within_one(guided(move(given), move(low), move(guide), gain=gain), expected)
+        there = move(whole)
+        guided(move(given), move(low), move(guide), gain=gain, out=there[1 : 1 + shape[0], 3 : 3 + shape[1]])
+        found = host(there)
+        within_one(found[1 : 1 + shape[0], 3 : 3 + shape[1]], expected)
+        assert not found[0].any() and not found[:, :3].any(), "what is around stays as it is"
+
+
+def moments(count: int, sizes: list[tuple[int, int]], cuts: tuple[int, ...], move: Move) -> list[Moment]:
+    """Frames of two eyes that drift, and change at the cuts: in one eye only at the last."""
+    random, made = np.random.default_rng(3), list[Moment]()
+    base = [random.uniform(0, 0.4, size) for size in sizes]
+    for index in range(count):
+        if index in cuts:
+            base = [(part + 0.5 * (eye == 0 or index != cuts[-1])) % 0.9 for eye, part in enumerate(base)]
+        guides = [(part + random.normal(0, 0.004, part.shape)).astype(np.float32) for part in base]
+        alphas = [random.uniform(0, 1, size).astype(np.float32) for size in sizes]
+        made.append(Moment(list(map(move, alphas)), list(map(move, guides))))
+        if index:
+            made[-1].compare(made[-2])
+    return made
+
+
+@pytest.mark.parametrize("sizes", [[(1, 1)], [(7, 13), (7, 12)], [(5, 300)]])
+@pytest.mark.parametrize("cuts", [(), (4,), (1, 7), (3, 4, 9)])
+@pytest.mark.parametrize("medians", [True, False])
+def test_steadied_mattes(sizes: list[tuple[int, int]], cuts: tuple[int, ...], medians: bool, move: Move) -> None:
+    here, there = (moments(11, sizes, cuts, how) for how in (lambda array: array, move))
+    for at in range(11):
+        first = max(0, at - REACH - 1)
+        end = min(11, at + REACH + 2) if medians else at + 1
+        options: dict[str, Any] = {"weight": 0.8, "medians": medians}
+        expected = steadied(here[first:end], at - first, **options)
+        found = steadied(there[first:end], at - first, **options)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(host(one), other, atol=2e-5)
+
+
+def test_a_change_that_is_not_a_number_is_a_cut(move: Move) -> None:
+    both = [moments(2, [(2, 3)], (), move) for _ in range(2)]
+    for one in both:
+        one[1].change = move(np.array([np.nan], np.float32))
+        np.testing.assert_array_equal(host(steadied(one, 1, weight=1.0, medians=False)[0]), host(one[1].alphas[0]))
+
+
+@pytest.mark.parametrize("name", ["nv12", "nv21", "yuv420p", "p010", "yuv420p10"])
+@pytest.mark.parametrize("size", [(8, 6), (7, 5), (1, 1), (300, 4)])
+def test_planes_of_surfaces(name: str, size: tuple[int, int], move: Move) -> None:
+    """Rounded to 8 bits, U and V apart, and of even size."""
+    format, (width, height) = PIXEL_FORMATS[name], size
+    random, most = np.random.default_rng(4), (1 << format.bits) - 1
+    planes = [(random.integers(0, most + 1, shape) << format.shift).astype(format.dtype)
+              for shape in format.plane_shapes(width, height)]  # fmt: skip
+    frame = Frame(tuple(map(move, planes)), format)
+    assert is_composable(frame)
+    bytes_of = [((plane.astype(int) >> format.shift) + (1 << format.bits - 8) // 2 >> format.bits - 8).clip(0, 255)
+                for plane in planes]  # fmt: skip
+    luma, *chroma = bytes_of
+    if len(chroma) == 1:
+        chroma = [chroma[0][..., (format.channels or "uv").index(role)] for role in "uv"]
+    even = height + height % 2, width + width % 2
+    canvas = Canvas((even, (even[0] // 2, even[1] // 2), (even[0] // 2, even[1] // 2)))
+    planes_of(frame, tuple(canvas.planes))
+    np.testing.assert_array_equal(host(luma_of(frame)), luma)
+    padded = np.pad(luma, ((0, height % 2), (0, width % 2)), mode="edge")
+    for found, expected in zip(canvas.download(), (padded, *chroma), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    target = move(np.zeros(even, np.uint8))
+    repeated(luma_of(frame), target)
+    np.testing.assert_array_equal(host(target), padded)
+
+
+def test_what_only_the_host_composes() -> None:
+    for name, facts in (("yuv422p", {}), ("rgb24", {"matrix": "rgb"}), ("nv12", {"rotation": 90})):
+        format = PIXEL_FORMATS[name]
+        planes = tuple(np.zeros(shape, format.dtype) for shape in format.plane_shapes(8, 4))
+        assert not is_composable(Frame(planes, format, **facts)), name  # type: ignore[arg-type]
+
+
+def test_stretched_to_bytes(move: Move) -> None:
+    plane = np.random.default_rng(5).uniform(0, 255, (5, 9)).astype(np.float32)
+    expected = (upsample(plane, (31, 40)) + 0.5).astype(np.uint8)
+    out = np.empty((31, 40), np.uint8)
+    assert upsample(plane, (31, 40), out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    there = move(np.empty((31, 40), np.uint8))
+    within_one(upsample(move(plane), (31, 40), out=there), expected)
+
+
+def test_arrays_come_to_the_host() -> None:
+    array = np.arange(3)
+    assert to_host(array) is array

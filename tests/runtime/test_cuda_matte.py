@@ -1,0 +1,226 @@
+"""Mattes that are composed on a GPU are those that the host composes; on a fake GPU, and on a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fake_gpu import Array, Gpu
+from framefuse.engines.null import CudaNullEngine, NullEngine, NullExecution
+from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.kernels.masks.canvas import lies_on_gpu
+from framefuse.models.card import Card
+from framefuse.pipeline import Pipeline
+from framefuse.prediction import Detections, FrameInfo, Matte, MattePart, Result
+from framefuse.sinks import CallbackSink
+from framefuse.sinks.images import FrameConverter, Meaning, planes_of
+from framefuse.sinks.matte import MatteSink
+from framefuse.sinks.mp4 import Mp4File
+from framefuse.sinks.video import VideoFormat, fill
+from framefuse.world import World
+
+Planes = list[tuple[NDArray[np.uint8], ...]]
+FRAMES, CUT_AT = 14, 8
+
+
+def bright(luminance: NDArray[Any]) -> NDArray[np.float32]:
+    """(batch, h, w) to scores of three classes at half the size: what is bright is foreground."""
+    coarse = luminance.astype(np.float32).reshape(len(luminance), luminance.shape[1] // 2, 2, -1, 2).mean((2, 4))
+    return np.stack((np.zeros_like(coarse), 8 * coarse - 3, np.full_like(coarse, -5)), axis=1)
+
+
+class BrightExecution(NullExecution):
+    gpu: Gpu
+
+    def start(self, stream: Any) -> None:
+        def run() -> None:
+            self.results[0][...] = bright(self.input[..., :3].mean(-1))
+
+        self.gpu.do(stream.ptr, run)
+
+
+class BrightEngine(CudaNullEngine):
+    """A model on the fake GPU that looks at its input."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__(lambda batch, height, width: [np.zeros((batch, 3, height // 2, width // 2), np.float32)])
+        self._gpu = gpu
+
+    def _make_execution(self, batch: int, height: int, width: int) -> NullExecution:
+        made = super()._make_execution(batch, height, width)
+        own = BrightExecution()
+        own.input, own.results, own.gpu = made.input, made.results, self._gpu
+        return own
+
+
+def stereo_clip(path: Path, size: tuple[int, int] = (264, 128), pixels: str = "yuv420p") -> Path:
+    """Bodies for both eyes, with a cut to the negative."""
+    world = World(scene="bodies", seed=5, split="test", frames=FRAMES, size=size, stereo="sbs")
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=30, options={"crf": "18", "preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = *size, pixels
+        for index in range(FRAMES):
+            image = world[index].image if index < CUT_AT else 255 - world[index].image
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
+        container.mux(stream.encode(None))
+    return path
+
+
+def composed(
+    monkeypatch: pytest.MonkeyPatch, clip: Path, model: Path, folder: Path, **options: Any
+) -> tuple[Planes, list[bool], Pipeline]:
+    """The planes of all frames as they reach the encoder, and whether each came from a GPU."""
+    seen, there = Planes(), list[bool]()
+    encode, write = Mp4File.encode, MatteSink.write
+
+    def encoded(self: Mp4File, *given: Any, **more: Any) -> None:
+        seen.append(tuple(plane.copy() for plane in planes_of(self._av_frame)))
+        encode(self, *given, **more)
+
+    def written(self: MatteSink, result: Any, frame: Any) -> None:
+        there.append(lies_on_gpu(frame))
+        write(self, result, frame)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mp4File, "encode", encoded)
+        patch.setattr(MatteSink, "write", written)
+        pipeline = Pipeline(clip, model, project=folder, **{"encoder": "libx264", **options})
+        pipeline.run()
+    return seen, there, pipeline
+
+
+def same(found: Planes, expected: Planes) -> None:
+    assert len(found) == len(expected) == FRAMES
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert len(one) == len(other)
+        for plane, wanted in zip(one, other, strict=True):
+            share = (np.abs(plane.astype(int) - wanted) <= 1).mean()
+            assert share >= 0.99, f"frame {number}: {share:.4f} of a plane is within one grey level"
+
+
+@pytest.mark.parametrize(
+    ("mode", "steady"),
+    [*((mode, 1.0) for mode in ("gray", "green", "overlay", "blur", "alpha", "packed")), ("gray", 0.0)],
+)
+def test_composed_planes_are_those_of_the_host(
+    mode: str, steady: float, gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = stereo_clip(tmp_path / "clip_FISHEYE190.mp4")
+    options: dict[str, Any] = {"save_matte": mode, "stereo": "sbs", "matte_steady": steady}
+    if mode == "alpha":
+        options["encoder"] = "auto"
+    host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
+    expected, there, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "host", device="cpu", engine=host, **options
+    )
+    assert not any(there)
+    found, there, pipeline = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "gpu", device="cuda", engine=BrightEngine(gpu), **options
+    )
+    same(found, expected)
+    assert "batch 2: the views of a frame" in pipeline.report.choices
+    assert gpu.launches == FRAMES, "both eyes are in one"
+    assert all(there) == (mode != "packed")
+    luma = np.concatenate([planes[3 if mode == "alpha" else 0].ravel() for planes in expected])
+    assert luma.std() > 20, "there is something to see"
+    written = sum(size for copy, size in pipeline._program.ledger.totals().items() if copy.stage == "write")
+    sizes = {"gray": 1.0, "alpha": 2.5}
+    assert written == pytest.approx(FRAMES * 264 * 128 * sizes.get(mode, 1.5), rel=0.05)
+
+
+def test_frames_that_only_the_host_composes(
+    gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4:4:4, which FFmpeg decodes: the mattes come to the host, too."""
+    source = stereo_clip(tmp_path / "clip.mp4", (128, 64), "yuv444p")
+    options: dict[str, Any] = {"save_matte": "green", "stereo": "sbs"}
+    host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
+    runs = [
+        composed(monkeypatch, source, segmenter.path, tmp_path / device, device=device, engine=engine, **options)
+        for device, engine in (("cpu", host), ("cuda", BrightEngine(gpu)))
+    ]
+    same(runs[1][0], runs[0][0])
+    assert not any(runs[1][1])
+
+
+def test_another_sink_that_needs_frames_brings_them_to_the_host(
+    gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip, lumas = stereo_clip(tmp_path / "clip.mp4"), list[bool]()
+    seen, there, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path, device="cuda", engine=BrightEngine(gpu), save_matte="gray",
+        sinks=[lambda: CallbackSink(lambda result, frame: lumas.append(lies_on_gpu(frame)), needs_frame=True)],
+    )  # fmt: skip
+    assert len(seen) == len(lumas) == FRAMES and not any(there) and not any(lumas)
+
+
+def matte_of(size: tuple[int, int], content: str, move: Callable[[Any], Any]) -> Matte:
+    """Of two eyes, of which one may be a pixel wider, and nothing of what is below them."""
+    width, height = size
+    eye, random = width // 2, np.random.default_rng(7)
+    grid = {"one sample": (1, 1)}.get(content, (max(1, height // 3), max(1, eye // 4)))
+    parts = []
+    for left, wide in ((0, eye), (eye, width - eye)):
+        alpha = random.uniform(-0.5, 1.5, grid).clip(0, 1)
+        alpha = {"none": 0 * alpha, "all": 0 * alpha + 1}.get(content, alpha).astype(np.float32)
+        guide = random.uniform(0, 1, grid).astype(np.float32)
+        parts.append(MattePart((left, 0, wide, max(1, height - 3)), move(alpha), move(guide)))
+    return Matte(tuple(parts), size)
+
+
+@pytest.mark.parametrize("mode", ["gray", "green", "overlay", "blur", "alpha"])
+@pytest.mark.parametrize("content", ["random", "one sample", "none", "all"])
+@pytest.mark.parametrize(("size", "name"), [((97, 63), "yuv420p"), ((64, 34), "nv12"), ((34, 18), "p010")])
+def test_frames_of_any_size(mode: str, content: str, size: tuple[int, int], name: str, gpu: Gpu) -> None:
+    """Composed in a sink: on the host from planes that are 8-bit 4:2:0 already, on the GPU from any."""
+    format = PIXEL_FORMATS[name]
+    random, (width, height) = np.random.default_rng(6), size
+    shapes = [shape for shape in PIXEL_FORMATS["yuv420p"].plane_shapes(width, height)]
+    planar = [random.integers(16, 236, shape, np.uint8) for shape in shapes]
+    planes = [planar[0], np.stack(planar[1:], -1)] if format.layout == "semiplanar" else planar
+    scaled = [plane.astype(format.dtype) << (format.bits + format.shift - 8) for plane in planes]
+    frames = Frame(tuple(planar), PIXEL_FORMATS["yuv420p"]), Frame(tuple(one.view(Array) for one in scaled), format)
+    found = []
+    for frame, move in zip(frames, (lambda array: array, lambda array: array.view(Array)), strict=True):
+        sink: Any = MatteSink(mode=mode)
+        copied = list[int]()
+        sink._context = SimpleNamespace(copied=copied.append)
+        seen = Result(FrameInfo.of(frame), Detections.none({}), matte=matte_of(size, content, move))
+        shown = sink._compose_on_gpu(frame, seen) if lies_on_gpu(frame) else frame
+        assert bool(copied) == lies_on_gpu(frame)
+        video = VideoFormat(width, height, Meaning("bt601", False))
+        even = video.even[::-1]
+        target = [np.zeros(shape, np.uint8) for shape in (even, *2 * [(even[0] // 2, even[1] // 2)], even)]
+        fill(tuple(target), FrameConverter().yuv420p(shown)[0], 0)
+        sink._draw(tuple(target if mode == "alpha" else target[:3]), video, seen)
+        found.append(target)
+    for number, (one, other) in enumerate(zip(*found, strict=True)):
+        difference = np.abs(one.astype(int) - other)
+        assert difference.max() <= 1 and (difference == 0).mean() > 0.98, (number, difference.max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["gray", "green", "overlay", "blur", "alpha"])
+def test_composed_planes_of_a_real_gpu(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the host composes of the same mattes; and those of a run on the CPU, whose model is more precise."""
+    clip, model = stereo_clip(tmp_path / "clip.mp4", (1280, 640)), Path("body-n")
+    options: dict[str, Any] = {"save_matte": mode, "stereo": "sbs", "encoder": "auto" if mode == "alpha" else "libx264"}
+    found, there, pipeline = composed(monkeypatch, clip, model, tmp_path / "gpu", device="cuda", **options)
+    assert all(there)
+    written = sum(size for copy, size in pipeline._program.ledger.totals().items() if copy.stage == "write")
+    assert written == pytest.approx(FRAMES * 1280 * 640 * {"gray": 1.0, "alpha": 2.5}.get(mode, 1.5), rel=0.01)
+    needing = [lambda: CallbackSink(lambda result, frame: None, needs_frame=True)]
+    expected, there, _ = composed(monkeypatch, clip, model, tmp_path / "both", device="cuda", sinks=needing, **options)
+    assert not any(there)
+    same(found, expected)
+    alike, _, _ = composed(monkeypatch, clip, model, tmp_path / "host", device="cpu", **options)
+    for one, other in zip(found, alike, strict=True):
+        for plane, wanted in zip(one, other, strict=True):
+            assert np.abs(plane.astype(int) - wanted).mean() < 1

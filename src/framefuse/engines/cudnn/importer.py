@@ -130,7 +130,7 @@ class Importer(ImportState):
             return False
         program = self._program(nodes)
         zeros = {name: np.zeros((self.batch, *self.shapes[name]), np.float32) for name in program.reads}
-        (value,) = program.run(np, zeros, [x])
+        (value,) = program.run(zeros, [x])
         self.add(General(x, program, tuple(program.reads), (x,), self.fixed), [value.shape[1:]])
         self.deferred.discard(x)
         return True

@@ -19,8 +19,6 @@ OPSET = 17
 Array = NDArray[Any]
 
 
-
-
 @pytest.fixture(autouse=True)
 def gpu(fibres: Compiled) -> None:
     """A fake one, which runs the kernels' own source."""

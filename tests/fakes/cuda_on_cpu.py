@@ -136,7 +136,9 @@ class Compiled:
     def text(self, description: cubins.Description) -> str:
         """What g++ is given."""
         alone = ALONE if description.program else ""
-        return SHIM + alone + "#include <utility>\n" + source(description) + CALL + LOOPS.format(entry=description.entry)
+        return (
+            SHIM + alone + "#include <utility>\n" + source(description) + CALL + LOOPS.format(entry=description.entry)
+        )
 
     def launch(self, symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
         description = cubins.describe(symbol)

@@ -32,9 +32,7 @@ class Matrices(NamedTuple):
     """Elements from one matrix to the next; 0: all are the same."""
 
 
-def multiply(
-    a: Matrices, b: Matrices, c: int, shape: Sequence[int], *, workspace: int, stream: int
-) -> None:
+def multiply(a: Matrices, b: Matrices, c: int, shape: Sequence[int], *, workspace: int, stream: int) -> None:
     """c[i] = a[i] b[i], on a stream.
 
     Factors are rounded to TF32, which has the 10 bits of float16 after the point; sums are float32.

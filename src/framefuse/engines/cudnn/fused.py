@@ -38,7 +38,7 @@ WARP = 1024
 """Elements that a warp reduces at most; a block reduces more."""
 LIGHT = 4
 """Operations that may be repeated in several kernels, or for several elements, rather than stored."""
-LONGEST = 400
+LONGEST = 1000
 """Lines of a kernel at most, where it can be divided."""
 ALIGNMENT = 512
 """Bytes."""

@@ -185,7 +185,8 @@ class Traced(NDArrayOperatorsMixin):
     def __getitem__(self, key: Any) -> Traced:
         if isinstance(key, tuple) and key and all(isinstance(one, Traced | np.ndarray) for one in key):
             return gathered(self, key)
-        return self.moved(lambda x: x[key])
+        key = key if isinstance(key, tuple) else (key,)
+        return self.moved(lambda x: x[key if Ellipsis in key else (*key, ...)])  # a view even of a single element
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Traced:
         return reduced("sum", self, axis, keepdims)
@@ -278,7 +279,8 @@ def broadcast(x: Traced, shape: Sequence[int]) -> Traced:
 
 
 def elementwise(formula: str, inputs: Sequence[Any], types: Sequence[Any], made: Any) -> Traced:
-    args = [traced(one) for one in inputs]
+    args = [one if isinstance(one, Traced) else traced(np.asarray(one).astype(kind))
+            for one, kind in zip(inputs, types, strict=True)]  # fmt: skip
     shape = np.broadcast_shapes(*(one.shape for one in args))
     return Traced(Elementwise(formula, made, [broadcast(one, shape) for one in args], types))
 
@@ -324,7 +326,7 @@ def taken(x: Traced, places: Any, axis: int) -> Traced:
         if places.min() < -size or places.max() >= size:
             raise IndexError(f"places from {places.min()} to {places.max()} of {size}")
         places = np.where(places < 0, places + size, places)
-        start = int(places.flat[0])
+        start = int(places.item(0))
         jumps = [int(np.moveaxis(places, one, 0)[1:2].flat[0] - start) if places.shape[one] > 1 else 0
                  for one in range(places.ndim)]  # fmt: skip
         if np.array_equal(places, start + sum(np.indices(places.shape)[one] * jump for one, jump in enumerate(jumps))):
@@ -393,11 +395,15 @@ def product(a: Traced, b: Traced) -> Traced:
 
 
 def matrices(x: Traced) -> Traced:
-    """(count, rows, columns) in memory, as cuBLAS takes it."""
+    """(count, rows, columns) in memory, as cuBLAS takes it.
+
+    What a kernel computes is written by rows, so that threads side by side are those of a row when it is read too.
+    """
     shape = math.prod(x.shape[:-2]), *x.shape[-2:]
     strides = reshaped(x, shape)
     found = Traced(x.value, shape, strides, x.offset)
-    if strides is None or not layout(found) or isinstance(x.value, Literal | Counting):
+    stored = None if strides is None or isinstance(x.value, Literal | Counting) else layout(found)
+    if stored is None or (stored[0] and not x.value.held):
         found = Traced(x._as(x.dtype).value, shape)
     found.value.held = True
     return found

@@ -1,4 +1,4 @@
-"""Operators on arrays, as ONNX Runtime computes them. No GPU."""
+"""Operators on arrays, as ONNX Runtime computes them: in NumPy, and by fused kernels on a fake GPU and a real one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from cuda_on_cpu import Compiled
+from framefuse.cuda import device
 from framefuse.engines.cudnn.array_program import ArrayProgram
-from framefuse.errors import ModelError
-from traced_runs import run_traced
+from framefuse.errors import CapabilityError, ModelError
+from traced_runs import run_program
 
 OPSET = 17
 Array = NDArray[Any]
 
 
-@pytest.fixture(autouse=True)
-def gpu(fibres: Compiled) -> None:
-    """A fake one, which runs the kernels' own source."""
+PRODUCTS = "Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"
+"""Operators whose factors a GPU rounds to TF32."""
+
+
+@pytest.fixture(autouse=True, params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest) -> None:
+    """A fake one runs the kernels' own source."""
+    if request.param == "fake":
+        request.getfixturevalue("fibres")
+        return
+    try:
+        device.cupy()
+    except CapabilityError as error:
+        pytest.skip(error.message)
 
 
 def made(*shape: int, seed: int = 0) -> Array:
@@ -52,11 +63,14 @@ def check(
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = session.run(wanted, given)
     program = ArrayProgram(nodes, constants, opset=opset)
-    for found in (program.run(given, wanted), run_traced(program, given, wanted)):
+    rounded = device.cupy().__name__ == "cupy" and any(node.op_type in PRODUCTS for node in nodes)
+    precise, rough = {"rtol": 2e-5, "atol": 2e-6}, {"rtol": 5e-3, "atol": 1e-2}
+    runs = (program.run(given, wanted), precise), (run_program(program, given, wanted), rough if rounded else precise)
+    for found, tolerance in runs:
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.shape == theirs.shape
             assert ours.dtype == {"f": np.float32, "i": np.int64, "b": np.bool_}[theirs.dtype.kind]
-            np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+            np.testing.assert_allclose(ours, theirs, **tolerance)
 
 
 IMAGE = made(2, 4, 7, 6)

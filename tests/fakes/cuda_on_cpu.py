@@ -167,6 +167,8 @@ class HostArray(np.ndarray[Any, Any]):
 
 
 class Stream(contextlib.nullcontext[None]):
+    ptr = 0
+
     def __init__(self, non_blocking: bool) -> None:
         super().__init__()
 
@@ -200,6 +202,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
         memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
     )
     module = SimpleNamespace(
+        __name__="fake",
         ndarray=HostArray,
         zeros=lambda shape, dtype: on_device(np.zeros(shape, dtype)),
         empty=lambda shape, dtype: on_device(np.empty(shape, dtype)),
@@ -208,7 +211,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
             runtime=runtime,
             Event=lambda disable_timing: SimpleNamespace(record=lambda stream: None),
             Stream=Stream,
-            get_current_stream=lambda: SimpleNamespace(ptr=0),
+            get_current_stream=lambda: Stream(non_blocking=True),
         ),
     )
     kernels = kind()

@@ -6,7 +6,7 @@ unsigned and wrap, so that strides may be negative.
 
 from __future__ import annotations
 
-from collections import ChainMap, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from framefuse.engines.cudnn.traced import (
     Value,
     steps,
 )  # fmt: skip
+from framefuse.errors import ModelError
 
 TYPES = {"?": "bool", "e": "half", "f": "float", "d": "double", "q": "int64_t", "l": "int64_t"}
 """C++ by NumPy's letter."""
@@ -38,10 +39,11 @@ WARP = 1024
 """Elements that a warp reduces at most; a block reduces more."""
 LIGHT = 4
 """Operations that may be repeated in several kernels, or for several elements, rather than stored."""
-LONGEST = 1000
-"""Lines of a kernel at most, where it can be divided."""
+LONGEST = 1200
+"""Operations for an element in a kernel at most, where it can be divided."""
 ALIGNMENT = 512
 """Bytes."""
+SMALLER = "use a smaller batch or --imgsz"
 
 
 class Target(Value):
@@ -79,8 +81,14 @@ class Plan:
 
 
 def plan(targets: Sequence[Target]) -> Plan:
-    """The kernels that write the targets."""
+    """The kernels that write the targets.
+
+    Raises:
+        ModelError: an array is too large for 32-bit indices.
+    """
     order = ordered(targets)
+    if large := [value.shape for value in order if value.size >= 2**31]:
+        raise ModelError(f"engine cudnn computes no arrays of 2^31 numbers, such as {large[0]}", remedy=SMALLER)
     while True:
         divide(order)
         made, split = list[Step](), set[Value]()
@@ -112,19 +120,46 @@ def ordered(targets: Sequence[Target]) -> list[Value]:
 
 
 def divide(order: Sequence[Value]) -> None:
-    """Decide which values are stored: what several kernels need, or one kernel several times, unless it is light."""
-    weights: dict[Value, int] = {}
-    for value in order:
-        if isinstance(value, Gathered) and weights[value.args[0].value] > LIGHT:
-            value.args[0].value.held = True
-        inside = sum(0 if arg.value.held else weights[arg.value] for arg in value.args)
-        own = isinstance(value, Elementwise) and value.formula != "{}"
-        weights[value] = inside + own + LIGHT * isinstance(value, Reduced | Gathered | Joined)
-    kernels: dict[Value, set[Value]] = defaultdict(set)
-    for value in reversed(order):
-        value.held = value.held or (len(kernels[value]) > 1 and weights[value] > LIGHT)
-        for arg in value.args:
-            kernels[arg.value] |= {value} if value.held else kernels[value]
+    """Decide which values are stored: what several kernels need unless it is light, and what makes a kernel long."""
+    for last in (False, True):
+        costs: dict[Value, int] = {}
+        parts: dict[Value, dict[Any, int]] = {}
+        for value in order:
+            if isinstance(value, Gathered) and costs[value.args[0].value] > LIGHT:
+                value.args[0].value.held = True
+            while True:
+                parts[value] = operations(value, parts, costs)
+                costs[value] = sum(parts[value].values())
+                repeated: Counter[Value] = Counter()
+                for key, cost in parts[value].items():
+                    if isinstance(key, tuple) and cost > LIGHT:  # of other elements than its own
+                        repeated[key[0]] += cost
+                if not last or costs[value] <= LONGEST or not repeated:
+                    break
+                repeated.most_common(1)[0][0].held = True
+        kernels: dict[Value, set[Value]] = defaultdict(set)
+        for value in reversed(order):
+            value.held = value.held or (len(kernels[value]) > 1 and costs[value] > LIGHT)
+            for arg in value.args:
+                kernels[arg.value] |= {value} if value.held else kernels[value]
+
+
+def operations(value: Value, parts: dict[Value, dict[Any, int]], costs: dict[Value, int]) -> dict[Any, int]:
+    """What a kernel computes for an element of a value, and how much that is."""
+    simple = isinstance(value, Elementwise | Target)
+    free = isinstance(value, Literal | Counting | Target) or (isinstance(value, Elementwise) and value.formula == "{}")
+    found: dict[Any, int] = {value: 0 if free else 1 if simple else LIGHT + 1}
+    for number, arg in enumerate(value.args):
+        if arg.value.held:
+            continue
+        if simple and arg.whole:  # the same element, however often it is needed
+            known = parts[arg.value].items()
+            found |= {key: cost for key, cost in known if not (isinstance(key, tuple) and key[0].held)}
+        else:
+            found[arg.value, arg.shape, arg.strides, arg.offset, *([] if simple else [value, number])] = costs[
+                arg.value
+            ]
+    return found
 
 
 def arranged(made: Sequence[Step]) -> tuple[dict[Value, int], int]:
@@ -159,10 +194,6 @@ def launches(value: Value) -> tuple[list[Launch], set[Value]]:
     return ([] if missing else [kernel.launch() for kernel in kernels]), missing
 
 
-class TooLong(Exception):
-    """A kernel has more than LONGEST lines."""
-
-
 class Kernel:
     """The text of a kernel that stores a value.
 
@@ -181,18 +212,13 @@ class Kernel:
         self._rows: dict[str, tuple[str, str, int]] = {}
         """Numbers of elements that are row * count + column: the three."""
         self._count = 0
-        self._row = row_of(root)
+        self._row, self._elements = row_of(root)
         self._lanes = 32 if self._row <= WARP else 256
-        try:
-            self._write()
-        except TooLong:
-            self.missing = {arg.value for arg in root.args if not arg.value.held and arg.value.args}
-            if not self.missing:
-                raise
+        self._write()
 
     def launch(self) -> Launch:
         root, size = self._root, self._root.args[1].size if self._scatter else self._root.size
-        rows = size if isinstance(root, Reduced) else size // max(self._row, 1)
+        rows = size // self._elements
         start, threads = (f"ROW({rows}, {self._lanes})", rows * self._lanes) if self._row else (f"EACH({size})", size)
         names = {name: value for value, name in self._values.items()}
         given = "".join(f"const {TYPES[one.dtype.char]}* __restrict__ {name}, " for name, one in names.items())
@@ -212,8 +238,9 @@ class Kernel:
             self._line(f"y[{to}] = {self._element(root.args[1], 'i')};")
         elif not self._row:
             self._store("i")
-        elif isinstance(root, Reduced):
-            self._line(f"if (lane == 0) y[row] = {self._across(root)};")
+        elif self._elements == 1:
+            with self._scope("if (lane == 0)"):
+                self._store("row")
         else:
             with self._loop(f"unsigned j = lane; j < {self._row}u; j += {self._lanes}u"):
                 self._store(self._in_row("row", "j", self._row))
@@ -231,8 +258,6 @@ class Kernel:
 
     def _line(self, text: str) -> None:
         self._lines.append(text)
-        if self._count > LONGEST:
-            raise TooLong
 
     def _new(self, letter: str) -> str:
         self._count += 1
@@ -378,20 +403,22 @@ class Kernel:
         return found
 
 
-def row_of(root: Value) -> int:
-    """Elements of a row that many threads reduce in the kernel of a value; 0: a thread makes an element alone."""
-    if isinstance(root, Reduced):
-        return root.count if root.count > SERIAL else 0
-    seen, left = {root}, [arg.value for arg in root.args]
-    while left and isinstance(root, Elementwise | Target):
+def row_of(root: Value) -> tuple[int, int]:
+    """Elements that the threads of a row reduce together in the kernel of a value, and elements of it that they write.
+
+    No elements: each thread makes one alone.
+    """
+    seen, left = set[Value](), [root]
+    while left:
         value = left.pop()
-        if value.held or value in seen:
+        if value in seen or (value.held and value is not root) or isinstance(root, Joined | Gathered | Scattered):
             continue
-        if isinstance(value, Reduced) and value.count > SERIAL and value.size * value.count == root.size:
-            return value.count
+        long = value if isinstance(value, Reduced) and value.count > SERIAL else None
+        if long is not None and root.size in (long.size, long.size * long.count):
+            return long.count, root.size // long.size
         seen.add(value)
         left += [arg.value for arg in value.args]
-    return 0
+    return 0, 1
 
 
 def converted(text: str, kind: Any, wanted: Any) -> str:

@@ -286,8 +286,8 @@ def elementwise(formula: str, inputs: Sequence[Any], types: Sequence[Any], made:
 
 
 def reduced(kind: str, x: Traced, axis: Any, keepdims: bool) -> Traced:
-    axes = range(x.ndim) if axis is None else [axis] if np.isscalar(axis) else axis
-    axes = sorted(int(one) % x.ndim for one in axes)
+    chosen = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = sorted(int(one) % x.ndim for one in chosen)
     kept = [one for one in range(x.ndim) if one not in axes]
     rows = x.transpose(*kept, *axes).reshape(*(x.shape[one] for one in kept), math.prod(x.shape[one] for one in axes))
     if kind in ("max", "min") and not rows.shape[-1]:
@@ -321,14 +321,14 @@ def scattered(x: Traced, key: Sequence[Any], values: Any) -> Traced:
 
 def taken(x: Traced, places: Any, axis: int) -> Traced:
     """As `numpy.take`. Known places that are equally spaced are a view."""
+    axis %= x.ndim
     size, stride, before, after = x.shape[axis], x.strides[axis], x.shape[:axis], x.shape[axis + 1 :]
     if isinstance(places, np.ndarray) and places.size:
         if places.min() < -size or places.max() >= size:
             raise IndexError(f"places from {places.min()} to {places.max()} of {size}")
         places = np.where(places < 0, places + size, places)
         start = int(places.item(0))
-        jumps = [int(np.moveaxis(places, one, 0)[1:2].flat[0] - start) if places.shape[one] > 1 else 0
-                 for one in range(places.ndim)]  # fmt: skip
+        jumps = [int(np.diff(places, axis=one).item(0)) if sides > 1 else 0 for one, sides in enumerate(places.shape)]
         if np.array_equal(places, start + sum(np.indices(places.shape)[one] * jump for one, jump in enumerate(jumps))):
             strides = *x.strides[:axis], *(jump * stride for jump in jumps), *x.strides[axis + 1 :]
             return Traced(x.value, before + places.shape + after, strides, x.offset + start * stride)

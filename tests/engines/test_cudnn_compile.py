@@ -281,7 +281,7 @@ def test_nodes_between_convolutions_on_the_pretended_gpu(
 
 
 def test_a_head_that_decodes_otherwise(tmp_path: Path) -> None:
-    """Anchors of another size: it looks like the head, and is not, so its nodes run one by one."""
+    """Anchors of another size: it looks like the head, and is not, so its nodes run as they are."""
     net = Net()
     path = net.save(tmp_path / "net.onnx", detector(net, 4, "joined", 24, 48))
     compiled = compile_network(path, 1, 24, 40)

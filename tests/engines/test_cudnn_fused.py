@@ -17,6 +17,7 @@ from framefuse.cuda import cubins, device, nvrtc
 from framefuse.engines.cudnn import fused, traced
 from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.engines.cudnn.arrays import COMMON, ArrayStep
+from framefuse.engines.cudnn.image_operators import grid_sample
 from framefuse.engines.cudnn.network import General
 from framefuse.engines.cudnn.operators import layer_norm, sigmoid, softmax
 from framefuse.errors import CapabilityError, ModelError
@@ -72,6 +73,7 @@ X = made(3, 4, 5, 6)
         lambda x: np.take_along_axis(x, (x[:, :2] > 0).astype(np.int64) - 1, 1),
         lambda x: np.cumsum(x, 1) / 2,
         lambda x: (x.astype(np.int64) * 3 - 7) // 2,
+        lambda x: (x > 1).reshape(3, -1).max(1),
         lambda x: np.argmax(x, 2) - np.argmin(x, 1)[:, :1, :],
         lambda x: np.where(x > 0, x.max((1, 3), keepdims=True), x.min((1, 3), keepdims=True)),
         lambda x: x.reshape(3, 4, 30).max(-1) + x.reshape(3, 4, 30).prod(1)[:, :4],
@@ -127,6 +129,19 @@ def test_a_row_takes_one_kernel(columns: int) -> None:
         lambda x: x.max(-1),
     ):
         assert len(same(function, x).steps) == 1
+
+
+def test_deformable_attention_takes_one_kernel() -> None:
+    """Samples of two levels, weighted by a softmax over both, as the decoder of RT-DETR has it."""
+
+    def function(values: Any, grid: Any, weights: Any) -> Any:
+        levels = [values[:, :12].swapaxes(1, 2).reshape(2, 8, 3, 4), values[:, 12:].swapaxes(1, 2).reshape(2, 8, 2, 2)]
+        samples = [grid_sample({}, x, 2 * grid[:, :, at] - 1)[..., None, :] for at, x in enumerate(levels)]
+        share = softmax({"opset": 17}, weights.reshape(2, 1, 7, 6)).reshape(2, 1, 7, 2, 3)
+        return (np.concatenate(samples, -2) * share).sum((3, 4)).swapaxes(1, 2)
+
+    grid = np.random.default_rng(5).uniform(-0.2, 1.2, (2, 7, 2, 3, 2)).astype(np.float32)
+    assert len(same(function, made(2, 16, 8), grid, made(2, 7, 2, 3)).steps) == 1
 
 
 def test_what_several_kernels_read_is_stored_once() -> None:
@@ -205,7 +220,7 @@ def test_programs_compile_without_headers() -> None:
 
     def function(x: Any) -> Any:
         few = np.take(softmax({"opset": 17}, x), np.array([3, 1, 1]), 1)
-        return few + x.sum(0).mean() + np.argmax(x, 1)[:, None]
+        return few + x.sum(0).mean() + np.argmax(x, 1)[:, None] + (x > 3).max(1, keepdims=True)
 
     plan = same(function, x)
     kernels = [step.text.replace("NAME", f"k{at}") for at, step in enumerate(plan.steps)]  # type: ignore[union-attr]

@@ -58,7 +58,7 @@ struct Min { template <class T> __device__ T operator()(T a, T b) const { return
 // What the lanes of a row have, put together; every lane gets it.
 template <int LANES, class Function, class T> __device__ T across(T value) {
   const Function function{};
-  for (int by = 16; by; by /= 2) value = function(value, __shfl_xor_sync(~0u, value, by));
+  for (int by = 16; by; by /= 2) value = function(value, (T)__shfl_xor_sync(~0u, value, by));
   if (LANES > 32) {
     __shared__ T parts[LANES / 32];
     __syncthreads();

@@ -28,7 +28,7 @@ from framefuse.engines.cudnn.traced import (
     Traced,
     Value,
     steps,
-)  # fmt: skip
+)
 from framefuse.errors import ModelError
 
 TYPES = {"?": "bool", "e": "half", "f": "float", "d": "double", "q": "int64_t", "l": "int64_t"}
@@ -47,7 +47,7 @@ SMALLER = "use a smaller batch or --imgsz"
 
 
 class Target(Value):
-    """What the caller's memory takes: a view, converted to a type, with strides of the memory."""
+    """What memory of the caller takes: a view, converted to the type of the memory, which has strides of its own."""
 
     def __init__(self, number: int, x: Traced, dtype: Any, strides: Sequence[int]) -> None:
         super().__init__(x.shape, dtype, (x,), held=True)
@@ -145,7 +145,10 @@ def divide(order: Sequence[Value]) -> None:
 
 
 def operations(value: Value, parts: dict[Value, dict[Any, int]], costs: dict[Value, int]) -> dict[Any, int]:
-    """What a kernel computes for an element of a value, and how much that is."""
+    """What a kernel computes for an element of a value, and how many operations that are.
+
+    Keys are values of which it needs the same element, and views of others.
+    """
     simple = isinstance(value, Elementwise | Target)
     free = isinstance(value, Literal | Counting | Target) or (isinstance(value, Elementwise) and value.formula == "{}")
     found: dict[Any, int] = {value: 0 if free else 1 if simple else LIGHT + 1}
@@ -156,9 +159,8 @@ def operations(value: Value, parts: dict[Value, dict[Any, int]], costs: dict[Val
             known = parts[arg.value].items()
             found |= {key: cost for key, cost in known if not (isinstance(key, tuple) and key[0].held)}
         else:
-            found[arg.value, arg.shape, arg.strides, arg.offset, *([] if simple else [value, number])] = costs[
-                arg.value
-            ]
+            own = () if simple else (value, number)
+            found[arg.value, arg.shape, arg.strides, arg.offset, *own] = costs[arg.value]
     return found
 
 

@@ -2,7 +2,7 @@
 
 Everything that depends on the input size alone (anchors, strides) is evaluated with onnx's evaluator. Nodes without
 kernels of their own and everything that depends on them form the tail, which mostly is a detection head that
-`import_state.py` recognises. Otherwise the tail is run node by node by `array_program.py`, and so is what lies between
+`import_state.py` recognises. Otherwise the tail is run by `array_program.py`, and so is what lies between
 such nodes and a later convolution. The import fails, and lists the operators, if one of them is not there either.
 """
 

@@ -133,8 +133,12 @@ def add(folder: Path) -> None:
     descriptions().update(found)
 
 
+_programs: dict[str, Description] = {}
+"""The kernels of programs."""
+
+
 def add_program(name: str, program: str) -> list[str]:
-    """Make the kernels of a program known to this process, CUDA C++ that was written for it.
+    """Make the kernels of a program known to `describe`, CUDA C++ that this process wrote.
 
     Args:
         name: of the program. One that is known already is the same.
@@ -142,8 +146,8 @@ def add_program(name: str, program: str) -> list[str]:
     Returns:
         The kernels' symbols, in order: the names that they have in the program.
     """
-    found = dict(_kernels_of(program, HERE / f"{name}.cu", name))
-    descriptions().update({symbol: replace(one, program=program) for symbol, one in found.items()})
+    found = {symbol: replace(one, program=program) for symbol, one in _kernels_of(program, Path(name), name)}
+    _programs.update(found)
     return list(found)
 
 
@@ -200,8 +204,8 @@ def describe(symbol: str) -> Description:
         UsageError: there is none.
         CapabilityError: this installation has no CUDA kernels at all.
     """
-    if symbol in descriptions():
-        return descriptions()[symbol]
+    if found := _programs.get(symbol) or descriptions().get(symbol):
+        return found
     if any(SOURCES.glob("*.json")):
         raise UsageError(f"no CUDA kernel is named {symbol!r}", remedy="`framefuse kernels list` names them")
     raise CapabilityError(

@@ -143,7 +143,7 @@ class ArrayProgram:
         self.reads = sorted(named - made - self.constants.keys())
         """Values that the nodes read and do not make."""
         self.on_gpu: dict[Hashable, Array] = {}
-        """Copies of constants on the GPU, which executions share."""
+        """Copies of constants, which executions share."""
 
     def run(self, given: Mapping[str, Array], wanted: Sequence[str]) -> list[Array]:
         """The wanted values, float32, int64 or bool.

@@ -14,6 +14,7 @@ from framefuse.cuda import blas, device, kernel
 from framefuse.engines.cudnn import fused
 from framefuse.engines.cudnn.network import General
 from framefuse.engines.cudnn.traced import Given, Smallest, Traced, Value, layout, padded, taken, traced
+from framefuse.kernels.network.call import smallest
 
 Start: TypeAlias = Callable[[int], None]
 """Launches something on the stream at an address."""
@@ -24,7 +25,7 @@ class Fused:
     """The kernels and matrix products of a plan, with its memory.
 
     Args:
-        constants: copies on the GPU by what they hold; those that are missing are added.
+        constants: copies by GPU and by what they hold; those that are missing are added.
     """
 
     def __init__(self, plan: fused.Plan, constants: MutableMapping[Hashable, Any]) -> None:
@@ -55,9 +56,9 @@ class Fused:
         if isinstance(step, fused.Launch):
             return kernel.bind(self._symbols[step.text], **{name: address(one) for name, one in step.values.items()})
         if isinstance(step, Smallest):
-            (rows, columns), keys = step.args[0].shape, address(step.args[0].value)
-            places, count = address(step), step.shape[1]
-            return kernel.bind("network_smallest", keys_=keys, places_=places, rows=rows, columns=columns, count=count)
+            keys, places, (rows, columns) = address(step.args[0].value), address(step), step.args[0].shape
+            shape = {"rows": rows, "columns": columns, "count": step.shape[1]}
+            return lambda stream: smallest(keys, places, **shape, stream=stream)
         (a, b), to, workspace = step.args, address(step), memory + self._plan.size
         left, right = factor(a, address(a.value)), factor(b, address(b.value))
         sizes = (*step.shape[:2], a.shape[2], step.shape[2])
@@ -65,7 +66,7 @@ class Fused:
 
     def _constant(self, array: Any) -> Any:
         array = np.ascontiguousarray(array)
-        key = array.dtype.str, array.shape, hashlib.sha256(array).digest()
+        key = device.current_gpu(), array.dtype.str, array.shape, hashlib.sha256(array).digest()
         if key not in self._constants:
             self._constants[key] = device.cupy().asarray(array)
         return self._constants[key]
@@ -136,5 +137,6 @@ def in_memory(x: Any) -> list[int]:
 
 
 def factor(x: Traced, address: int) -> blas.Matrices:
+    """Matrices of a value at an address."""
     by_columns, pitch = layout(x) or (False, 0)
     return blas.Matrices(address + 4 * x.offset, by_columns, pitch, x.strides[0] if x.shape[0] > 1 else 0)

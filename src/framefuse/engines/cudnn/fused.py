@@ -266,14 +266,12 @@ class Kernel:
         return f"{letter}{self._count}"
 
     def _named(self, kind: str, text: str, key: Any = None) -> str:
-        """A variable of that value."""
+        """A variable of that value, unless it is one already."""
         key = key or text
-        if text.isalnum():
-            return text
         if key not in self._known:
-            name = self._new("v")
-            self._line(f"const {kind} {name} = {text};")
-            self._known[key] = name
+            self._known[key] = text if text.isalnum() else self._new("v")
+            if self._known[key] != text:
+                self._line(f"const {kind} {self._known[key]} = {text};")
         return self._known[key]
 
     @contextmanager

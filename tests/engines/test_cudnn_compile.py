@@ -267,8 +267,21 @@ def test_execution_on_the_pretended_gpu(
     np.testing.assert_allclose(found[0][:1], expected, rtol=0.02, atol=0.15 if what == "detector" else 0.01)
 
 
+def test_nodes_between_convolutions_on_the_pretended_gpu(
+    fibres: Fibres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, net = convolve_by_reference(monkeypatch), Net()
+    path, x = net.save(tmp_path / "net.onnx", *mixed(net, 18, 14)), images(2, 18, 14)
+    runs = execution.Execution(compile_network(path, 2, 18, 14), None, None, plans)  # type: ignore[arg-type]
+    for _ in range(2):
+        *found, places = ran(runs, x)
+    *expected, best = onnx_runtime(path, x)
+    assert all(relative(ours, theirs) < 0.01 for ours, theirs in zip(found, expected, strict=True))
+    assert np.array_equal(places, best)
+
+
 def test_a_head_that_decodes_otherwise(tmp_path: Path) -> None:
-    """Anchors of another size: it looks like the head, and is not, so its nodes run one by one."""
+    """Anchors of another size: it looks like the head, and is not, so its nodes run as they are."""
     net = Net()
     path = net.save(tmp_path / "net.onnx", detector(net, 4, "joined", 24, 48))
     compiled = compile_network(path, 1, 24, 40)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from cuda_on_cpu import CALL, SHIM, Compiled
+from cuda_on_cpu import CALL, SHIM, Compiled, source
 from framefuse.cuda import cubins
 
 TALK = re.compile("__(syncthreads|syncwarp|shfl|ballot|any)")
@@ -135,7 +135,8 @@ class Fibres(Compiled):
     """As `Compiled`, and for kernels whose threads talk too."""
 
     def text(self, description: cubins.Description) -> str:
-        if not TALK.search(description.source):
+        code = source(description)
+        if not TALK.search(code) or (description.program and " across<" not in code):
             return super().text(description)
-        code = description.source.replace("__shared__ alignas(64)", "__shared__")
+        code = code.replace("__shared__ alignas(64)", "__shared__")
         return SHIM + FIBRES + "#include <utility>\n" + code + CALL + RUN.format(entry=description.entry)

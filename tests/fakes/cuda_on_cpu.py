@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 from functools import cache, lru_cache
@@ -18,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
-from framefuse.cuda import cubins, device, kernel
+from framefuse.cuda import blas, cubins, device, kernel
 
 SHIM = r"""
 #include <cmath>
@@ -64,6 +66,12 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
 }
 #define FRAMEFUSE_HALF_FROM_FLOAT half_bits
 #define FRAMEFUSE_HALF_TO_FLOAT half_value
+"""
+
+# For kernels that do not call what their program has for threads that talk.
+ALONE = """
+#define __shared__ static
+static void __syncthreads() {}
 """
 
 LOOPS = """
@@ -112,6 +120,13 @@ def compiled(text: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+def source(description: cubins.Description) -> str:
+    """The source of a kernel, without the others of its program."""
+    common, *kernels = re.split(r"(?=// launch: )", description.program)
+    own = "".join(kernel for kernel in kernels if f" {description.entry}(" in kernel)
+    return description.source.replace(description.program, common + own) if own else description.source
+
+
 class Compiled:
     """Kernels by symbol, compiled when first launched."""
 
@@ -120,7 +135,10 @@ class Compiled:
 
     def text(self, description: cubins.Description) -> str:
         """What g++ is given."""
-        return SHIM + "#include <utility>\n" + description.source + CALL + LOOPS.format(entry=description.entry)
+        alone = ALONE if description.program else ""
+        return (
+            SHIM + alone + "#include <utility>\n" + source(description) + CALL + LOOPS.format(entry=description.entry)
+        )
 
     def launch(self, symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
         description = cubins.describe(symbol)
@@ -149,6 +167,8 @@ class HostArray(np.ndarray[Any, Any]):
 
 
 class Stream(contextlib.nullcontext[None]):
+    ptr = 0
+
     def __init__(self, non_blocking: bool) -> None:
         super().__init__()
 
@@ -158,6 +178,18 @@ class Stream(contextlib.nullcontext[None]):
 def on_device(array: np.ndarray[Any, Any]) -> HostArray:
     """The same memory as an array of the fake GPU."""
     return array.view(HostArray)
+
+
+def multiply(a: blas.Matrices, b: blas.Matrices, c: int, shape: Any, *, workspace: int, stream: int) -> None:
+    """As `blas.multiply`."""
+    count, m, k, n = shape
+
+    def matrices(x: blas.Matrices, rows: int, columns: int) -> Any:
+        strides = (1, x.pitch) if x.by_columns else (x.pitch, 1)
+        memory = np.ctypeslib.as_array(ctypes.cast(x.address, ctypes.POINTER(ctypes.c_float)), (1,))
+        return as_strided(memory, (count, rows, columns), [4 * step for step in (x.size, *strides)])
+
+    matrices(blas.Matrices(c, False, n, m * n), m, n)[...] = matrices(a, m, k) @ matrices(b, k, n)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) -> Compiled:
@@ -171,6 +203,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
         memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
     )
     module = SimpleNamespace(
+        __name__="fake",
         ndarray=HostArray,
         zeros=lambda shape, dtype: on_device(np.zeros(shape, dtype)),
         empty=lambda shape, dtype: on_device(np.empty(shape, dtype)),
@@ -180,6 +213,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
             alloc_pinned_memory=bytearray,
             Event=lambda disable_timing: SimpleNamespace(record=lambda stream: None),
             Stream=Stream,
+            get_current_stream=lambda: Stream(non_blocking=True),
         ),
     )
     kernels = kind()
@@ -191,4 +225,5 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
     monkeypatch.setattr(kernel, "compile_ahead", lambda symbols: None)
     monkeypatch.setattr(kernel, "launch", kernels.launch)
     monkeypatch.setattr(kernel, "bind", kernels.bind)
+    monkeypatch.setattr(blas, "multiply", multiply)
     return kernels

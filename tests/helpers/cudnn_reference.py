@@ -97,7 +97,7 @@ def run_general(compiled: Compiled, arena: Array, step: General) -> list[Array]:
     given = {name: value(compiled, arena, name).astype(np.float32) for name in step.xs}
     count = step.images or compiled.batch
     parts = [
-        step.program.run(np, {name: found[at : at + count] for name, found in given.items()}, step.ys)
+        step.program.run({name: found[at : at + count] for name, found in given.items()}, step.ys)
         for at in range(0, compiled.batch, count)
     ]
     return [np.concatenate(found) for found in zip(*parts, strict=True)]

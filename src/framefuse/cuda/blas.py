@@ -3,87 +3,64 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from framefuse.cuda import device
 from framefuse.errors import CapabilityError, EngineError
 
 LIBRARIES = "libcublas.so.13", "libcublas.so.12"
 WORKSPACE = 4 << 20
-"""Bytes that a product may use beside its matrices."""
-AS_STORED, TRANSPOSED = 0, 1
+"""Bytes that a product may use beside its matrices, at an address that is a multiple of 256."""
 FLOAT32, TF32_PRODUCTS, ANY_ALGORITHM = 0, 77, -1
 """CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32 and CUBLAS_GEMM_DEFAULT."""
 
 _lock = threading.Lock()
 
 
-def matmul(a: Any, b: Any) -> Any:
-    """The product of matrices on the GPU, as `numpy.matmul` shapes it. Runs on CuPy's current stream.
+class Matrices(NamedTuple):
+    """float32 matrices in the memory of the GPU."""
+
+    address: int
+    by_columns: bool
+    """Whether it is the elements of a column that lie side by side, not those of a row."""
+    pitch: int
+    """Elements from one row, or column, to the next."""
+    size: int
+    """Elements from one matrix to the next; 0: all are the same."""
+
+
+def multiply(a: Matrices, b: Matrices, c: int, shape: Sequence[int], *, workspace: int, stream: int) -> None:
+    """c[i] = a[i] b[i], on a stream.
 
     Factors are rounded to TF32, which has the 10 bits of float16 after the point; sums are float32.
 
     Args:
-        a, b: (..., m, k) and (..., k, n) float32, or vectors.
+        c: address of dense matrices.
+        shape: (count, m, k, n) of `count` products of m x k with k x n.
+        workspace: address of WORKSPACE bytes, which other work on the stream may use afterwards.
 
     Raises:
-        ValueError: their shapes do not go together.
         CapabilityError: there is no cuBLAS.
         EngineError: cuBLAS refuses.
     """
-    cp = device.cupy()
-    if a.ndim == 1 or b.ndim == 1:
-        wide = matmul(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b)
-        wide = wide[..., 0, :] if a.ndim == 1 else wide
-        return wide[..., 0] if b.ndim == 1 else wide
-    if a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"matrices {a.shape} and {b.shape}")
-    if b.ndim == 2 and a.ndim > 2:  # one large product
-        return matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
-    outer = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    (m, k), n, count = a.shape[-2:], b.shape[-1], math.prod(outer)
-    a, b = (cp.broadcast_to(one, (*outer, *one.shape[-2:])).reshape(count, *one.shape[-2:]) for one in (a, b))
-    c = cp.empty((count, m, n), cp.float32)
-    if c.size and k:
-        (a, how_a, row_a), (b, how_b, row_b) = _stored(a), _stored(b)
-        # cuBLAS counts along columns, so it multiplies the transposed matrices: c^T = b^T a^T.
-        _multiply(cp, (how_b, how_a, n, m, k), (b, row_b, k * n), (a, row_a, m * k), (c, n, m * n), count)
-    elif c.size:
-        c.fill(0)
-    return c.reshape(*outer, m, n)
+    (count, m, k, n), one, zero = shape, ctypes.c_float(1), ctypes.c_float(0)
 
-
-def _stored(x: Any) -> tuple[Any, int, int]:
-    """Matrices without gaps, how they are stored, and the elements from one row to the next."""
-    if x.swapaxes(1, 2).flags.c_contiguous and not x.flags.c_contiguous:
-        return x, TRANSPOSED, x.shape[1]
-    return device.cupy().ascontiguousarray(x), AS_STORED, x.shape[2]
-
-
-def _multiply(
-    cp: Any, how: tuple[int, ...], b: tuple[Any, int, int], a: tuple[Any, int, int], c: tuple[Any, int, int], count: int
-) -> None:
-    one, zero = ctypes.c_float(1), ctypes.c_float(0)
-    workspace = cp.empty(WORKSPACE, cp.uint8)  # other work on the stream may use it afterwards
-
-    def matrix(x: Any, row: int, size: int) -> tuple[Any, ...]:
-        return ctypes.c_void_p(x.data.ptr), FLOAT32, row, ctypes.c_longlong(size)
+    def matrix(x: Matrices) -> tuple[Any, ...]:
+        return ctypes.c_void_p(x.address), FLOAT32, x.pitch, ctypes.c_longlong(x.size)
 
     library = _library()
     with _lock:
-        handle = _handle(int(cp.cuda.Device().id))
-        stream = ctypes.c_void_p(cp.cuda.get_current_stream().ptr)
-        _check("set the stream", library.cublasSetStream_v2(handle, stream))
-        given = handle, ctypes.c_void_p(workspace.data.ptr), ctypes.c_size_t(WORKSPACE)
+        handle = _handle(int(device.cupy().cuda.Device().id))
+        _check("set the stream", library.cublasSetStream_v2(handle, ctypes.c_void_p(stream)))
+        given = handle, ctypes.c_void_p(workspace), ctypes.c_size_t(WORKSPACE)
         _check("set the workspace", library.cublasSetWorkspace_v2(*given))
+        # cuBLAS counts along columns, so it multiplies the transposed matrices: c^T = b^T a^T.
         code = library.cublasGemmStridedBatchedEx(
-            handle, *how, ctypes.byref(one), *matrix(*b), *matrix(*a), ctypes.byref(zero), *matrix(*c), count,
-            TF32_PRODUCTS, ANY_ALGORITHM,
+            handle, int(b.by_columns), int(a.by_columns), n, m, k, ctypes.byref(one), *matrix(b), *matrix(a),
+            ctypes.byref(zero), *matrix(Matrices(c, False, n, m * n)), count, TF32_PRODUCTS, ANY_ALGORITHM,
         )  # fmt: skip
         _check("multiply", code)
 

@@ -24,7 +24,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -78,6 +78,8 @@ class Description:
     """Names that `launch` takes although nothing may need them."""
     head: tuple[str, str] = ("", "")
     """The head of a template in the source, and that of the kernel that it becomes."""
+    program: str = ""
+    """The source, after `prelude.cuh`, of a kernel that has no file; its kernels are compiled and loaded together."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -95,7 +97,8 @@ class Description:
     def source(self) -> str:
         """CUDA C++ that NVRTC compiles without any header."""
         seen: set[Path] = set()
-        return _text(HERE / "prelude.cuh", seen) + "\n" + _text(self.file, seen).replace(*self.head)
+        prelude = _text(HERE / "prelude.cuh", seen) + "\n"
+        return prelude + (self.program or _text(self.file, seen).replace(*self.head))
 
 
 def _text(file: Path, seen: set[Path]) -> str:
@@ -130,6 +133,24 @@ def add(folder: Path) -> None:
     descriptions().update(found)
 
 
+_programs: dict[str, Description] = {}
+"""The kernels of programs."""
+
+
+def add_program(name: str, program: str) -> list[str]:
+    """Make the kernels of a program known to `describe`, CUDA C++ that this process wrote.
+
+    Args:
+        name: of the program. One that is known already is the same.
+
+    Returns:
+        The kernels' symbols, in order: the names that they have in the program.
+    """
+    found = {symbol: replace(one, program=program) for symbol, one in _kernels_of(program, Path(name), name)}
+    _programs.update(found)
+    return list(found)
+
+
 def _read(folder: Path) -> dict[str, Description]:
     return {
         symbol: Description(symbol, path.stem, folder / f"{symbol}.cu", **facts)
@@ -140,23 +161,27 @@ def _read(folder: Path) -> dict[str, Description]:
 
 def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
     for path in sorted(folder.glob("*.cu")):
-        text = path.read_text(encoding="utf-8")
         family = path.stem if path.stem == folder.name else f"{folder.name}_{path.stem}"
-        kernels = list(KERNEL.finditer(text))
-        if len(kernels) != len(re.findall("__global__", text)):
-            message = f"{path} has kernels that do not say how to launch them"
-            raise UsageError(message, remedy="put a line `// launch: grid (...), block ...` above each")
-        for kernel in kernels:
-            parameters = tuple(map(_parameter, kernel["parameters"].split(",")))
-            grid = ast.parse(f"f({kernel['grid'].replace('/', '//')})", mode="eval").body
-            assert isinstance(grid, ast.Call)
-            x, y, z = [*map(ast.unparse, grid.args), "1", "1"][:3]
-            across, down = [*map(int, kernel["block"].split("*")), 1][:2]
-            shape = (x, y, z), (across, down, 1), int(kernel["shared"] or 0)
-            options, waits = tuple(kernel["options"].split(", ")[1:]), kernel["waits"] is not None
-            for symbol, actuals in re.findall(r"(\w+) <(.+?)>", kernel["kernels"]) or [(kernel["name"], "")]:
-                head = kernel["head"], _instance(kernel, symbol, actuals)
-                yield symbol, Description(symbol, family, path, symbol, parameters, *shape, options, waits, head=head)
+        yield from _kernels_of(path.read_text(encoding="utf-8"), path, family)
+
+
+def _kernels_of(text: str, path: Path, family: str) -> Iterator[tuple[str, Description]]:
+    """The kernels of CUDA C++, which a file has."""
+    kernels = list(KERNEL.finditer(text))
+    if len(kernels) != len(re.findall("__global__", text)):
+        message = f"{path} has kernels that do not say how to launch them"
+        raise UsageError(message, remedy="put a line `// launch: grid (...), block ...` above each")
+    for kernel in kernels:
+        parameters = tuple(map(_parameter, kernel["parameters"].split(",")))
+        grid = ast.parse(f"f({kernel['grid'].replace('/', '//')})", mode="eval").body
+        assert isinstance(grid, ast.Call)
+        x, y, z = [*map(ast.unparse, grid.args), "1", "1"][:3]
+        across, down = [*map(int, kernel["block"].split("*")), 1][:2]
+        shape = (x, y, z), (across, down, 1), int(kernel["shared"] or 0)
+        options, waits = tuple(kernel["options"].split(", ")[1:]), kernel["waits"] is not None
+        for symbol, actuals in re.findall(r"(\w+) <(.+?)>", kernel["kernels"]) or [(kernel["name"], "")]:
+            head = kernel["head"], _instance(kernel, symbol, actuals)
+            yield symbol, Description(symbol, family, path, symbol, parameters, *shape, options, waits, head=head)
 
 
 def _parameter(text: str) -> tuple[str, str]:
@@ -179,8 +204,8 @@ def describe(symbol: str) -> Description:
         UsageError: there is none.
         CapabilityError: this installation has no CUDA kernels at all.
     """
-    if symbol in descriptions():
-        return descriptions()[symbol]
+    if found := _programs.get(symbol) or descriptions().get(symbol):
+        return found
     if any(SOURCES.glob("*.json")):
         raise UsageError(f"no CUDA kernel is named {symbol!r}", remedy="`framefuse kernels list` names them")
     raise CapabilityError(

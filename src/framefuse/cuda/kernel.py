@@ -20,6 +20,7 @@ from typing import Any
 from framefuse.cuda import device
 from framefuse.cuda.cubins import Description, describe, machine_code
 from framefuse.cuda.cubins import add as add  # kernels of users
+from framefuse.cuda.cubins import add_program as add_program
 from framefuse.cuda.driver import check
 from framefuse.errors import FramefuseError, UsageError
 
@@ -158,10 +159,9 @@ class _Loaded:
         self.what = f"launch {description.symbol}"
         self.shape = (*description.block, description.shared)
         self.early = int(description.waits and capability >= HOPPER)
-        self._module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        driver, image, entry = _driver(), machine_code(description, capability), description.entry
-        check(driver.cuModuleLoadData(ctypes.byref(self._module), image), f"load {description.symbol}")
-        check(driver.cuModuleGetFunction(ctypes.byref(function), self._module, entry.encode()), f"find {entry}")
+        driver, function, entry = _driver(), ctypes.c_void_p(), description.entry
+        module = _module(description, capability)
+        check(driver.cuModuleGetFunction(ctypes.byref(function), module, entry.encode()), f"find {entry}")
         if (shared := description.shared) > 48 * 1024:  # more is opt-in
             code = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
             check(code, f"give {shared} bytes of shared memory to {description.symbol}")
@@ -169,6 +169,16 @@ class _Loaded:
         code = driver.cuFuncGetAttribute(ctypes.byref(ctypes.c_int()), NUM_REGS, function)
         check(code, f"load {description.symbol}")
         self.function = function.value
+
+
+def _module(description: Description, capability: int) -> ctypes.c_void_p:
+    """The machine code of a kernel on the current device; the kernels of a program share it."""
+    key = device.current_gpu(), description.program or description.symbol
+    if key not in _modules:
+        image, module = machine_code(description, capability), ctypes.c_void_p()
+        check(_driver().cuModuleLoadData(ctypes.byref(module), image), f"load {description.symbol}")
+        _modules[key] = module
+    return _modules[key]
 
 
 class Bound:
@@ -230,6 +240,7 @@ def _driver() -> Any:
 
 _lock = threading.Lock()
 _kernels: dict[tuple[int, str], _Loaded] = {}
+_modules: dict[tuple[int, str], ctypes.c_void_p] = {}
 
 
 def _loaded(symbol: str) -> _Loaded:

@@ -1,7 +1,6 @@
-"""ArrayProgram: nodes of an ONNX file, run one by one on arrays of NumPy or CuPy.
+"""ArrayProgram: nodes of an ONNX file, run one by one on arrays of NumPy, or traced for the GPU (`arrays.py`).
 
-All shapes are known, so what only depends on shapes is computed on the host with NumPy, and the rest on the GPU. A run
-that is not the first copies nothing there, so that it can be captured in a CUDA graph.
+All shapes are known, so what only depends on shapes is computed with NumPy in both cases.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Function = Callable[..., Any]
 """As `operators.py` has them."""
 
 OPERATORS: dict[str, tuple[Function, tuple[int, ...]]] = {
-    "Shape": (lambda xp, given, x: None, ()),
+    "Shape": (lambda given, x: None, ()),
     **{
         name: (ops.binary(ufunc), ())
         for name, ufunc in {
@@ -45,29 +44,29 @@ OPERATORS: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Mod": (ops.mod, ()),
     "Erf": (ops.erf, ()),
     "Gelu": (ops.gelu, ()),
-    "Relu": (lambda xp, given, x: xp.maximum(x, 0), ()),
+    "Relu": (lambda given, x: np.maximum(x, 0), ()),
     "Sigmoid": (ops.sigmoid, ()),
     "Softplus": (ops.softplus, ()),
-    "Mish": (lambda xp, given, x: x * xp.tanh(ops.softplus(xp, given, x)), ()),
+    "Mish": (lambda given, x: x * np.tanh(ops.softplus(given, x)), ()),
     "LeakyRelu": (ops.leaky, ()),
-    "PRelu": (lambda xp, given, x, slope: xp.where(x < 0, slope * x, x), ()),
+    "PRelu": (lambda given, x, slope: np.where(x < 0, slope * x, x), ()),
     "Elu": (ops.elu, ()),
     "HardSigmoid": (ops.hard_sigmoid, ()),
-    "HardSwish": (lambda xp, given, x: x * xp.clip(x / 6 + 0.5, 0, 1), ()),
+    "HardSwish": (lambda given, x: x * np.clip(x / 6 + 0.5, 0, 1), ()),
     "Clip": (ops.clip_to, ()),
-    "Where": (lambda xp, given, which, a, b: xp.where(which, a, b), ()),
+    "Where": (lambda given, which, a, b: np.where(which, a, b), ()),
     "Cast": (ops.cast, ()),
-    "Identity": (lambda xp, given, x: x, ()),
-    "Dropout": (lambda xp, given, x, *rest: x, ()),
+    "Identity": (lambda given, x: x, ()),
+    "Dropout": (lambda given, x, *rest: x, ()),
     "Reshape": (ops.reshape, (1,)),
     "Flatten": (ops.flatten, ()),
-    "Transpose": (lambda xp, given, x: xp.transpose(x, given.get("perm")), ()),
+    "Transpose": (lambda given, x: np.transpose(x, given.get("perm")), ()),
     "Squeeze": (ops.squeeze, (1,)),
     "Unsqueeze": (ops.unsqueeze, (1,)),
     "Expand": (ops.expand, (1,)),
-    "Tile": (lambda xp, given, x, counts: xp.tile(x, [int(count) for count in counts]), (1,)),
+    "Tile": (lambda given, x, counts: np.tile(x, [int(count) for count in counts]), (1,)),
     "Slice": (ops.slice_of, (1, 2, 3, 4)),
-    "Concat": (lambda xp, given, *xs: xp.concatenate(xs, given["axis"]), ()),
+    "Concat": (lambda given, *xs: np.concatenate(xs, given["axis"]), ()),
     "Split": (ops.split_into, (1,)),
     "Gather": (ops.gather, ()),
     "GatherElements": (ops.gather_elements, ()),
@@ -75,23 +74,23 @@ OPERATORS: dict[str, tuple[Function, tuple[int, ...]]] = {
     "ScatterND": (ops.scatter_nd, ()),
     "Pad": (ops.pad_with, (1, 2, 3)),
     "ConstantOfShape": (ops.constant_of_shape, (0,)),
-    "Range": (lambda xp, given, start, limit, step: np.arange(start, limit, step), (0, 1, 2)),
+    "Range": (lambda given, start, limit, step: np.arange(start, limit, step), (0, 1, 2)),
     "DepthToSpace": (ops.depth_to_space, ()),
     "SpaceToDepth": (ops.space_to_depth, ()),
-    "CumSum": (lambda xp, given, x, axis: xp.cumsum(x, int(np.asarray(axis).reshape(-1)[0])), (1,)),
+    "CumSum": (lambda given, x, axis: np.cumsum(x, int(np.asarray(axis).reshape(-1)[0])), (1,)),
     **{
         f"Reduce{name}": (ops.reduction(name.lower()), (1,)) for name in ("Sum", "Mean", "Max", "Min", "Prod", "L2")
     },
     "ArgMax": (ops.arg_of("argmax"), ()),
     "ArgMin": (ops.arg_of("argmin"), ()),
     "Softmax": (ops.softmax, ()),
-    "LogSoftmax": (lambda xp, given, x: xp.log(ops.softmax(xp, given, x)), ()),
+    "LogSoftmax": (lambda given, x: np.log(ops.softmax(given, x)), ()),
     "TopK": (ops.top_k, (1,)),
     "BatchNormalization": (ops.batch_norm, ()),
     "InstanceNormalization": (ops.instance_norm, ()),
     "GroupNormalization": (ops.group_norm, ()),
     "LayerNormalization": (ops.layer_norm, ()),
-    "MatMul": (lambda xp, given, a, b: ops.product(xp, a, b), ()),
+    "MatMul": (lambda given, a, b: np.matmul(a, b), ()),
     "Gemm": (ops.gemm, ()),
     "Einsum": (ops.einsum, ()),
     "Conv": (images.conv, ()),
@@ -143,14 +142,14 @@ class ArrayProgram:
         made = {name for call in self.calls for name in call.outputs}
         self.reads = sorted(named - made - self.constants.keys())
         """Values that the nodes read and do not make."""
-        self._uploaded: dict[Hashable, Array] = {}
-        """Constants by name, other arrays of the host by what they hold."""
+        self.on_gpu: dict[Hashable, Array] = {}
+        """Copies of constants, which executions share."""
 
-    def run(self, xp: Any, given: Mapping[str, Array], wanted: Sequence[str]) -> list[Array]:
-        """The wanted values, float32 or int64.
+    def run(self, given: Mapping[str, Array], wanted: Sequence[str]) -> list[Array]:
+        """The wanted values, float32, int64 or bool.
 
         Args:
-            xp: NumPy or CuPy, whose arrays are given.
+            given: what the nodes read, as arrays of NumPy or traced ones.
 
         Raises:
             ModelError: a node asks for what its operator here cannot do.
@@ -162,7 +161,7 @@ class ArrayProgram:
         kept = {*wanted}
         for index, call in enumerate(self.calls):
             try:
-                made, computed = self._call(xp, call, values, host)
+                made, computed = self._call(call, values, host)
             except NotPossible as error:
                 raise ModelError(f"engine cudnn cannot run {call.kind} ({call.name}){error}") from error
             except (ValueError, IndexError, KeyError, TypeError) as error:  # sizes that do not go together
@@ -173,11 +172,9 @@ class ArrayProgram:
             for name in call.inputs:  # its memory can be used again
                 if last[name] == index and name not in kept:
                     values.pop(name, None)
-        return [values[name] if name in values else self._upload(xp, host[name]) for name in wanted]
+        return [values[name] if name in values else host[name] for name in wanted]
 
-    def _call(
-        self, xp: Any, call: Call, values: Mapping[str, Array], host: Mapping[str, Any]
-    ) -> tuple[Sequence[Array], bool]:
+    def _call(self, call: Call, values: Mapping[str, Array], host: Mapping[str, Any]) -> tuple[Sequence[Array], bool]:
         """The outputs of a node, and whether they depend on more than shapes."""
         function, on_host = OPERATORS[call.kind]
         if call.kind == "Shape":
@@ -193,23 +190,11 @@ class ArrayProgram:
                 if device and place in on_host:
                     raise NotPossible(f", whose input {name} is computed")
                 arguments.append(values[name])
-            elif not device or place in on_host:
-                arguments.append(host[name])
             else:
-                arguments.append(self._upload(xp, host[name], name if name in self.constants else ""))
-        given = {**call.attributes, "upload": self._upload}
-        found = function(xp if device else np, given, *arguments)
+                arguments.append(host[name])
+        found = function(call.attributes, *arguments)
         found = found if isinstance(found, tuple | list) else [found]
         return [_numbers(value) for value in found], device
-
-    def _upload(self, xp: Any, value: NDArray[Any], name: str = "") -> Array:
-        """An array of the host where those of `xp` are. It is copied once: in a captured run there are no copies."""
-        if xp is np:
-            return value
-        key = name or (value.dtype.str, value.shape, value.tobytes())
-        if key not in self._uploaded:
-            self._uploaded[key] = xp.asarray(np.require(value, requirements="C"))
-        return self._uploaded[key]
 
 
 def call_of(node: Any, resolve: Callable[[str], str], opset: int) -> Call:

@@ -420,7 +420,7 @@ def why_not(path: Path, precision: str, height: int, width: int) -> str | None:
     except FramefuseError as error:
         return error.message
     kinds = [call.kind for step in network.general for call in step.program.calls]
-    return Doubt(f"it would run {len(kinds)} nodes one by one ({counted(kinds, 4)}, ...)") if kinds else None
+    return Doubt(f"it would run {len(kinds)} nodes without own kernels ({counted(kinds, 4)}, ...)") if kinds else None
 
 
 def plan(network: Network, batch: int, height: int, width: int, streams: int) -> Compiled:

@@ -8,7 +8,6 @@ saturates.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
@@ -144,8 +143,6 @@ class Execution(DeviceExecution):
         cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
         network.prepare()
-        self._places: dict[str, Any] = {}
-        """Of values that are padded between their channels, and read node by node: the channels that do not pad."""
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
         convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
         self.scaled = Packed({index: parameters(compiled, conv) for index, conv in convs.items()})
@@ -166,8 +163,8 @@ class Execution(DeviceExecution):
             self.sizes = [cp.asarray(np.array(sizes, np.float32)) for sizes in head.sizes]
             self.results.append(cp.empty((batch, head.anchors, head.fields), cp.float32))
         elif tail is not None:
-            self.tail = ArrayStep(tail, batch, partial(self._read, tail))
-            self.results = [cp.empty(shape, kind) for shape, kind in self.tail.made]
+            self.tail = ArrayStep(tail, batch, self._read(tail), lambda number, *kind: cp.empty(*kind))
+            self.results = self.tail.made
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
@@ -179,7 +176,7 @@ class Execution(DeviceExecution):
                 shape = (batch, compiled.network.channels(name), *compiled.view(name).shape[1:])
                 self.results.append(cp.empty(shape, cp.float32))
         self.general = {
-            index: ArrayStep(step, batch, partial(self._read, step))
+            index: ArrayStep(step, batch, self._read(step), lambda number, *kind, ys=step.ys: self.values(ys[number]))
             for index, step in enumerate(compiled.placement.steps)
             if isinstance(step, General)
         }
@@ -235,7 +232,7 @@ class Execution(DeviceExecution):
                 elif isinstance(step, Conv):
                     self.convolve(kernels.plans[index], index, step, kernels.workspaces[number], current)
                 elif isinstance(step, General):
-                    self.general[index].run(current, partial(self._write, step.ys))
+                    self.general[index].run(current)
                 else:
                     launch_other(self.compiled, step, self._base, current.ptr)
             if index in waited:
@@ -270,7 +267,7 @@ class Execution(DeviceExecution):
         if isinstance(self.compiled.network.head, AnchorHead):
             self._decode_anchors(self.compiled.network.head, stream)
         elif self.compiled.network.tail is not None:
-            self.tail.run(stream, self._write_result)
+            self.tail.run(stream)
         elif self.compiled.network.head is not None:
             levels, cells, output = (int(at.data.ptr) for at in (self.levels, self.cells, self.results[0]))
             network.decode(self.head, levels=levels, cells=cells, output=output, stream=stream.ptr)
@@ -288,29 +285,14 @@ class Execution(DeviceExecution):
             network.decode_anchors(x, *at, **places, stride=stride, stream=stream.ptr)
             first += len(anchors) * rows * columns
 
-    def _read(self, step: General) -> dict[str, Any]:
-        """The values that a step reads, (batch, channels, rows, columns), without channels that pad them."""
-        cp, padding = device.cupy(), self.compiled.network.padding
+    def _read(self, step: General) -> dict[str, tuple[Any, list[int]]]:
+        """The values that a step reads, (batch, channels, rows, columns), with the channels that do not pad them."""
         found = {name: self.values(name) for name in step.xs}
-        for name in found.keys() & padding.keys():
-            kept = [at for at, channel in enumerate(padding[name]) if channel >= 0]
-            if kept == list(range(len(kept))):
-                found[name] = found[name][:, : len(kept)]
-                continue
-            if name not in self._places:  # in the first run, which is not captured
-                self._places[name] = cp.asarray(np.array(kept, np.int64))
-            found[name] = cp.take(found[name], self._places[name], 1)
-        return found
-
-    def _write(self, names: Sequence[str], number: int, images: slice, value: Any) -> None:
-        """Store what a step makes, with channels that pad it."""
-        target, count = self.values(names[number])[images], value.shape[1]
-        target[:, :count] = value
-        if count < target.shape[1]:
-            target[:, count:] = 0
-
-    def _write_result(self, number: int, images: slice, value: Any) -> None:
-        self.results[number][images] = value
+        padding = self.compiled.network.padding
+        return {
+            name: (x, [at for at, channel in enumerate(padding.get(name, range(x.shape[1]))) if channel >= 0])
+            for name, x in found.items()
+        }
 
     def _channels(self, name: str, channels: int) -> Any:
         """The first channels of a value in the arena, (batch, rows, columns, channels)."""

@@ -2,7 +2,7 @@
 
 Everything that depends on the input size alone (anchors, strides) is evaluated with onnx's evaluator. Nodes without
 kernels of their own and everything that depends on them form the tail, which mostly is a detection head that
-`import_state.py` recognises. Otherwise the tail is run node by node by `array_program.py`, and so is what lies between
+`import_state.py` recognises. Otherwise the tail is run by `array_program.py`, and so is what lies between
 such nodes and a later convolution. The import fails, and lists the operators, if one of them is not there either.
 """
 
@@ -130,7 +130,7 @@ class Importer(ImportState):
             return False
         program = self._program(nodes)
         zeros = {name: np.zeros((self.batch, *self.shapes[name]), np.float32) for name in program.reads}
-        (value,) = program.run(np, zeros, [x])
+        (value,) = program.run(zeros, [x])
         self.add(General(x, program, tuple(program.reads), (x,), self.fixed), [value.shape[1:]])
         self.deferred.discard(x)
         return True

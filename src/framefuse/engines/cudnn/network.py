@@ -225,7 +225,7 @@ class Network:
 
     @property
     def general(self) -> list[General]:
-        """What runs node by node, in order."""
+        """What nodes without a kernel make, in order."""
         return [op for op in (*self.operations, self.tail) if isinstance(op, General)]
 
     def channels(self, name: str) -> int:

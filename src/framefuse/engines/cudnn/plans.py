@@ -379,7 +379,7 @@ def fastest_plans(
 
 def network_memory(path: Path, batch: int, height: int, width: int) -> NetworkMemory:
     """The memory of a network in float16, with its float32 outputs, and with the workspaces of those convolutions that
-    the plan cache knows. Outputs of nodes that run one by one, and what they take, are known when they have run.
+    the plan cache knows. Outputs of nodes without kernels, and what these take, are known when they have run.
 
     Raises:
         ModelError: as `import_network`, or the channels cannot be padded.

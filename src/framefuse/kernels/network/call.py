@@ -8,9 +8,9 @@ of channels are multiples of a group unless a function says otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import kernel
 from framefuse.errors import UsageError
 from framefuse.kernels.boxes.head_cuda import Head
 
@@ -86,18 +86,15 @@ def unpack(x: Block, output: int, *, stream: int) -> None:
     kernel.launch("network_unpack", stream=stream, **_strided("x", x), **x.size, y_=output, channels=x.channels)
 
 
-def smallest(keys: Any, count: int) -> Any:
-    """(..., count) int64: places of the smallest keys of each row in order; of equal ones the first, NaN last.
+def smallest(keys: int, places: int, *, rows: int, columns: int, count: int, stream: int) -> None:
+    """Places of the smallest keys of each row in order; of equal ones the first, NaN last.
 
     Args:
-        keys: (..., columns) float32 on the GPU. Runs on CuPy's current stream.
+        keys: address of (rows, columns) float32.
+        places: address of (rows, count) int64.
     """
-    cp = device.cupy()
-    rows = cp.ascontiguousarray(keys).reshape(-1, keys.shape[-1])
-    places = cp.empty((len(rows), count), cp.int64)
-    shape = {"rows": len(rows), "columns": rows.shape[1], "count": count}
-    kernel.launch("network_smallest", stream=cp.cuda.get_current_stream().ptr, keys_=rows, places_=places, **shape)
-    return places.reshape(*keys.shape[:-1], count)
+    shape = {"rows": rows, "columns": columns, "count": count}
+    kernel.launch("network_smallest", stream=stream, keys_=keys, places_=places, **shape)
 
 
 def upsample(x: Block, y: Block, scale: int, *, stream: int) -> None:

@@ -88,7 +88,7 @@ class RunPlan:
         if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
             batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
         if mattes:
-            viewer.together = views if views == batch else 0
+            viewer.together = views if views == batch and viewer.is_fixed else 0
             return replace(self, batch=batch, reasons=reasons, merges=viewer.together)
         if 1 <= views <= batch and least_confidence(self.settings) == self.settings.conf:
             viewer.merges = views  # otherwise boxes that only a tracker needs would hide others

@@ -186,6 +186,11 @@ class Viewer:
             self._known.clear()
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether all frames of a size have the same views."""
+        return self._choose is None
+
+    @property
     def reasons(self) -> list[str]:
         """What was chosen, and why."""
         return self._auto.reasons if self._auto else []

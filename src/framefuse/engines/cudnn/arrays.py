@@ -13,7 +13,7 @@ import numpy as np
 from framefuse.cuda import blas, device, kernel
 from framefuse.engines.cudnn import fused
 from framefuse.engines.cudnn.network import General
-from framefuse.engines.cudnn.traced import Given, Smallest, Traced, Value, layout, padded, taken, traced
+from framefuse.engines.cudnn.traced import Given, Multiplied, Smallest, Traced, Value, layout, padded, taken, traced
 from framefuse.kernels.network.call import smallest
 
 Start: TypeAlias = Callable[[int], None]
@@ -30,7 +30,8 @@ class Fused:
 
     def __init__(self, plan: fused.Plan, constants: MutableMapping[Hashable, Any]) -> None:
         self._plan, self._constants = plan, constants
-        self._memory = device.cupy().empty(plan.size + blas.WORKSPACE, np.uint8)
+        beside = blas.WORKSPACE if any(isinstance(step, Multiplied) for step in plan.steps) else 0
+        self._memory = device.cupy().empty(plan.size + beside, np.uint8)
         texts = dict.fromkeys(step.text for step in plan.steps if isinstance(step, fused.Launch))
         common = COMMON.read_text(encoding="utf-8")
         name = f"fused_{hashlib.sha256(''.join((common, *texts)).encode()).hexdigest()[:16]}"

@@ -6,9 +6,10 @@ unsigned and wrap, so that strides may be negative.
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -43,6 +44,8 @@ LONGEST = 1200
 """Operations for an element in a kernel at most, where it can be divided."""
 ALIGNMENT = 512
 """Bytes."""
+VARIABLE = re.compile(r"\b(?:[vk]|total|joined)\d+\b|\bj\b")
+"""In the text of a kernel, besides i, row and lane, which it begins with."""
 SMALLER = "use a smaller batch or --imgsz"
 
 
@@ -206,11 +209,11 @@ class Kernel:
     def __init__(self, root: Value, *, scatter: bool = False) -> None:
         self.missing: set[Value] = set()
         self._root, self._scatter, self._values = root, scatter, dict[Value, str]()
-        self._lines: list[str] = []
-        self._before: list[str] = []
-        """What the threads of a row compute before its elements."""
+        self._lines = self._all = list[str]()
         self._known: ChainMap[Any, str] = ChainMap({})
         """Names of what is computed already, by the text, or by the value and the number of its element."""
+        self._loops: list[tuple[list[str], ChainMap[Any, str]]] = []
+        """Lines and names around each loop that is being written, since the last branch."""
         self._rows: dict[str, tuple[str, str, int]] = {}
         """Numbers of elements that are row * count + column: the three."""
         self._count = 0
@@ -224,7 +227,7 @@ class Kernel:
         start, threads = (f"ROW({rows}, {self._lanes})", rows * self._lanes) if self._row else (f"EACH({size})", size)
         names = {name: value for value, name in self._values.items()}
         given = "".join(f"const {TYPES[one.dtype.char]}* __restrict__ {name}, " for name, one in names.items())
-        lines = "".join(f"  {line}\n" for line in (start, *self._before, *self._lines))
+        lines = "".join(f"  {line}\n" for line in (start, *self._all))
         text = (
             f"// launch: grid ({-(-threads // 256)}), block 256, waits\n"
             f'extern "C" __global__ void __launch_bounds__(256) NAME(\n'
@@ -244,7 +247,7 @@ class Kernel:
             with self._scope("if (lane == 0)"):
                 self._store("row")
         else:
-            with self._loop(f"unsigned j = lane; j < {self._row}u; j += {self._lanes}u"):
+            with self._loop("j", "lane", self._row, self._lanes):
                 self._store(self._in_row("row", "j", self._row))
 
     def _store(self, at: str) -> None:
@@ -269,22 +272,39 @@ class Kernel:
         """A variable of that value, unless it is one already."""
         key = key or text
         if key not in self._known:
-            self._known[key] = text if text.isalnum() else self._new("v")
-            if self._known[key] != text:
-                self._line(f"const {kind} {self._known[key]} = {text};")
+            name = text if text.isalnum() else self._new("v")
+            with self._outside(text):
+                self._known[key] = self._known[name] = name
+                if name != text:
+                    self._line(f"const {kind} {name} = {text};")
         return self._known[key]
 
     @contextmanager
     def _scope(self, head: str) -> Iterator[None]:
         """Lines in braces; what is named there is not known after them."""
-        outer, self._lines, self._known = self._lines, [], self._known.new_child()
+        outer = self._lines, self._known, self._loops
+        self._lines, self._known, self._loops = [], self._known.new_child(), []
         yield
-        self._known = self._known.parents
-        outer += [f"{head} {{", *(f"  {line}" for line in self._lines), "}"]
-        self._lines = outer
+        outer[0].extend([f"{head} {{", *(f"  {line}" for line in self._lines), "}"])
+        self._lines, self._known, self._loops = outer
 
-    def _loop(self, text: str) -> Any:
-        return self._scope(f"for ({text})")
+    @contextmanager
+    def _loop(self, name: str, start: str, count: int, step: int) -> Iterator[None]:
+        around = [*self._loops, (self._lines, self._known)]
+        with self._scope(f"for (unsigned {name} = {start}; {name} < {count}u; {name} += {step}u)"):
+            self._loops, self._known[name] = around, name
+            yield
+
+    @contextmanager
+    def _outside(self, text: str) -> Iterator[None]:
+        """Lines before the loops that a text does not depend on."""
+        inner, names = (self._lines, self._known, self._loops), VARIABLE.findall(text)
+        for depth, (lines, known) in enumerate(self._loops):
+            if all(name in known for name in names):
+                self._lines, self._known, self._loops = lines, known, self._loops[:depth]
+                break
+        yield
+        self._lines, self._known, self._loops = inner
 
     # Numbers of elements.
 
@@ -298,7 +318,7 @@ class Kernel:
         if at in self._rows:
             row, column, count = self._rows[at]
             if inner % count == 0:
-                return self._part(row, inner // count, size, outermost)
+                return self._part(self._named("unsigned", row), inner // count, size, outermost)
             if count % (inner * size) == 0:
                 return self._part(column, inner, size, inner * size == count)
         found = self._named("unsigned", f"{at} / {inner}u") if inner > 1 else at
@@ -306,16 +326,21 @@ class Kernel:
 
     def _place(self, x: Traced, at: str) -> str:
         """The number of an element of the value that a view shows."""
-        terms, inner, axes = list[str](), 1, steps(x)
-        for size, stride in reversed(axes):
-            if axes == [(x.size, 1)]:
-                terms.append(at)
-            elif stride:
-                part = self._part(at, inner, size, inner * size == x.size)
-                terms.append(part if stride == 1 else f"{part} * {stride % 2**32}u")
-            inner *= size
-        terms += [f"{x.offset}u"] * (x.offset > 0 or not terms)
-        return self._named("unsigned", " + ".join(terms))
+        axes, inner = steps(x), x.size
+        if axes == [(x.size, 1)] and not x.offset:
+            return at
+        parts: list[tuple[str, int]] = []
+        for size, stride in axes:
+            outermost, inner = inner == x.size, inner // size
+            if stride:
+                parts.append((self._part(at, inner, size, outermost), stride))
+        name = self._named("unsigned", weighed(parts, x.offset))
+        column, last = axes[-1] if axes else (1, 0)
+        strides = [x.offset, *(stride for _, stride in parts[:-1])]
+        if last == 1 and any(strides) and not any(stride % column for stride in strides):
+            row = weighed([(part, stride // column) for part, stride in parts[:-1]], x.offset // column)
+            self._rows.setdefault(name, (row, parts[-1][0], column))
+        return name
 
     def _at_places(self, first: Traced, places: Sequence[Traced], axes: Sequence[tuple[int, int]], at: str) -> str:
         terms = [self._place(first, at)]
@@ -338,7 +363,8 @@ class Kernel:
         if value.held:
             pointer = self._values.setdefault(value, f"x{len(self._values)}")
             return self._named("float" if kind == "half" else kind, f"{pointer}[{at}]", (value, at))
-        return self._named(kind, self._computed(value, at), (value, at))
+        with self._outside(at) if isinstance(value, Reduced) else nullcontext():
+            return self._named(kind, self._computed(value, at), (value, at))
 
     def _computed(self, value: Value, at: str) -> str:
         if isinstance(value, Elementwise):
@@ -356,7 +382,8 @@ class Kernel:
         if value.count <= SERIAL:
             total = self._new("total")
             self._line(f"{TYPES[value.dtype.char]} {total} = {first_of(value)};")
-            with self._loop(f"unsigned {(k := self._new('k'))} = 0; {k} < {value.count}u; ++{k}"):
+            self._known[total] = total
+            with self._loop(k := self._new("k"), "0", value.count, 1):
                 self._add(value, total, self._in_row(at, k, value.count))
             return total
         if self._row == value.count and at == "row":
@@ -372,15 +399,15 @@ class Kernel:
         """What all threads of a row reduce."""
         key = value, "row"
         if key not in self._known:
-            lines, known, total, k = self._lines, self._known, self._new("total"), self._new("k")
-            self._lines, self._known = [], ChainMap(known.maps[-1])
-            with self._loop(f"unsigned {k} = lane; {k} < {value.count}u; {k} += {self._lanes}u"):
+            outer, total, k = (self._lines, self._known, self._loops), self._new("total"), self._new("k")
+            self._lines, self._known, self._loops = [], ChainMap(self._known.maps[-1]), []
+            with self._loop(k, "lane", value.count, self._lanes):
                 self._add(value, total, self._in_row("row", k, value.count))
             kind = TYPES[value.dtype.char]
-            self._before += [f"{kind} {total} = {first_of(value)};", *self._lines]
-            self._before.append(f"{total} = across<{self._lanes}, {value.kind.title()}>({total});")
-            self._lines, self._known = lines, known
-            known.maps[-1][key] = total
+            self._all += [f"{kind} {total} = {first_of(value)};", *self._lines]
+            self._all.append(f"{total} = across<{self._lanes}, {value.kind.title()}>({total});")
+            self._lines, self._known, self._loops = outer
+            self._known.maps[-1].update({key: total, total: total})
         return self._known[key]
 
     def _joined(self, value: Joined, at: str) -> str:
@@ -389,6 +416,7 @@ class Kernel:
         index = self._part(at, value.inner, count, outer == 1)
         found, word = self._new("joined"), ""
         self._line(f"{TYPES[value.dtype.char]} {found};")
+        self._known[found] = found
         for arg, size in zip(value.args, value.sizes, strict=True):
             if size:
                 last = start + size == count
@@ -419,6 +447,12 @@ def row_of(root: Value) -> tuple[int, int]:
         seen.add(value)
         left += [arg.value for arg in value.args]
     return 0, 1
+
+
+def weighed(parts: Sequence[tuple[str, int]], offset: int) -> str:
+    """The sum of parts times strides."""
+    terms = [part if stride == 1 else f"{part} * {stride % 2**32}u" for part, stride in parts]
+    return " + ".join([*terms, *([f"{offset}u"] if offset or not terms else [])])
 
 
 def converted(text: str, kind: Any, wanted: Any) -> str:

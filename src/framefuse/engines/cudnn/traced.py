@@ -165,9 +165,9 @@ class Traced(NDArrayOperatorsMixin):
         sizes = shape if len(shape) != 1 or np.isscalar(shape[0]) else shape[0]
         sizes = np.broadcast_to(HOME, (self.size,)).reshape([int(size) for size in sizes]).shape  # without -1
         strides = reshaped(self, sizes)
-        return (
-            Traced(self.copied().value, sizes) if strides is None else Traced(self.value, sizes, strides, self.offset)
-        )
+        if strides is None:
+            return Traced(self.copied().value, sizes)
+        return Traced(self.value, sizes, strides, self.offset)
 
     def transpose(self, *axes: Any) -> Traced:
         return self.moved(lambda x: x.transpose(*axes))

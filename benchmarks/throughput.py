@@ -4,9 +4,11 @@
 
 - `closed`: 64 client threads, each of which submits its next image when the last one is answered; on a GPU wherever the
   system runs them, and all on one core, which spares Python's threads the way to another core for every turn
-- `open`: requests of 64 threads at random times (Poisson), with a deadline, at 0.8 and at 3 times the throughput that
-  `closed` found; on a GPU also at 2.5 times that of single requests, with and without the deadline, and single
-  requests at 3 times theirs, since the threads of one interpreter cannot send 3 times what the Batcher answers
+- `open`: requests of 64 threads at random times (Poisson): first more than are answered, without a deadline, then with
+  a deadline at 0.8 and at 3 times as many as that were answered (threads that wake one by one at random times take more
+  of the interpreter than those of `closed`); on a GPU also at 2.5 times the throughput of single requests, with and
+  without the deadline, and single requests at 3 times theirs, since the threads of one interpreter cannot send 3 times
+  what the Batcher answers
 - `rules`: such loads in simulated time, at the times of batches with nothing else at work, with the rules of the
   Batcher, and with those of servers that always build the largest batch: at once, or after a fixed delay
 - `soak`: 0.8 of the throughput with deadlines; the first minute beside the last. The same requests arrive in each
@@ -46,6 +48,8 @@ CLIENTS, MODEL = 64, "scout-n"
 DEADLINE = {"cpu": 0.5, "cuda": 0.02}
 """Seconds."""
 FIXED_DELAY = 0.005
+MORE = 1.2
+"""Times the throughput of clients that wait: more than the Batcher answers where they do not."""
 MINUTE = 60.0
 """Seconds after which the times of `open` and `soak` repeat."""
 STREET = "synthetic://street?split=test&complexity=1&seed=5&size=640x640&frames=32"
@@ -149,13 +153,17 @@ def offered(
     }
 
 
-def loads(closed_rows: list[dict[str, Any]], device: str) -> list[tuple[str, str, float, float | None]]:
-    """Of `open`: rules, the load in words, requests a second, and the deadline."""
+def loads(closed_rows: list[dict[str, Any]], device: str, full: float) -> list[tuple[str, str, float, float | None]]:
+    """Of `open`, after its first row: rules, the load in words, requests a second, and the deadline.
+
+    Args:
+        full: requests a second that the Batcher answers at most if they come at random times.
+    """
     rates = {row["rules"]: row["rate"] for row in closed_rows if row.get("cores") == closed_rows[-1].get("cores")}
     both, alone = "Batcher", "Batcher, single requests"
     deadline = DEADLINE[device]
     rows: list[tuple[str, str, float, float | None]] = [
-        (both, f"{times:g} times its throughput", times * rates[both], deadline) for times in (0.8, 3.0)
+        (both, f"{times:g} times its throughput", times * full, deadline) for times in (0.8, 3.0)
     ]
     if device == "cuda":
         load = "2.5 times the throughput of single requests"
@@ -249,15 +257,19 @@ def main() -> None:
                 {"rules": rule, "cores": place} | {key: median(one[key] for one in found) for key in keys}
                 for (place, rule), found in runs.items()
             ]
-        rate = facts["closed"][-1]["rate"]
         if "open" not in facts:
             facts["open"] = []
-            for rule, load, asked, until in loads(facts["closed"], args.device):
+
+            def measure(rule: str, load: str, asked: float, until: float | None) -> None:
                 used = batcher if rule == "Batcher" else single
                 row = {"rules": rule, "load": load, "asked": asked}
                 row |= offered(used, images, asked, args.seconds * args.rounds, until, cores)
                 facts["open"].append(row)
                 print(row, flush=True)
+
+            measure("Batcher", "more than it answers, without a deadline", MORE * facts["closed"][-1]["rate"], None)
+            for row in loads(facts["closed"], args.device, facts["open"][0]["rate"]):
+                measure(*row)
         facts["batch_ms"] = batcher.stats().batch_ms
         runner = batcher._runner
         if len(runner.seconds) > 1:  # rules differ in the batches that they build
@@ -265,7 +277,8 @@ def main() -> None:
         groups = (*GROUPS, ENGINES[args.device], "model")
         save(name, facts, *groups)  # the soak is long
         if "soak" not in facts and args.soak:
-            facts["soak"] = offered(batcher, images, 0.8 * rate, args.soak, deadline, cores)
+            rate = 0.8 * facts["open"][0]["rate"]
+            facts["soak"] = offered(batcher, images, rate, args.soak, deadline, cores)
             print(facts["soak"], flush=True)
             save(name, facts, *groups)
 

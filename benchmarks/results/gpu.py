@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -333,7 +334,37 @@ def faults(records: Records) -> list[str]:
     return [line for title, text in records("gpu_faults")["faults"].items() for line in (f"## {title}", "", text, "")]
 
 
+def cold_start(records: Records) -> list[str]:
+    """Seconds from the start of a process to the first boxes."""
+    rows = records("cold_start")["rows"]
+
+    def middle(model: str, kind: str, key: str, start: str = "empty caches") -> str:
+        found = [row[key] for row in rows if (row["model"], row["kind"], row["start"]) == (model, kind, start)
+                 and key in row]  # fmt: skip
+        return f"{median(found):.2f}" if found else ""
+
+    lines = [
+        "| model | first boxes of an image, s | of a video, s | of a video, after a run, s | measured kernels run after, s "
+        "| a call before, ms | a call after, ms | another size, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        cells = [
+            middle(model, "images", "first_s"),
+            middle(model, "video", "first_s"),
+            middle(model, "video", "first_s", "after a run"),
+            middle(model, "images", "tuned_s"),
+            middle(model, "images", "before_ms"),
+            middle(model, "images", "after_ms"),
+            middle(model, "other size", "second_size_s", "after a run") or "one size only",
+        ]
+        lines.append(f"| {Path(model).stem} | {' | '.join(cells)} |")
+    rounds = 1 + max(row["round"] for row in rows)
+    return [*lines, "", f"Medians of {rounds} processes. An image is 1920x1080 and comes from the host's memory."]
+
+
 TABLES: dict[str, Table] = {
+    "cold_start": cold_start,
     "gpu_summary": summary,
     "gpu_files": files,
     "fleet": fleet,

@@ -44,4 +44,15 @@ def kept(run: dict[str, float]) -> str:
     return "nothing more than before" if run["kept"] <= 0 else f"{run['kept']:.2f} bytes a frame"
 
 
-TABLES: dict[str, Table] = {"hardening": attack}
+def left_behind(records: Records) -> list[str]:
+    """What grows with frames, runs and sources."""
+    record = records("growth")
+    rows = ["| after | heap, KB for 1,000 more | more threads | more open files |", "|---|---|---|---|"]
+    for name, title in (("frames", "frames of one run"), ("cycles", "runs, opened and closed"), ("swaps", "sources")):
+        found = record[name]
+        grown = [found[kind]["last"] - found[kind]["first"] for kind in ("threads", "files")]
+        rows.append(f"| {found[name]:,} {title} | {found['heap']['per_1000'] / 1e3:.1f} | {grown[0]} | {grown[1]} |")
+    return rows
+
+
+TABLES: dict[str, Table] = {"hardening": attack, "growth": left_behind}

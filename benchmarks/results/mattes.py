@@ -41,4 +41,35 @@ def speed(records: Records) -> list[str]:
     return rows
 
 
-TABLES: dict[str, Table] = {"matte-quality": quality, "matte-speed": speed}
+def on_gpu(records: Records) -> list[str]:
+    """From a surface of the decoder to composed planes on the host."""
+    record = records("matte_gpu")
+    rows = ["| mode | frames | median ms | p99 ms | frames/s |", "|---|---|---|---|---|"]
+    for row in record["alone"]:
+        rows.append(f"| {row['mode']} | one at a time | {row['ms']['median']:.2f} | {row['ms']['p99']:.2f} | |")
+    for row in record["paced"]:
+        times = f"{row['ms']['median']:.2f} | {row['ms']['p99']:.2f}"
+        rows.append(f"| {row['mode']} | {row['rate']} a second, {row['dropped']} dropped | {times} | {row['rate']} |")
+    for row in record["stream"]:
+        rows.append(f"| {row['mode']} | as many as it takes | | | {row['fps']:.0f} |")
+    width, height = record["size"]
+    engine = record["alone"][0]["engine"]
+    return [*rows, "", f"{record['model']}, {engine}; frames of {width}x{height}, both eyes in one batch."]
+
+
+def steps_on_gpu(records: Records) -> list[str]:
+    """Kernels beside the same steps in operators of PyTorch."""
+    rows = ["| step | framefuse, us | PyTorch, us | ratio |", "|---|---|---|---|"]
+    for row in records("matte_gpu")["steps"]:
+        if "step" in row:
+            ours, theirs = row["us"]["framefuse"], row["us"]["PyTorch"]
+            rows.append(f"| {row['step']} | {ours:.1f} | {theirs:.1f} | {theirs / ours:.1f} |")
+    return rows
+
+
+TABLES: dict[str, Table] = {
+    "matte-quality": quality,
+    "matte-speed": speed,
+    "matte-gpu": on_gpu,
+    "matte-steps-gpu": steps_on_gpu,
+}

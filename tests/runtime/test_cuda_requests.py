@@ -32,7 +32,9 @@ def test_many_threads_get_what_a_model_finds(images: list[Any]) -> None:
         found = response.result.detections
         assert abs(len(found) - len(wanted)) <= 1  # batches of another size may round otherwise
         if len(found) == len(wanted):
-            np.testing.assert_allclose(found.xyxy, wanted.xyxy, atol=1.5)
+            # Of two with nearly the same score, either may come first.
+            apart = np.abs(found.xyxy[:, None] - wanted.xyxy[None]).max(-1)
+            assert (apart.min(0) <= 1.5).all() and (apart.min(1) <= 1.5).all()
     assert max(response.batch_size for response in responses) > 1
     assert set(sizes) >= {1, 2, 4}
 

@@ -325,10 +325,15 @@ def memory() -> tuple[int, int]:
 
 def free_cached_memory() -> None:
     """Return the memory that CuPy's pools cache, so that other sizes and other processes can use it."""
-    cp = cupy()
     gc.collect()  # the traceback of a failed allocation often holds arrays in a cycle
-    cp.get_default_memory_pool().free_all_blocks()
-    cp.get_default_pinned_memory_pool().free_all_blocks()
+    free_pools()
+    cupy().get_default_pinned_memory_pool().free_all_blocks()
+
+
+def free_pools() -> None:
+    """Return the memory of the GPU that CuPy caches. It caches what a stream has used for that stream alone, which
+    nothing can use once the stream is gone."""
+    cupy().get_default_memory_pool().free_all_blocks()
 
 
 class StreamPool:

@@ -184,6 +184,8 @@ class CudaProgram(Program):
             self._free()
             if self.closes_engine:
                 self.engine.close()
+            if not self._gpu_lost:
+                device.free_pools()
 
     def _free(self) -> None:
         """Free all device memory even if callers, such as a stored traceback, still hold references. On a lost GPU

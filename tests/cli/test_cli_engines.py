@@ -33,7 +33,7 @@ def test_steps_without_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     net = Net()
     path = net.save(tmp_path / "net.onnx", *mixed(net, 64, 96))
     rows = shown(capsys, str(path), "--imgsz", "64", "96")
-    assert [row["runs as"] for row in rows] == [*["cuDNN", "node by node"] * 2, "cuDNN", "node by node"]
+    assert [row["runs as"] for row in rows] == [*["cuDNN", "fused"] * 2, "cuDNN", "fused"]
     assert rows[2]["nodes"] == "Conv, Add, Relu" and "MatMul x2" in rows[3]["nodes"]
 
 

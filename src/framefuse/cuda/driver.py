@@ -44,6 +44,7 @@ def _library() -> Any:
     library.cuStreamWaitEvent.argtypes = [address, address, ctypes.c_uint]
     library.cuEventQuery.argtypes = [address]
     library.cuGraphLaunch.argtypes = [address, address]
+    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
     return library
 
 

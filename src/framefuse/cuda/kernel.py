@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from framefuse.cuda import device
+from framefuse.cuda import device, driver
 from framefuse.cuda.cubins import Description, describe, machine_code
 from framefuse.cuda.cubins import add as add  # kernels of users
 from framefuse.cuda.cubins import add_program as add_program
@@ -159,14 +159,14 @@ class _Loaded:
         self.what = f"launch {description.symbol}"
         self.shape = (*description.block, description.shared)
         self.early = int(description.waits and capability >= HOPPER)
-        driver, function, entry = _driver(), ctypes.c_void_p(), description.entry
+        library, function, entry = _driver(), ctypes.c_void_p(), description.entry
         module = _module(description, capability)
-        check(driver.cuModuleGetFunction(ctypes.byref(function), module, entry.encode()), f"find {entry}")
+        check(library.cuModuleGetFunction(ctypes.byref(function), module, entry.encode()), f"find {entry}")
         if (shared := description.shared) > 48 * 1024:  # more is opt-in
-            code = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            code = library.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
             check(code, f"give {shared} bytes of shared memory to {description.symbol}")
         # Modules load lazily; reading an attribute loads the kernel now instead of at its first launch.
-        code = driver.cuFuncGetAttribute(ctypes.byref(ctypes.c_int()), NUM_REGS, function)
+        code = library.cuFuncGetAttribute(ctypes.byref(ctypes.c_int()), NUM_REGS, function)
         check(code, f"load {description.symbol}")
         self.function = function.value
 
@@ -216,15 +216,14 @@ class Bound:
 
 
 class _ThreadState(threading.local):
-    """Launch configuration for the driver, one for each thread since ctypes releases the GIL during a call."""
+    """Launch configuration for the driver, one for each thread: another may be about to launch, too."""
 
     def __init__(self) -> None:
-        device.cupy().cuda.runtime.free(0)  # makes the context of the device current in this thread
         self.configuration = ctypes.create_string_buffer(CONFIGURATION.size)
         self.address = ctypes.addressof(self.configuration)
         self._attribute = ctypes.create_string_buffer(SERIALIZATION, len(SERIALIZATION))
         self.attributes = ctypes.addressof(self._attribute)
-        self.start = _driver().cuLaunchKernelEx
+        self.start = driver.driver().cuLaunchKernelEx
 
 
 _thread_state = lru_cache(maxsize=1)(_ThreadState)
@@ -232,10 +231,8 @@ _thread_state = lru_cache(maxsize=1)(_ThreadState)
 
 @lru_cache(maxsize=1)
 def _driver() -> Any:
-    library = ctypes.CDLL("libcuda.so.1")
-    pointer = ctypes.c_void_p
-    library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
-    return library
+    """Other threads run while modules are loaded."""
+    return ctypes.CDLL("libcuda.so.1")
 
 
 _lock = threading.Lock()

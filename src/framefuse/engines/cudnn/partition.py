@@ -23,7 +23,7 @@ class Step(NamedTuple):
     """One step of a compiled network."""
 
     runs: str
-    """What runs it: cuDNN, kernel, or node by node."""
+    """What runs it: cuDNN, kernel, or fused: kernels written for these nodes."""
     nodes: str
     """Operators of the ONNX file, with their number."""
     shapes: str
@@ -84,7 +84,7 @@ def _rows(compiled: Compiled, times: Sequence[float | None]) -> Iterable[Step]:
         yield Step(*_described(step), " -> ".join(shapes), time)
     ends = " + ".join(_shape(compiled, name) for name in network.outputs)
     if network.tail is not None:
-        yield Step("node by node", _counted(call.kind for call in network.tail.program.calls), ends, times[-1])
+        yield Step("fused", _counted(call.kind for call in network.tail.program.calls), ends, times[-1])
     else:
         what = "outputs" if network.head is None else "the detection head"
         yield Step("kernel", what, ends, times[-1])
@@ -93,7 +93,7 @@ def _rows(compiled: Compiled, times: Sequence[float | None]) -> Iterable[Step]:
 def _described(step: ComputeOp) -> tuple[str, str]:
     """What runs a step, and its nodes."""
     if isinstance(step, General):
-        return "node by node", _counted(call.kind for call in step.program.calls)
+        return "fused", _counted(call.kind for call in step.program.calls)
     if isinstance(step, Conv):
         sums = ["Add"] if step.residual else []
         nodes = ["Conv", *ACTIVATIONS[step.activation], *sums, *ACTIVATIONS[step.last]]

@@ -344,8 +344,8 @@ def cold_start(records: Records) -> list[str]:
         return f"{median(found):.2f}" if found else ""
 
     lines = [
-        "| model | first boxes of an image, s | of a video, s | of a video, after a run, s | measured kernels run after, s "
-        "| a call before, ms | a call after, ms | another size, s |",
+        "| model | first boxes of an image, s | of a video, s | of a video, after a run, s "
+        "| measured kernels run after, s | a call before, ms | a call after, ms | another size, s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for model in dict.fromkeys(row["model"] for row in rows):

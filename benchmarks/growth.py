@@ -1,6 +1,6 @@
 """What is left behind: memory, threads and files after many frames, many runs, and many sources that come and go.
 
-    python -m benchmarks.growth [--device cuda] [--frames 30720] [--cycles 300] [--swaps 5000]
+    python -m benchmarks.growth [--device cuda] [--frames 30720] [--cycles 300] [--swaps 20000]
 
 - `frames`: one run over a long file; every 1,024 frames its source pauses until nothing is on its way, and the memory
   is read
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--device", choices=ENGINES, default="cpu")
     parser.add_argument("--frames", type=int, default=30 * EVERY)
     parser.add_argument("--cycles", type=int, default=300)
-    parser.add_argument("--swaps", type=int, default=5000)
+    parser.add_argument("--swaps", type=int, default=20_000)
     args = parser.parse_args()
     meter, facts = Meter(args.device), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:

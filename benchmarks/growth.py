@@ -1,6 +1,6 @@
 """What is left behind: memory, threads and files after many frames, many runs, and many sources that come and go.
 
-    python -m benchmarks.growth [--device cuda] [--frames 30720] [--cycles 300] [--swaps 20000]
+    python -m benchmarks.growth [--device cuda] [--frames 30720] [--cycles 200] [--swaps 6000]
 
 - `frames`: one run over a long file; every 1,024 frames its source pauses until nothing is on its way, and the memory
   is read
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ EVERY, PAUSE = 1024, 1.0
 """Frames between two readings, and the seconds for which the source then waits."""
 WARM_UP, TAKEN = 0.5, 8
 """Share of the readings that is left out, and frames that are taken from each of many runs."""
+KINDS, MOST = ("heap", "threads", "files", "gpu"), 10_000
+"""What is read, and how often at most."""
 GROUPS = "program", "pipeline"
 ENGINES = {"cpu": ("engine openvino",), "cuda": ("engine cudnn", "CUDA program")}
 
@@ -58,6 +60,27 @@ class MallInfo(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Readings:
+    """Rows of numbers in memory that does not grow: it would be measured, too."""
+
+    def __init__(self) -> None:
+        self._rows, self._count = np.zeros((MOST, len(KINDS)), np.int64), 0
+
+    def add(self, *row: int) -> None:
+        self._rows[self._count] = row
+        self._count += 1
+
+    def summary(self, each: float) -> dict[str, Any]:
+        """Slopes per 1,000 units, of readings that are `each` units apart; what was there at first, and at last."""
+        used = self._rows[int(WARM_UP * self._count) : self._count]
+        units = [each * number for number in range(len(used))]
+        found: dict[str, Any] = {"readings": len(used)}
+        for name, values in zip(KINDS, used.T.tolist(), strict=True):
+            slope = statistics.linear_regression(units, values).slope
+            found[name] = {"per_1000": 1000 * slope, "first": values[0], "last": values[-1]}
+        return found
+
+
 class Meter:
     """Reads what the process holds."""
 
@@ -66,20 +89,17 @@ class Meter:
         self._mallinfo.restype = MallInfo
         self._on_gpu = device == "cuda"
 
-    def read(self) -> dict[str, int]:
+    def read(self, readings: Readings) -> None:
+        """Append what the process holds now."""
         gc.collect()
-        found = self._mallinfo()
-        now = {
-            "heap": int(found.uordblks + found.hblkhd),
-            "threads": threading.active_count(),
-            "files": len(os.listdir("/proc/self/fd")),
-        }
+        found, taken = self._mallinfo(), 0
         if self._on_gpu:
             from cupy.cuda import runtime
 
             free, total = runtime.memGetInfo()
-            now["gpu"] = total - free
-        return now
+            taken = total - free
+        files = len(os.listdir("/proc/self/fd"))
+        readings.add(int(found.uordblks + found.hblkhd), threading.active_count(), files, taken)
 
 
 class Paused:
@@ -87,26 +107,14 @@ class Paused:
 
     def __init__(self, source: Source, meter: Meter) -> None:
         self.info, self.close, self._source, self._meter = source.info, source.close, source, meter
-        self.readings: list[dict[str, int]] = []
+        self.readings = Readings()
 
     def __iter__(self) -> Iterator[Frame]:
         for number, frame in enumerate(self._source):
             if number and number % EVERY == 0:
                 time.sleep(PAUSE)
-                self.readings.append(self._meter.read())
+                self._meter.read(self.readings)
             yield frame
-
-
-def summary(readings: Sequence[dict[str, int]], each: float) -> dict[str, Any]:
-    """Slopes per 1,000 units, of readings that are `each` units apart; what was there at first, and at last."""
-    used = readings[int(WARM_UP * len(readings)) :]
-    units = [each * number for number in range(len(used))]
-    found: dict[str, Any] = {"readings": len(used)}
-    for name in used[0]:
-        values = [one[name] for one in used]
-        slope = statistics.linear_regression(units, values).slope
-        found[name] = {"per_1000": 1000 * slope, "first": values[0], "last": values[-1]}
-    return found
 
 
 def frames(clip: Path, device: str, meter: Meter) -> dict[str, Any]:
@@ -116,23 +124,23 @@ def frames(clip: Path, device: str, meter: Meter) -> dict[str, Any]:
     pipeline._inputs.numbered[0] = paused
     begun = time.perf_counter()
     done = sum(1 for _ in pipeline)
-    return {"frames": done, "seconds": time.perf_counter() - begun, **summary(paused.readings, EVERY)}
+    return {"frames": done, "seconds": time.perf_counter() - begun, **paused.readings.summary(EVERY)}
 
 
 def cycles(clip: Path, count: int, device: str, meter: Meter) -> dict[str, Any]:
     """So many runs of a few frames."""
-    readings = []
+    readings = Readings()
     for _ in range(count):
         with Pipeline(clip, MODEL, device=device) as pipeline:
             assert len(list(islice(pipeline, TAKEN))) == TAKEN
         del pipeline
-        readings.append(meter.read())
-    return {"cycles": count, **summary(readings, 1)}
+        meter.read(readings)
+    return {"cycles": count, **readings.summary(1)}
 
 
 def swaps(count: int, device: str, meter: Meter) -> dict[str, Any]:
     """So many sources in one run."""
-    image, readings = np.zeros((SIZE[1], SIZE[0], 3), np.uint8), []
+    image, readings = np.zeros((SIZE[1], SIZE[0], 3), np.uint8), Readings()
     stays = FrameFeed("stays")
     with Pipeline(stays, MODEL, device=device).start() as pipeline:
         for number in range(count):
@@ -144,9 +152,9 @@ def swaps(count: int, device: str, meter: Meter) -> dict[str, Any]:
             stays.submit(image)
             pipeline.get_result(60)
             if number % 10 == 9:
-                readings.append(meter.read())
+                meter.read(readings)
         stays.finish()
-    return {"swaps": count, **summary(readings, 10)}
+    return {"swaps": count, **readings.summary(10)}
 
 
 def main() -> None:
@@ -156,8 +164,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=ENGINES, default="cpu")
     parser.add_argument("--frames", type=int, default=30 * EVERY)
-    parser.add_argument("--cycles", type=int, default=300)
-    parser.add_argument("--swaps", type=int, default=20_000)
+    parser.add_argument("--cycles", type=int, default=200)
+    parser.add_argument("--swaps", type=int, default=6000)
     args = parser.parse_args()
     meter, facts = Meter(args.device), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,6 @@ what the driver says that is taken. The record is growth, or growth_gpu.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
 import statistics
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import heap
 from benchmarks.clips import long_clip
 from benchmarks.protocol import save
 from framefuse import FrameFeed, Pipeline
@@ -48,16 +48,6 @@ KINDS, MOST = ("heap", "threads", "files", "gpu"), 10_000
 """What is read, and how often at most."""
 GROUPS = "program", "pipeline"
 ENGINES = {"cpu": ("engine openvino",), "cuda": ("engine cudnn", "CUDA program")}
-
-
-class MallInfo(ctypes.Structure):
-    """glibc's struct mallinfo2."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-                     "keepcost")
-    ]  # fmt: skip
 
 
 class Readings:
@@ -85,21 +75,19 @@ class Meter:
     """Reads what the process holds."""
 
     def __init__(self, device: str) -> None:
-        self._mallinfo = ctypes.CDLL(None).mallinfo2
-        self._mallinfo.restype = MallInfo
         self._on_gpu = device == "cuda"
 
     def read(self, readings: Readings) -> None:
         """Append what the process holds now."""
         gc.collect()
-        found, taken = self._mallinfo(), 0
+        taken = 0
         if self._on_gpu:
             from cupy.cuda import runtime
 
             free, total = runtime.memGetInfo()
             taken = total - free
         files = len(os.listdir("/proc/self/fd"))
-        readings.add(int(found.uordblks + found.hblkhd), threading.active_count(), files, taken)
+        readings.add(heap.in_use(), threading.active_count(), files, taken)
 
 
 class Paused:

@@ -281,9 +281,9 @@ def steps(frames: list[Frame]) -> list[dict[str, Any]]:
 
     def guided_by_torch() -> Any:
         alpha = t_alphas[0]
-        a, l = blurred(alpha), blurred(t_low)  # noqa: E741
-        slope = (blurred(alpha * t_low) - a * l) / ((blurred(t_low * t_low) - l * l).clamp(0) + SMALLEST_VARIANCE)
-        level = stretched(blurred(a - slope * l - 0.5)) * (255 * 2.5) + 128
+        a, b = blurred(alpha), blurred(t_low)
+        slope = (blurred(alpha * t_low) - a * b) / ((blurred(t_low * t_low) - b * b).clamp(0) + SMALLEST_VARIANCE)
+        level = stretched(blurred(a - slope * b - 0.5)) * (255 * 2.5) + 128
         return (stretched(blurred(slope)) * 2.5 * there + level).clamp(0, 255).to(torch.uint8)
 
     canvas = Canvas((SIZE[::-1], (EYE // 2, EYE), (EYE // 2, EYE)))

@@ -10,7 +10,6 @@ grow with the number of frames.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import itertools
 import json
@@ -26,6 +25,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks import heap
 from framefuse import Pipeline
 from framefuse.frame import Frame
 from framefuse.sources import Source
@@ -127,24 +129,11 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class MallInfo(ctypes.Structure):
-    """glibc's struct mallinfo2."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-                     "keepcost")
-    ]  # fmt: skip
-
-
 def in_use() -> int:
     """Bytes that the heap has handed out, those of Python's own allocator apart."""
     gc.collect()
     time.sleep(1)  # for the threads of connections to end
-    mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = MallInfo
-    found = mallinfo()
-    return int(found.uordblks + found.hblkhd)
+    return heap.in_use()
 
 
 def storm(streams: int, seconds: float, seed: int) -> Outcome:

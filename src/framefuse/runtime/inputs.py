@@ -178,9 +178,10 @@ class Inputs:
         self._tolerated.discard(number)
         del self._reading[number]
         self.others.uri = f"{self._count - len(self.numbered):,} others that ended earlier"
-        self.others.copied += info.copied
-        for cause, count in info.drops.items():
-            self.others.drop(cause, count)
+        for one in (info, *info.parts.values()):
+            self.others.copied += one.copied
+            for cause, count in one.drops.items():
+                self.others.drop(cause, count)
 
     def left(self, number: int) -> int | None:
         """Frames of a source that has ended which have no result yet; None: it has not ended."""

@@ -135,7 +135,7 @@ def free_memory() -> int:
     """Free bytes of GPU memory; if they are fewer than MEMORY_NEEDED, CuPy's unused blocks are freed first."""
     module = device.cupy()
     if module.cuda.runtime.memGetInfo()[0] < MEMORY_NEEDED:
-        module.get_default_memory_pool().free_all_blocks()
+        device.free_pools()
     return int(module.cuda.runtime.memGetInfo()[0])
 
 

@@ -381,7 +381,7 @@ class Kernel:
         assert isinstance(value, Reduced)
         if value.count <= SERIAL:
             total = self._new("total")
-            self._line(f"{TYPES[value.dtype.char]} {total} = {first_of(value)};")
+            self._line(f"{TYPES[value.dtype.char]} {total} = {beginning(value)};")
             self._known[total] = total
             with self._loop(k := self._new("k"), "0", value.count, 1):
                 self._add(value, total, self._in_row(at, k, value.count))
@@ -404,7 +404,7 @@ class Kernel:
             with self._loop(k, "lane", value.count, self._lanes):
                 self._add(value, total, self._in_row("row", k, value.count))
             kind = TYPES[value.dtype.char]
-            self._all += [f"{kind} {total} = {first_of(value)};", *self._lines]
+            self._all += [f"{kind} {total} = {beginning(value)};", *self._lines]
             self._all.append(f"{total} = across<{self._lanes}, {value.kind.title()}>({total});")
             self._lines, self._known, self._loops = outer
             self._known.maps[-1].update({key: total, total: total})
@@ -472,7 +472,7 @@ def literal(number: Any) -> str:
     return f"({float(number).hex()}{'f' if number.dtype == np.float32 else ''})"
 
 
-def first_of(value: Reduced) -> str:
+def beginning(value: Reduced) -> str:
     """What a reduction begins with."""
     if value.kind in ("sum", "prod"):
         return str(int(value.kind == "prod"))

@@ -299,21 +299,23 @@ def reduced(kind: str, x: Traced, axis: Any, keepdims: bool) -> Traced:
 # Elements at places.
 
 
+def spread(x: Traced, key: Sequence[Any]) -> tuple[list[Traced], tuple[int, ...]]:
+    """Places along the first axes of x, for each element of x[key], and the shape of that."""
+    rest, places = x.shape[len(key) :], [traced(one) for one in key]
+    shape = np.broadcast_shapes(*(one.shape for one in places)) + rest
+    return [broadcast(one.reshape(*one.shape, *[1] * len(rest)), shape) for one in places], shape
+
+
 def gathered(x: Traced, key: Sequence[Any]) -> Traced:
     """x[key], of arrays that are places along the first axes."""
-    rest = x.shape[len(key) :]
-    places = [traced(one) for one in key]
-    shape = np.broadcast_shapes(*(one.shape for one in places)) + rest
-    places = [broadcast(one.reshape(*one.shape, *[1] * len(rest)), shape) for one in places]
+    places, shape = spread(x, key)
     axes = [*zip(x.shape, x.strides, strict=True)][: len(key)]
     return Traced(Gathered(broadcast(x[(0,) * len(key)], shape), places, axes))
 
 
 def scattered(x: Traced, key: Sequence[Any], values: Any) -> Traced:
     """x after x[key] = values."""
-    rest, places = x.shape[len(key) :], [traced(one) for one in key]
-    shape = np.broadcast_shapes(*(one.shape for one in places)) + rest
-    places = [broadcast(one.reshape(*one.shape, *[1] * len(rest)), shape) for one in places]
+    places, shape = spread(x, key)
     values = broadcast(traced(values), shape).astype(x.dtype)
     axes = [*zip(x.shape, in_c_order(x.shape), strict=True)][: len(key)]
     return Traced(Scattered((x, values, *places), axes))

@@ -256,23 +256,20 @@ class Matte:
         """(height, width) uint8, from 0 for background to 255 for foreground.
 
         Args:
-            luma: (height, width) uint8: the frame as displayed, whose edges the matte follows; None: it is stretched.
-                Where it lies, the result lies: on the host, unless it is a CuPy array.
+            luma: (height, width) uint8, on the host: the frame as displayed, whose edges the matte follows; None: it
+                is stretched.
         """
-        from framefuse.kernels.arrays import on_gpu, to_host, zeros
-        from framefuse.kernels.masks import guided
+        from framefuse.kernels.arrays import to_host
+        from framefuse.kernels.masks.guided import guided, shrink
 
-        gpu = luma is not None and on_gpu(luma)
-        whole: Array = zeros(gpu, self.size[::-1], np.uint8)
+        whole: Array = np.zeros(self.size[::-1], np.uint8)
         for (x, y, width, height), alpha, guide in self.parts:
-            if not gpu:
-                alpha, guide = to_host(alpha), None if guide is None else to_host(guide)
-            own = whole[y : y + height, x : x + width]
+            alpha, own = to_host(alpha), whole[y : y + height, x : x + width]
             gain = max(1.0, width / alpha.shape[1] / max(self.feather, 0.1))
             # Black has no edges to follow.
             seen = np.zeros_like(own) if luma is None else luma[y : y + height, x : x + width]
-            low = guided.shrink(seen, alpha.shape) if luma is None or guide is None else guide
-            guided.guided(alpha, low, seen, gain=gain, out=own)
+            low = shrink(seen, alpha.shape) if luma is None or guide is None else to_host(guide)
+            guided(alpha, low, seen, gain=gain, out=own)
         return whole
 
 

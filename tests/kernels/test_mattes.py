@@ -13,9 +13,10 @@ from cuda_on_cpu import on_device
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels.arrays import to_host
 from framefuse.kernels.masks import mattes
-from framefuse.kernels.masks.call import upsample
-from framefuse.kernels.masks.canvas import Canvas, is_composable, luma_of, planes_of, repeated
-from framefuse.kernels.masks.guided import guided, shrink
+from framefuse.kernels.masks.call import composite, upsample
+from framefuse.kernels.masks.canvas import Canvas, Layers, compose, guides_of, is_composable
+from framefuse.kernels.masks.grids import Grid, grids_of, joined, new_samples
+from framefuse.kernels.masks.guided import guided, shrink, shrunk
 from framefuse.kernels.masks.mattes import REACH, DeviceShare, Moment, steadied
 
 Move = Callable[[NDArray[Any]], Any]
@@ -63,24 +64,24 @@ def test_shrunk_planes(shape: tuple[int, int], size: tuple[int, int], move: Move
     np.testing.assert_allclose(host(shrink(there, size, white=255)), expected * 255, atol=1e-3)
 
 
-@pytest.mark.parametrize("content", ["random", "none", "all", "half"])
-@pytest.mark.parametrize(("shape", "size"), SIZES)
-def test_guided_mattes(shape: tuple[int, int], size: tuple[int, int], content: str, move: Move) -> None:
-    random = np.random.default_rng(2)
-    guide = random.integers(0, 256, shape, np.uint8)
-    guide[:, shape[1] // 2 :] //= 4
-    alpha = {"random": random.uniform(0, 1, size), "half": np.arange(size[1]) * 2 >= size[1] + 0.0 * np.zeros(size)}
-    given = alpha.get(content, np.full(size, float(content == "all"))).astype(np.float32)
-    low = shrink(guide, size)
-    whole = np.zeros((shape[0] + 2, shape[1] + 5), np.uint8)
-    for gain in (1.0, 2.5):
-        expected = guided(given, low, guide, gain=gain)
-        within_one(guided(move(given), move(low), move(guide), gain=gain), expected)
-        there = move(whole)
-        guided(move(given), move(low), move(guide), gain=gain, out=there[1 : 1 + shape[0], 3 : 3 + shape[1]])
-        found = host(there)
-        within_one(found[1 : 1 + shape[0], 3 : 3 + shape[1]], expected)
-        assert not found[0].any() and not found[:, :3].any(), "what is around stays as it is"
+@pytest.mark.parametrize("sizes", [[(1, 1)], [(7, 13), (7, 12)], [(5, 300)]])
+def test_samples_follow_each_other(sizes: list[tuple[int, int]], move: Move) -> None:
+    made = new_samples(grids_of(sizes))
+    assert [part.shape for part in made] == sizes and joined(made) is made[0]
+    values = [np.random.default_rng(1).uniform(0, 1, size).astype(np.float32) for size in sizes]
+    apart = [move(np.pad(value.ravel(), 3))[3:-3].reshape(value.shape) for value in values]
+    whole = host(joined(apart))
+    assert len(sizes) == 1 or joined(apart) is not apart[0]
+    np.testing.assert_array_equal(whole, values[0])
+
+
+def test_every_view_is_shrunk_at_once(move: Move) -> None:
+    plane = np.random.default_rng(1).integers(0, 1024, (61, 97), np.uint16)
+    grids = [Grid((0, 3, 48, 58), (7, 12)), Grid((48, 0, 49, 61), (7, 13))]
+    seen = ((plane.astype(int) + 2) >> 2).clip(0, 255).astype(np.uint8)
+    for found, ((x, y, width, height), size) in zip(shrunk(move(plane), grids, shift=2), grids, strict=True):
+        expected = shrink(np.ascontiguousarray(seen[y : y + height, x : x + width]), size)
+        np.testing.assert_allclose(host(found), expected, atol=1e-6)
 
 
 def moments(count: int, sizes: list[tuple[int, int]], cuts: tuple[int, ...], move: Move) -> list[Moment]:
@@ -120,31 +121,75 @@ def test_a_change_that_is_not_a_number_is_a_cut(move: Move) -> None:
         np.testing.assert_array_equal(host(steadied(one, 1, weight=1.0, medians=False)[0]), host(one[1].alphas[0]))
 
 
-@pytest.mark.parametrize("name", ["nv12", "nv21", "yuv420p", "p010", "yuv420p10"])
-@pytest.mark.parametrize("size", [(8, 6), (7, 5), (1, 1), (300, 4)])
-def test_planes_of_surfaces(name: str, size: tuple[int, int], move: Move) -> None:
-    """Rounded to 8 bits, U and V apart, and of even size."""
+def surface(name: str, size: tuple[int, int], move: Move) -> tuple[Frame, list[NDArray[Any]]]:
+    """A frame where the kernels run, and its planes Y, U, V, rounded to 8 bits and of even size."""
     format, (width, height) = PIXEL_FORMATS[name], size
     random, most = np.random.default_rng(4), (1 << format.bits) - 1
     planes = [(random.integers(0, most + 1, shape) << format.shift).astype(format.dtype)
               for shape in format.plane_shapes(width, height)]  # fmt: skip
     frame = Frame(tuple(map(move, planes)), format)
     assert is_composable(frame)
-    bytes_of = [((plane.astype(int) >> format.shift) + (1 << format.bits - 8) // 2 >> format.bits - 8).clip(0, 255)
-                for plane in planes]  # fmt: skip
-    luma, *chroma = bytes_of
+    luma, *chroma = [
+        ((plane.astype(int) >> format.shift) + (1 << format.bits - 8) // 2 >> format.bits - 8).clip(0, 255)
+        for plane in planes
+    ]
     if len(chroma) == 1:
         chroma = [chroma[0][..., (format.channels or "uv").index(role)] for role in "uv"]
-    even = height + height % 2, width + width % 2
-    canvas = Canvas((even, (even[0] // 2, even[1] // 2), (even[0] // 2, even[1] // 2)))
-    planes_of(frame, tuple(canvas.planes))
-    np.testing.assert_array_equal(host(luma_of(frame)), luma)
-    padded = np.pad(luma, ((0, height % 2), (0, width % 2)), mode="edge")
-    for found, expected in zip(canvas.download(), (padded, *chroma), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    target = move(np.zeros(even, np.uint8))
-    repeated(luma_of(frame), target)
-    np.testing.assert_array_equal(host(target), padded)
+    luma = np.pad(luma, ((0, height % 2), (0, width % 2)), mode="edge")
+    return frame, [np.ascontiguousarray(plane, np.uint8) for plane in (luma, *chroma)]
+
+
+def eyes(size: tuple[int, int], content: str) -> list[tuple[Grid, NDArray[np.float32], NDArray[np.float32]]]:
+    """Two views beside each other, of which the second is wider and higher, or one alone; their mattes and guides."""
+    (width, height), random = size, np.random.default_rng(2)
+    regions = [(0, 0, width // 2, max(1, height - 3)), (width // 2, 0, width - width // 2, height)]
+    found = []
+    for region in regions[width < 2 :]:
+        shape = max(1, region[3] // 5), max(1, region[2] // 7)
+        alpha = random.uniform(-0.5, 1.5, shape).clip(0, 1)
+        alpha = {"none": 0 * alpha, "all": 0 * alpha + 1}.get(content, alpha).astype(np.float32)
+        found.append((Grid(region, shape), alpha, random.uniform(0, 1, shape).astype(np.float32)))
+    return found
+
+
+@pytest.mark.parametrize("name", ["nv12", "nv21", "yuv420p", "p010", "yuv420p10"])
+@pytest.mark.parametrize("size", [(8, 6), (7, 5), (1, 1), (300, 4), (530, 31), (67, 130)])
+@pytest.mark.parametrize("content", ["random", "none", "all"])
+def test_composed_frames(name: str, size: tuple[int, int], content: str, move: Move) -> None:
+    """Y, U, V and the matte of surfaces, with colours on either side, against the host's."""
+    frame, planes = surface(name, size, move)
+    views, (height, width) = eyes(size, content), planes[0].shape
+    there = [(grid, move(alpha), move(guide)) for grid, alpha, guide in views]
+    for (grid, _, _), found in zip(views, guides_of(frame, [grid for grid, _, _ in views]), strict=True):
+        x, y, wide, high = grid.region
+        seen = np.ascontiguousarray(planes[0][y : y + high, x : x + wide])
+        np.testing.assert_allclose(host(found), shrink(seen, grid.shape), atol=1e-6)
+    for feather in (0.0, 2.0, 1000.0):
+        matte = np.zeros((size[1], size[0]), np.uint8)
+        for grid, alpha, guide in views:
+            x, y, wide, high = grid.region
+            gain = max(1.0, wide / grid.shape[1] / max(feather, 0.1))
+            part = np.ascontiguousarray(planes[0][y : y + high, x : x + wide])
+            matte[y : y + high, x : x + wide] = guided(alpha, guide, part, gain=gain)
+        matte = np.pad(matte, ((0, size[1] % 2), (0, size[0] % 2)), mode="edge")
+        canvas = Canvas((planes[0].shape, planes[1].shape, planes[1].shape, planes[0].shape))
+        compose(frame, there, Layers((None,) * 3, (None,) * 3), feather, canvas.planes)
+        *same, alpha = canvas.download()
+        for found, expected in zip(same, planes, strict=True):
+            np.testing.assert_array_equal(found, expected)
+        within_one(alpha, matte)
+        alpha = alpha.copy()
+        own = None, None, None
+        for layers in (Layers(own, (16, 200, 90)), Layers((255, 0, 33), own, 127), Layers((9,), (240,))):
+            opacity = np.full(alpha.shape, layers.opacity, np.uint8)
+            weight = composite(opacity, np.zeros_like(alpha), alpha)
+            coarse = upsample(weight, (height // 2, width // 2))
+            canvas = Canvas((planes[0].shape, planes[1].shape, planes[1].shape)[: len(layers.over)])
+            compose(frame, there, layers, feather, canvas.planes)
+            sides = zip(canvas.download(), planes, (weight, coarse, coarse), layers.over, layers.under, strict=False)
+            for found, plane, matte_of_plane, *values in sides:
+                over, under = (plane if value is None else np.full_like(plane, value) for value in values)
+                np.testing.assert_array_equal(found, composite(over, under, matte_of_plane))
 
 
 def test_what_only_the_host_composes() -> None:

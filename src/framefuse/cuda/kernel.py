@@ -93,7 +93,12 @@ def launch(symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
         CapabilityError: as `prepare`.
         EngineError: CUDA refused the launch.
     """
-    bind(symbol, **arguments)(stream)
+    if recording.launches is not None:
+        bind(symbol, **arguments)(stream)
+        return
+    kernel = _loaded(symbol)
+    own = kernel.slots
+    _start(kernel, kernel.packing(arguments, own.buffer), own.parameters, stream)
 
 
 def bind(symbol: str, **arguments: Any) -> Bound:
@@ -169,6 +174,8 @@ class _Loaded:
         code = library.cuFuncGetAttribute(ctypes.byref(ctypes.c_int()), NUM_REGS, function)
         check(code, f"load {description.symbol}")
         self.function = function.value
+        self.slots = _ThreadSlots(self.packing)
+        """For launches that are not repeated."""
 
 
 def _module(description: Description, capability: int) -> ctypes.c_void_p:
@@ -181,19 +188,25 @@ def _module(description: Description, capability: int) -> ctypes.c_void_p:
     return _modules[key]
 
 
+class _Slots:
+    """Packed parameters, and the address of each for the driver."""
+
+    def __init__(self, packing: Packing) -> None:
+        self.buffer = ctypes.create_string_buffer(8 * packing.slots)
+        start, count = ctypes.addressof(self.buffer), len(packing.description.parameters)
+        self.parameters = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
+
+
+class _ThreadSlots(threading.local, _Slots):
+    """Those of each thread."""
+
+
 class Bound:
     """A kernel with its arguments, as `bind` returns it. Several threads may launch it at the same time."""
 
     def __init__(self, kernel: _Loaded, arguments: dict[str, Any]) -> None:
-        self._kernel, self._what = kernel.function, kernel.what
-        self._buffer = ctypes.create_string_buffer(8 * kernel.packing.slots)
-        grid = kernel.packing(arguments, self._buffer)
-        start = ctypes.addressof(self._buffer)
-        count = len(kernel.packing.description.parameters)
-        self._parameters = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
-        self._shape = (*grid, *kernel.shape)
-        self._early = kernel.early
-        self._empty = min(grid) == 0
+        self._kernel, self._slots = kernel, _Slots(kernel.packing)
+        self._grid = kernel.packing(arguments, self._slots.buffer)
 
     def __call__(self, stream: int | None = None) -> None:
         """Launch the kernel.
@@ -206,13 +219,17 @@ class Bound:
         """
         if recording.launches is not None:
             recording.launches.append(self)
-        if self._empty:
-            return
-        state, pointer = _thread_state(), device.current_stream() if stream is None else stream
-        CONFIGURATION.pack_into(state.configuration, 0, *self._shape, pointer, state.attributes, self._early)
-        code = state.start(state.address, self._kernel, self._parameters, None)
-        if code:
-            check(code, self._what)
+        _start(self._kernel, self._grid, self._slots.parameters, stream)
+
+
+def _start(kernel: _Loaded, grid: tuple[int, int, int], parameters: Any, stream: int | None) -> None:
+    if 0 in grid:
+        return
+    state, pointer = _thread_state(), device.current_stream() if stream is None else stream
+    CONFIGURATION.pack_into(state.configuration, 0, *grid, *kernel.shape, pointer, state.attributes, kernel.early)
+    code = state.start(state.address, kernel.function, parameters, None)
+    if code:
+        check(code, kernel.what)
 
 
 class _ThreadState(threading.local):

@@ -71,6 +71,8 @@ def merge(
         max_det: maximum number of objects.
         agnostic: whether boxes of different classes may be one object.
     """
+    if not any(map(len, found)):
+        return replace(found[0], view=np.zeros(0, np.int64))
     parts, cuts = [], []
     for number, (objects, view) in enumerate(zip(found, views, strict=True)):
         part = replace(objects, view=np.full(len(objects), number, np.int64))

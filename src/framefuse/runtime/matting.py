@@ -9,7 +9,8 @@ import numpy as np
 
 from framefuse.config import Settings
 from framefuse.kernels.arrays import to_host
-from framefuse.kernels.masks.canvas import lies_on_gpu, luma_of
+from framefuse.kernels.masks.canvas import guides_of, lies_on_gpu
+from framefuse.kernels.masks.grids import Grid
 from framefuse.kernels.masks.guided import shrink
 from framefuse.kernels.masks.mattes import REACH, Moment, steadied
 from framefuse.prediction import Detections, Matte, MattePart
@@ -148,9 +149,12 @@ class Matting:
         parts, on_gpu = matte.parts, lies_on_gpu(frame)
         if not on_gpu:  # the frame is of a kind that only the host composes
             parts = tuple(part._replace(alpha=to_host(part.alpha)) for part in parts)
-        luma, guides = luma_of(frame) if on_gpu else self._converter.luma(frame), []
-        for (x, y, width, height), alpha, _ in parts:
-            guides.append(shrink(luma[y : y + height, x : x + width], alpha.shape))
+        if on_gpu:
+            guides = guides_of(frame, [Grid(part.region, part.alpha.shape) for part in parts])
+        else:
+            luma = self._converter.luma(frame)
+            guides = [shrink(luma[y : y + height, x : x + width], alpha.shape)
+                      for (x, y, width, height), alpha, _ in parts]  # fmt: skip
         return _Look(parts, Moment([part.alpha for part in parts], guides), result.frame.seconds, on_gpu)
 
 

@@ -1,6 +1,7 @@
 """What a segmenter finds, as a video with the source's audio or as images: a matte, transparency, a composition."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 
 from framefuse.errors import SinkError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.kernels.arrays import device_table, new, on_gpu, to_host
+from framefuse.kernels.arrays import new, on_gpu, to_host
 from framefuse.kernels.geometry.call import remap
 from framefuse.kernels.geometry.projections import equirectangular_to_fisheye
 from framefuse.kernels.masks.call import box_blur, composite, upsample
-from framefuse.kernels.masks.canvas import Canvas, lies_on_gpu, luma_of, planes_of, repeated
+from framefuse.kernels.masks.canvas import OPAQUE, Canvas, Layers, compose, lies_on_gpu
+from framefuse.kernels.masks.grids import Grid
 from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Matte, Result
 from framefuse.sinks import VP9, WEBM, SinkContext
@@ -116,17 +118,17 @@ class MatteSink(VideoSink):
         """The frame on the host, composed but for transparency. One copy brings it there."""
         format = VideoFormat(frame.width, frame.height, Meaning(frame.matrix, frame.full_range))
         (width, height), count = format.even, {"gray": 1, "alpha": 4}.get(self._mode, 3)
+        whole, coarse = (height, width), (height // 2, width // 2)
         if format not in self._canvas:
-            whole, coarse = (height, width), (height // 2, width // 2)
             self._canvas = {format: Canvas((whole, coarse, coarse, whole)[:count])}
-        canvas, luma = self._canvas[format], luma_of(frame)
-        matte = alpha = _matte_of(result).alpha(luma)
-        if self._mode == "alpha" or matte.shape != (height, width):
-            alpha = canvas.planes[3] if self._mode == "alpha" else new(True, (height, width), np.uint8)
-            repeated(matte, alpha)
-        if self._mode != "gray":
-            planes_of(frame, tuple(canvas.planes[:3]))
-        self._compose(tuple(canvas.planes), alpha, format)
+        canvas, matte = self._canvas[format], _matte_of(result)
+        views = [(Grid(part.region, part.alpha.shape), part.alpha, part.guide) for part in matte.parts]
+        out, blurs = list(canvas.planes), self._mode == "blur"
+        if blurs:
+            out.append(new(True, whole, np.uint8))
+        compose(frame, views, self._layers(format), matte.feather, out)
+        if blurs:
+            _blur(out[:3], out[3])
         self._composed = canvas.download()
         self._context.copied(canvas.nbytes)
         shown = [plane[: format.height, : format.width] for plane in self._composed[:1]] + self._composed[1:3]
@@ -142,40 +144,38 @@ class MatteSink(VideoSink):
         luma = planes[0][: format.height, : format.width]
         alpha = np.empty_like(planes[0])
         fill((alpha,), (_matte_of(result).alpha(luma),), 0)
-        self._compose(planes, alpha, format)
-
-    def _compose(self, planes: tuple[Any, ...], alpha: Any, format: VideoFormat) -> None:
-        """Compose the planes of a frame, on the host or on a GPU, with a matte there."""
-        if self._mode == "gray":
-            black, white = (_constant(value, alpha) for value in _ends(format))
-            composite(white, black, alpha, out=planes[0])
-            for plane in planes[1:]:
-                plane[:] = 128
-        elif self._mode == "alpha":
-            if planes[3] is not alpha:
-                planes[3][:] = alpha
+        if self._mode == "alpha":
+            planes[3][:] = alpha
         elif self._mode == "packed":
             if self._stereo.projection == "equirect180":
                 outside = encode_colour((0, 0, 0), *format.meaning)
                 for plane, role in zip((*planes, alpha), "yuvA", strict=True):
                     _to_fisheye(plane, outside.get(role, 0))
             _pack(planes, alpha, format)
+        elif self._mode == "blur":
+            _blur(planes, alpha)
         else:
-            if self._mode == "overlay":
-                alpha = _tinted(alpha)
+            layers = self._layers(format)
+            alpha = alpha if layers.opacity == OPAQUE else _weakened(alpha, layers.opacity)
             coarse = upsample(alpha, planes[1].shape)
-            for plane, own, other in zip(
-                planes, (alpha, coarse, coarse), self._backgrounds(planes, format), strict=True
-            ):
-                over, under = (other, plane) if self._mode == "overlay" else (plane, other)
+            mattes = alpha, coarse, coarse
+            for plane, own, *values in zip(planes, mattes, layers.over, layers.under, strict=False):
+                over, under = (plane if value is None else _full(value, plane.shape) for value in values)
                 composite(over, under, own, out=plane)
+            for plane in planes[len(layers.over) :]:
+                plane[:] = 128
 
-    def _backgrounds(self, planes: tuple[Plane, ...], format: VideoFormat) -> list[Plane]:
-        """What each plane is composed with."""
-        if self._mode == "blur":
-            return [_blurred(plane) for plane in planes]
+    def _layers(self, format: VideoFormat) -> Layers:
+        """What the matte separates, where the frame and colours do."""
+        own = (None, None, None)
+        if self._mode == "gray":
+            black, white = _ends(format)
+            return Layers((white,), (black,))
+        if self._mode not in COLOURS:
+            return Layers(own, own)
         values = encode_colour(COLOURS[self._mode], *format.meaning)
-        return [_constant(values[role], plane) for role, plane in zip("yuv", planes, strict=True)]
+        colour = tuple(values[role] for role in "yuv")
+        return Layers(colour, own, TINT) if self._mode == "overlay" else Layers(own, colour)
 
 
 class MatteImagesSink(StillsSink):
@@ -216,7 +216,7 @@ class MatteImagesSink(StillsSink):
         else:
             other = np.full_like(image, COLOURS[self._mode])
         if self._mode == "overlay":
-            alpha, image, other = _tinted(alpha), other, image
+            alpha, image, other = _weakened(alpha, TINT), other, image
         composed: Plane = composite(image, other, alpha)
         return composed
 
@@ -279,22 +279,24 @@ def _matte_of(result: Result) -> Matte:
     return result.matte
 
 
-def _constant(value: int, like: Any) -> Any:
-    """A plane of one value, on the host or on a GPU as the other, which must not be changed."""
-    facts = value, tuple(like.shape)
-    return device_table(_full, *facts)[0] if on_gpu(like) else _full(*facts)[0]
-
-
 @lru_cache(maxsize=8)
-def _full(value: int, shape: tuple[int, int]) -> tuple[Plane]:
+def _full(value: int, shape: tuple[int, int]) -> Plane:
     plane = np.full(shape, value, np.uint8)
     plane.flags.writeable = False
-    return (plane,)
+    return plane
 
 
-def _tinted(alpha: Any) -> Any:
-    """The matte with the opacity of an overlay."""
-    return composite(_constant(TINT, alpha), _constant(0, alpha), alpha)
+def _weakened(alpha: Plane, opacity: int) -> Plane:
+    """The matte times an opacity of 0..255."""
+    weaker: Plane = composite(_full(opacity, alpha.shape), _full(0, alpha.shape), alpha)
+    return weaker
+
+
+def _blur(planes: Sequence[Any], alpha: Any) -> None:
+    """Blur what is not foreground in the planes of a frame, on the host or on a GPU."""
+    coarse = upsample(alpha, planes[1].shape)
+    for plane, own in zip(planes, (alpha, coarse, coarse), strict=True):
+        composite(plane, _blurred(plane), own, out=plane)
 
 
 def _blurred(plane: Any) -> Any:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
+from framefuse.cuda.launch_plan import keep
 from framefuse.frame import Frame, PixelFormat
-from framefuse.kernels.arrays import checked, kind, new, on_gpu, pitch
+from framefuse.kernels.arrays import address, kind, new, on_gpu, pitch
+from framefuse.kernels.masks.grids import Grid, joined, most, table
+from framefuse.kernels.masks.guided import SMALLEST_VARIANCE, shrunk
+
+OPAQUE = 255
 
 
 def is_composable(frame: Frame) -> bool:
@@ -21,39 +27,64 @@ def lies_on_gpu(frame: Frame) -> bool:
     return on_gpu(frame.planes[0])
 
 
-def luma_of(frame: Frame) -> Any:
-    """(height, width) uint8 of a composable frame on a GPU, without a copy if it has 8 bits."""
-    luma = frame.planes[0]
-    return luma if luma.dtype == np.uint8 else _narrowed(luma, frame.format, new(True, luma.shape, np.uint8))
+def guides_of(frame: Frame, grids: Sequence[Grid]) -> list[Any]:
+    """Luma in 0..1 at the samples of each view of a composable frame on a GPU."""
+    return shrunk(frame.planes[0], grids, shift=_shift(frame.format))
 
 
-def planes_of(frame: Frame, out: tuple[Any, ...]) -> None:
-    """The planes Y, U, V of a composable frame on a GPU, each into one of `out`; what is missing at the right and below
-    is repeated."""
+def _shift(format: PixelFormat) -> int:
+    """Bits of a sample beyond 8."""
+    return format.bits + format.shift - 8
+
+
+class Layers(NamedTuple):
+    """What is composed: in each of Y, U and V, or in Y alone, one value over another by the matte. None stands for the
+    frame's own."""
+
+    over: tuple[int | None, ...]
+    under: tuple[int | None, ...]
+    opacity: int = OPAQUE
+    """Of what is over, 0..255."""
+
+
+def compose(
+    frame: Frame, views: Sequence[tuple[Grid, Any, Any]], layers: Layers, feather: float, out: Sequence[Any]
+) -> None:
+    """Compose a frame on a GPU with its matte, as `guided` and `call.composite` do on the host.
+
+    Args:
+        frame: a composable one.
+        views: of each its place, its matte and its guide, (rows, columns) float32 in 0..1. Elsewhere the matte is 0.
+        feather: width of the soft edge in pixels; one sample is the widest.
+        out: contiguous uint8 of even size: Y; or Y, U and V; or these and the matte. What the frame lacks at the right
+            and below is repeated.
+    """
+    grids, alphas, guides = zip(*views, strict=True)
+    facts, lower, weights = table(grids)
+    sizes = most(grids)
+    fits = keep(new(True, (sum(alpha.size for alpha in alphas), 2), np.float32))  # between both launches
+    given = {"alpha_address": joined(alphas), "low_address": joined(guides), "grids_address": facts}
+    soft = {"variance": SMALLEST_VARIANCE, "feather": max(feather, 0.1), "target_address": fits}
+    kernel.launch("matte_fit", **given, **soft, **sizes)
     luma, *chroma = frame.planes
-    if len(chroma) == 1:
-        order = "uv" if not frame.format.channels else frame.format.channels
-        chroma = [chroma[0][..., order.index(role)] for role in "uv"]
-    for source, target in zip((luma, *chroma), out, strict=True):
-        _narrowed(source, frame.format, target)
-
-
-def repeated(plane: Any, out: Any) -> None:
-    """A uint8 plane on a GPU into one that is as large or larger, where its last column and row are repeated."""
-    _launch(plane, 0, out)
-
-
-def _narrowed(source: Any, format: PixelFormat, out: Any) -> Any:
-    _launch(source, format.bits + format.shift - 8, out)
-    return out
-
-
-def _launch(source: Any, shift: int, out: Any) -> None:
-    out = checked("out", out, True, out.shape, "uint8")
-    places = {"source_address": source, "source_pitch": pitch(source, 0), "step": pitch(source, 1), "shift": shift}
-    places |= {"target_address": out, "target_pitch": pitch(out, 0)}
-    sizes = dict(zip(("height", "width", "target_height", "target_width"), (*source.shape, *out.shape), strict=True))
-    kernel.launch(f"matte_plane_{kind(source)}", **places, **sizes)
+    places: dict[str, Any] = {"luma_address": luma, "luma_pitch": pitch(luma, 0)}
+    places |= {"chroma_pitch": pitch(chroma[0], 0), "chroma_step": pitch(chroma[0], 1)}
+    if len(chroma) == 1:  # U and V alternate
+        order, start = frame.format.channels or "uv", address(chroma[0])
+        places |= {f"{role}_address": start + order.index(role) * luma.itemsize for role in "uv"}
+    else:
+        places |= {f"{role}_address": plane for role, plane in zip("uv", chroma, strict=True)}
+    targets = dict(zip(("y_target", "u_target", "v_target", "alpha"), (*out, 0, 0, 0), strict=False))
+    values = {f"{role}_{side}": -1 if value is None else value
+              for side, given in (("over", layers.over), ("under", layers.under))
+              for role, value in zip("yuv", (*given, None, None), strict=False)}  # fmt: skip
+    kernel.launch(
+        f"matte_frame_{kind(luma)}", **places, **values, shift=_shift(frame.format), tint=layers.opacity,
+        height=frame.planes[0].shape[0], width=frame.planes[0].shape[1], grids_address=facts, views=len(grids),
+        fits_address=fits, lower_address=lower, weight_address=weights,
+        **{f"{name}_address": target for name, target in targets.items()},
+        rows=out[0].shape[0] // 2, columns=out[0].shape[1] // 2,
+    )  # fmt: skip
 
 
 class Canvas:

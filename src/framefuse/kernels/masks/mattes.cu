@@ -1,10 +1,20 @@
 // Mattes on the GPU, with the arithmetic of `mattes.py` and `guided.py`: from scores to shares, steadied over frames,
-// fitted to the luma that guides them, and stretched to the resolution of the frame. Pitches are in elements.
+// fitted to the luma that guides them, and composed at the resolution of the frame. A launch takes all views of a frame,
+// whose samples lie one after the other. Pitches are in elements.
 
-constexpr int THREADS = 256, AROUND = 9, CENTRE = 4;
+constexpr int THREADS = 256, AROUND = 9, CENTRE = 4, AHEAD = 8;
+
+// A view: its place in the frame, its rows and columns of samples, and the numbers of its first sample and its first tap.
+struct Grid {
+  int x, y, width, height, rows, columns, sample, tap;
+};
 
 static __device__ float lerp(float a, float b, float weight) { return a + (b - a) * weight; }
 static __device__ int within(int at, int count) { return min(max(at, 0), count - 1); }
+// A sample with `shift` bits more, as 8 bits.
+static __device__ int narrowed(int value, int shift) {
+  return shift ? min((value + (1 << (shift - 1))) >> shift, 255) : value;
+}
 
 // ranges[n] = the least and the greatest score of an image of one class.
 // launch: grid (n), block 256, waits
@@ -49,12 +59,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
     const float value = scores[0];
     share = logits ? 1 / (1 + expf(-min(max(value, -80.0f), 80.0f))) : min(max(value, 0.0f), 1.0f);
   } else {
-    float most = scores[0], all = 0, some = 0;
-    for (int c = 1; c < classes; ++c) most = max(most, scores[c * class_pitch]);
-    for (int c = 0; c < classes; ++c) {
-      const float power = expf(scores[c * class_pitch] - most);
-      all += power;
-      some += wanted_address[c] ? power : 0;
+    float most = -INFINITY, all = 0, some = 0;
+    for (int from = 0; from < classes; from += AHEAD) {
+      float ahead[AHEAD], before = most;  // read at once; past the end, the last class is read again and counts nothing
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) ahead[a] = scores[min(from + a, classes - 1) * class_pitch];
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) most = max(most, ahead[a]);
+      const float again = expf(before - most);
+      all *= again;
+      some *= again;
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) {
+        const float power = from + a < classes ? expf(ahead[a] - most) : 0;
+        all += power;
+        some += wanted_address[min(from + a, classes - 1)] ? power : 0;
+      }
     }
     share = some / all;
   }
@@ -62,54 +82,65 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
 }
 
 // target[r, c] = white / 255 times the mean of the pixels of a cell, whose borders are rounded down. A warp sums a cell.
-// launch: grid ((columns + 7) / 8, rows), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) matte_shrink(
-    const uint8_t* __restrict__ source_address, int source_pitch, int height, int width,
-    float* __restrict__ target_address, int rows, int columns, float white) {
+// kernels: matte_shrink_u8 <uint8_t>, matte_shrink_u16 <uint16_t>
+// launch: grid ((most_columns + 7) / 8, most_rows, views), block 256, waits
+template <class Sample>
+__global__ void __launch_bounds__(THREADS) matte_shrink(
+    const Sample* __restrict__ source_address, int source_pitch, int shift, const Grid* __restrict__ grids_address,
+    float white, float* __restrict__ target_address) {
   wait_for_previous();
+  const Grid grid = grids_address[blockIdx.z];
   const int row = blockIdx.y, column = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int cell = min(column, columns - 1);  // all lanes of a warp take part
-  const int top = (int64_t)row * height / rows, bottom = (int64_t)(row + 1) * height / rows;
-  const int left = (int64_t)cell * width / columns, wide = (int64_t)(cell + 1) * width / columns - left;
-  const int count = (bottom - top) * wide;
+  if (row >= grid.rows) return;
+  const int cell = min(column, grid.columns - 1);  // all lanes of a warp take part
+  const int top = (int64_t)row * grid.height / grid.rows, bottom = (int64_t)(row + 1) * grid.height / grid.rows;
+  const int left = (int64_t)cell * grid.width / grid.columns;
+  const int wide = (int64_t)(cell + 1) * grid.width / grid.columns - left, count = (bottom - top) * wide;
+  const Sample* source = source_address + (int64_t)(grid.y + top) * source_pitch + grid.x + left;
   unsigned sum = 0;
   for (int at = lane; at < count; at += 32)
-    sum += source_address[(int64_t)(top + at / wide) * source_pitch + left + at % wide];
+    sum += narrowed(source[(int64_t)(at / wide) * source_pitch + at % wide], shift);
   for (int half = 16; half; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-  if (lane == 0 && column < columns)
-    target_address[row * columns + column] = (float)sum / ((float)count * 255) * white;
+  if (lane == 0 && column < grid.columns)
+    target_address[grid.sample + row * grid.columns + column] = (float)sum / ((float)count * 255) * white;
 }
 
-// change[0] = the mean of |guide - before|.
-// launch: grid (1), block 1024, waits
+// change[view] = the mean of |guide - before|.
+// launch: grid (views), block 1024, waits
 extern "C" __global__ void __launch_bounds__(1024) matte_change(
-    const float* __restrict__ guide_address, const float* __restrict__ before_address, int samples,
-    float* __restrict__ change_address) {
+    const float* __restrict__ guide_address, const float* __restrict__ before_address,
+    const Grid* __restrict__ grids_address, float* __restrict__ change_address) {
   wait_for_previous();
   __shared__ float sums[1024];
+  const Grid grid = grids_address[blockIdx.x];
+  const int samples = grid.rows * grid.columns;
+  const float *guide = guide_address + grid.sample, *before = before_address + grid.sample;
   float sum = 0;
-  for (int at = threadIdx.x; at < samples; at += 1024) sum += fabsf(guide_address[at] - before_address[at]);
+#pragma unroll 8
+  for (int at = threadIdx.x; at < samples; at += 1024) sum += fabsf(guide[at] - before[at]);
   sums[threadIdx.x] = sum;
   for (int half = 512; half; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) change_address[0] = sums[0] / samples;
+  if (threadIdx.x == 0) change_address[blockIdx.x] = sums[0] / samples;
 }
 
-// The matte of one view of a frame, given those of up to four frames on each side: `mattes.steadied`. Of each frame there
-// are the matte, the guide, and the changes of all views since the frame before; addresses are 0 where there is none.
-// launch: grid ((columns + 255) / 256, rows), block 256, waits
+// The mattes of a frame, given those of up to four frames on each side: `mattes.steadied`. Of each frame there are the
+// mattes, the guides, and the changes since the frame before; addresses are 0 where there is none.
+// launch: grid ((most_columns + 255) / 256, most_rows, views), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) matte_steady(
     const float* alpha_0, const float* alpha_1, const float* alpha_2, const float* alpha_3, const float* alpha_4,
     const float* alpha_5, const float* alpha_6, const float* alpha_7, const float* alpha_8, const float* guide_1,
     const float* guide_2, const float* guide_3, const float* guide_4, const float* guide_5, const float* guide_6,
     const float* guide_7, const float* change_1, const float* change_2, const float* change_3, const float* change_4,
     const float* change_5, const float* change_6, const float* change_7, const float* change_8, int views, float cut,
-    float moves, float steady, bool medians, float* __restrict__ target_address, int rows, int columns) {
+    float moves, float steady, bool medians, const Grid* __restrict__ grids_address,
+    float* __restrict__ target_address) {
   wait_for_previous();
-  const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y;
-  if (x >= columns) return;
+  const Grid grid = grids_address[blockIdx.z];
+  const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y, rows = grid.rows, columns = grid.columns;
+  if (x >= columns || y >= rows) return;
   const float* alphas[AROUND] = {alpha_0, alpha_1, alpha_2, alpha_3, alpha_4, alpha_5, alpha_6, alpha_7, alpha_8};
   const float* guides[AROUND] = {nullptr, guide_1, guide_2, guide_3, guide_4, guide_5, guide_6, guide_7, nullptr};
   const float* changes[AROUND] = {nullptr,  change_1, change_2, change_3, change_4,
@@ -121,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_steady(
     follows[n] = alphas[n - 1] && alphas[n];
     for (int view = 0; follows[n] && view < views; ++view) follows[n] = changes[n][view] <= cut;
   }
-  const int at = y * columns + x;
+  const int at = grid.sample + y * columns + x;
   float values[AROUND];
 #pragma unroll
   for (int n = 0; n < AROUND; ++n) values[n] = alphas[n] ? alphas[n][at] : 0;
@@ -136,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_steady(
     if (n != CENTRE)
       for (int j = -1; j <= 1; ++j)
         for (int i = -1; i <= 1; ++i) {
-          const int beside = within(y + j, rows) * columns + within(x + i, columns);
+          const int beside = grid.sample + within(y + j, rows) * columns + within(x + i, columns);
           most = max(most, fabsf(guides[n][beside] - guides[CENTRE][beside]));
         }
     const float weight = n == CENTRE ? 1 : min(max(1 - most / moves, 0.0f), 1.0f) * steady;
@@ -167,58 +198,84 @@ static __device__ void fit(const float* alpha, const float* low, int rows, int c
 }
 
 // target[y, x] = slope and level of 255 (gain (slope guide / 255 + level - 1/2) + 1/2) + 1/2, each the mean of the fits of
-// the windows around a sample.
-// launch: grid ((columns + 255) / 256, rows), block 256, waits
+// the windows around a sample. The gain makes the soft edge `feather` pixels wide.
+// launch: grid ((most_columns + 255) / 256, most_rows, views), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) matte_fit(
-    const float* __restrict__ alpha_address, const float* __restrict__ low_address, int rows, int columns,
-    float variance, float gain, float2* __restrict__ target_address) {
+    const float* __restrict__ alpha_address, const float* __restrict__ low_address,
+    const Grid* __restrict__ grids_address, float variance, float feather, float2* __restrict__ target_address) {
   wait_for_previous();
-  const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y;
-  if (x >= columns) return;
+  const Grid grid = grids_address[blockIdx.z];
+  const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y, rows = grid.rows, columns = grid.columns;
+  if (x >= columns || y >= rows) return;
+  const float gain = max(1.0f, (float)grid.width / columns / feather);
   float2 mean = {0, 0};
   for (int j = -1; j <= 1; ++j)
     for (int i = -1; i <= 1; ++i) {
       float slope, level;
-      fit(alpha_address, low_address, rows, columns, within(y + j, rows), within(x + i, columns), variance, slope,
-          level);
+      fit(alpha_address + grid.sample, low_address + grid.sample, rows, columns, within(y + j, rows),
+          within(x + i, columns), variance, slope, level);
       mean.x += slope;
       mean.y += level;
     }
-  target_address[y * columns + x] = {mean.x / 9 * gain, (mean.y / 9 - 0.5f) * (255 * gain) + 128};
+  target_address[grid.sample + y * columns + x] = {mean.x / 9 * gain, (mean.y / 9 - 0.5f) * (255 * gain) + 128};
 }
 
-// target = slope guide + level, between samples, in 0..255.
-// launch: grid ((width + 255) / 256, height), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) matte_stretch(
-    const float2* __restrict__ fit_address, int rows, int columns, const uint8_t* __restrict__ guide_address,
-    int guide_pitch, uint8_t* __restrict__ target_address, int target_pitch, int width,
-    const int* __restrict__ across_index, const float* __restrict__ across_weight, const int* __restrict__ down_index,
-    const float* __restrict__ down_weight) {
-  wait_for_previous();
-  const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y;
-  if (x >= width) return;
-  const int left = across_index[x], right = min(left + 1, columns - 1);
-  const float2* upper = fit_address + (int64_t)down_index[y] * columns;
-  const float2* lower = fit_address + (int64_t)min(down_index[y] + 1, rows - 1) * columns;
-  const float across = across_weight[x], down = down_weight[y];
-  const float2 a = upper[left], b = upper[right], c = lower[left], d = lower[right];
-  const float slope = lerp(lerp(a.x, b.x, across), lerp(c.x, d.x, across), down);
-  const float level = lerp(lerp(a.y, b.y, across), lerp(c.y, d.y, across), down);
-  const float value = slope * guide_address[(int64_t)y * guide_pitch + x] + level;
-  target_address[(int64_t)y * target_pitch + x] = (uint8_t)min(max(value, 0.0f), 255.0f);
+// slope luma + level, between samples, in 0..255; 0 where no view is.
+static __device__ int alpha_at(int x, int y, int luma, const Grid* grids, int views, const float2* fits,
+                               const int* lower_taps, const float* weights) {
+  for (int view = 0; view < views; ++view) {
+    const Grid grid = grids[view];
+    const int across = x - grid.x, down = y - grid.y;
+    if (across < 0 || down < 0 || across >= grid.width || down >= grid.height) continue;
+    const int column = grid.tap + across, row = grid.tap + grid.width + down;
+    const int left = lower_taps[column], top = lower_taps[row], right = min(left + 1, grid.columns - 1);
+    const float2* upper = fits + grid.sample + top * grid.columns;
+    const float2* lower = fits + grid.sample + min(top + 1, grid.rows - 1) * grid.columns;
+    const float2 a = upper[left], b = upper[right], c = lower[left], d = lower[right];
+    const float slope = lerp(lerp(a.x, b.x, weights[column]), lerp(c.x, d.x, weights[column]), weights[row]);
+    const float level = lerp(lerp(a.y, b.y, weights[column]), lerp(c.y, d.y, weights[column]), weights[row]);
+    return (int)min(max(slope * luma + level, 0.0f), 255.0f);
+  }
+  return 0;
 }
 
-// A plane as 8 bits, of samples that lie `step` apart and have `shift` bits more; what is missing at the right and below
-// is repeated.
-// kernels: matte_plane_u8 <uint8_t>, matte_plane_u16 <uint16_t>
-// launch: grid ((target_width + 255) / 256, target_height), block 256, waits
+// A value over another; those below 0 are that of the frame.
+static __device__ uint8_t mixed(int over, int under, int own, int alpha) {
+  return ((over < 0 ? own : over) * alpha + (under < 0 ? own : under) * (255 - alpha) + 127) / 255;
+}
+
+// Planes of 8 bits and of even size, of a 4:2:0 frame that is composed with its matte; what the frame lacks at the right
+// and below is repeated. A thread makes 2x2 pixels and their chroma, or without chroma where there is no u_target_address.
+// kernels: matte_frame_u8 <uint8_t>, matte_frame_u16 <uint16_t>
+// launch: grid ((columns + 255) / 256, rows), block 256, waits
 template <class Sample>
-__global__ void __launch_bounds__(THREADS) matte_plane(
-    const Sample* __restrict__ source_address, int source_pitch, int step, int shift, int height, int width,
-    uint8_t* __restrict__ target_address, int target_pitch, int target_width) {
+__global__ void __launch_bounds__(THREADS) matte_frame(
+    const Sample* __restrict__ luma_address, int luma_pitch, const Sample* __restrict__ u_address,
+    const Sample* __restrict__ v_address, int chroma_pitch, int chroma_step, int shift, int height, int width,
+    const Grid* __restrict__ grids_address, int views, const float2* __restrict__ fits_address,
+    const int* __restrict__ lower_address, const float* __restrict__ weight_address, int tint, int y_over, int y_under,
+    int u_over, int u_under, int v_over, int v_under, uint8_t* __restrict__ y_target_address,
+    uint8_t* __restrict__ u_target_address, uint8_t* __restrict__ v_target_address,
+    uint8_t* __restrict__ alpha_address, int rows, int columns) {
   wait_for_previous();
   const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y;
-  if (x >= target_width) return;
-  const int value = source_address[(int64_t)min(y, height - 1) * source_pitch + (int64_t)min(x, width - 1) * step];
-  target_address[(int64_t)y * target_pitch + x] = shift ? min((value + (1 << (shift - 1))) >> shift, 255) : value;
+  if (x >= columns) return;
+  int sum = 0;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int across = 2 * x + k % 2, down = 2 * y + k / 2;
+    const int64_t to = (int64_t)down * 2 * columns + across;
+    const int left = min(across, width - 1), top = min(down, height - 1);
+    const int luma = narrowed(luma_address[(int64_t)top * luma_pitch + left], shift);
+    const int found = alpha_at(left, top, luma, grids_address, views, fits_address, lower_address, weight_address);
+    const int alpha = (tint * found + 127) / 255;
+    if (alpha_address) alpha_address[to] = alpha;
+    y_target_address[to] = mixed(y_over, y_under, luma, alpha);
+    sum += alpha;
+  }
+  if (!u_target_address) return;
+  const int alpha = (sum + 2) >> 2;
+  const int64_t from = (int64_t)y * chroma_pitch + (int64_t)x * chroma_step, to = (int64_t)y * columns + x;
+  u_target_address[to] = mixed(u_over, u_under, narrowed(u_address[from], shift), alpha);
+  v_target_address[to] = mixed(v_over, v_under, narrowed(v_address[from], shift), alpha);
 }

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
 from framefuse.kernels.arrays import checked, new, on_gpu, pitch
+from framefuse.kernels.masks.grids import grids_of, joined, most, new_samples, table
 
 OVERSHOOT = 0.1
 """How far a matte may leave 0..1, by rounding or interpolation inside the model; logits leave it further."""
@@ -84,16 +85,16 @@ class Moment:
 
     def compare(self, before: Moment) -> None:
         """Measure the change since the frame before, whose guides have the same shapes."""
-        pairs = list(zip(self.guides, before.guides, strict=True))
-        if not (pairs and on_gpu(self.guides[0])):
+        if not (self.guides and on_gpu(self.guides[0])):
+            pairs = zip(self.guides, before.guides, strict=True)
             self.change = np.array([np.abs(guide - other).mean() for guide, other in pairs])
             return
-        self.change = new(True, (len(pairs),), np.float32)
-        for view, (guide, other) in enumerate(pairs):
-            to = self.change[view : view + 1]
-            kernel.launch(
-                "matte_change", guide_address=guide, before_address=other, samples=guide.size, change_address=to
-            )
+        grids = grids_of(guide.shape for guide in self.guides)
+        self.change = new(True, (len(grids),), np.float32)
+        both = {"guide_address": joined(self.guides), "before_address": joined(before.guides)}
+        kernel.launch(
+            "matte_change", **both, grids_address=table(grids)[0], views=len(grids), change_address=self.change
+        )
 
 
 def steadied(moments: Sequence[Moment], at: int, *, weight: float, medians: bool) -> list[Any]:
@@ -110,9 +111,8 @@ def steadied(moments: Sequence[Moment], at: int, *, weight: float, medians: bool
     """
     if len(moments) == 1 or not moments[at].alphas:
         return list(moments[at].alphas)
-    views = range(len(moments[at].alphas))
     if on_gpu(moments[at].alphas[0]):
-        return [_steadied_on_gpu(moments, at, view, weight, medians) for view in views]
+        return _steadied_on_gpu(moments, at, weight, medians)
     first, end = at, at + 1
     while first > 0 and _follows(moments[first]):
         first -= 1
@@ -123,7 +123,7 @@ def steadied(moments: Sequence[Moment], at: int, *, weight: float, medians: bool
     return [
         _mean(plain[at][view], moments[at].guides[view],
               [(moments[n].guides[view], plain[n][view]) for n in around], weight)
-        for view in views
+        for view in range(len(moments[at].alphas))
     ]  # fmt: skip
 
 
@@ -159,26 +159,22 @@ def _most_around(values: NDArray[Any]) -> NDArray[Any]:
     return most
 
 
-def _steadied_on_gpu(moments: Sequence[Moment], at: int, view: int, weight: float, medians: bool) -> Any:
+def _steadied_on_gpu(moments: Sequence[Moment], at: int, weight: float, medians: bool) -> list[Any]:
     middle = REACH + 1
     places: dict[str, Any] = {}
     for slot in range(2 * middle + 1):
         n = at + slot - middle
         moment = moments[n] if 0 <= n < len(moments) else None
-        places[f"alpha_{slot}"] = moment.alphas[view] if moment else 0
-        places[f"guide_{slot}"] = moment.guides[view] if moment else 0
+        places[f"alpha_{slot}"] = joined(moment.alphas) if moment else 0
+        places[f"guide_{slot}"] = joined(moment.guides) if moment else 0
         places[f"change_{slot}"] = moment.change if moment and n else 0  # of the first, no frame before is there
     outermost = 2 * middle
     for name in ("guide_0", f"guide_{outermost}", "change_0"):  # which nothing reads
         del places[name]
-    alpha = moments[at].alphas[view]
-    target, (rows, columns) = new(True, alpha.shape, np.float32), alpha.shape
-    facts: dict[str, Any] = {
-        "views": len(moments[at].alphas),
-        "cut": CUT,
-        "moves": MOVES,
-        "steady": weight,
-        "medians": medians,
-    }
-    kernel.launch("matte_steady", **places, **facts, target_address=target, rows=rows, columns=columns)
-    return target
+    grids = grids_of(alpha.shape for alpha in moments[at].alphas)
+    made = new_samples(grids)
+    facts: dict[str, Any] = {"cut": CUT, "moves": MOVES, "steady": weight, "medians": medians}
+    kernel.launch(
+        "matte_steady", **places, **facts, **most(grids), grids_address=table(grids)[0], target_address=made[0]
+    )
+    return made

@@ -233,7 +233,7 @@ def tuned() -> tuple[int, ...]:
 
 
 def steps(frames: list[Frame]) -> list[dict[str, Any]]:
-    """Device time of each step for one eye, or for a frame where it is composed."""
+    """Device time of each step for both eyes of a frame."""
     import cupy as cp
     import torch
     from torch.nn import functional
@@ -241,88 +241,95 @@ def steps(frames: list[Frame]) -> list[dict[str, Any]]:
     from benchmarks.kernels.gpu_timing import Gpu
     from benchmarks.kernels.rows import OURS, Row
     from framefuse.kernels.masks import mattes
-    from framefuse.kernels.masks.call import composite
-    from framefuse.kernels.masks.canvas import Canvas, planes_of
-    from framefuse.kernels.masks.guided import RADIUS, SMALLEST_VARIANCE, guided, shrink
+    from framefuse.kernels.masks.canvas import Canvas, Layers, compose, guides_of
+    from framefuse.kernels.masks.grids import Grid, new_samples
+    from framefuse.kernels.masks.guided import RADIUS, SMALLEST_VARIANCE
 
     def torched(array: Any) -> Any:
         return torch.as_tensor(array, device="cuda")
 
-    batch, classes, rows, columns = grid = tuned()
+    _, classes, rows, columns = shape = tuned()
     random, gpu, found = np.random.default_rng(0), Gpu(100, 20), []
-    scores = cp.asarray(random.normal(0, 4, grid).astype(np.float32))
-    luma = cp.asarray(np.ascontiguousarray(cp.asnumpy(frames[0].planes[0])[:, :EYE]))
-    alphas = [cp.asarray(random.uniform(0, 1, (rows, columns)).astype(np.float32)) for _ in range(9)]
-    guides = [cp.asarray(random.uniform(0, 1, (rows, columns)).astype(np.float32)) for _ in range(9)]
-    moments = [mattes.Moment([alpha], [guide]) for alpha, guide in zip(alphas, guides, strict=True)]
+    grids = [Grid((left, 0, EYE, EYE), (rows, columns)) for left in (0, EYE)]
+
+    def samples(low: float = 0, high: float = 1) -> list[Any]:
+        """Of both eyes, one after the other."""
+        made = new_samples(grids)
+        for part in made:
+            part[...] = cp.asarray(random.uniform(low, high, part.shape).astype(np.float32))
+        return made
+
+    def both(parts: list[Any]) -> Any:
+        return torch.stack([torched(part) for part in parts])[:, None]
+
+    scores = cp.asarray(random.normal(0, 4, shape).astype(np.float32))
+    moments = [mattes.Moment(samples(), samples()) for _ in range(9)]
     for before, after in itertools.pairwise(moments):
         after.compare(before)
-        after.change = cp.zeros((1,), np.float32)  # otherwise noise would be cuts
-    share, low = mattes.DeviceShare(grid, range(1, classes)), shrink(luma, (rows, columns))
-    there, t_alphas, t_guides = torched(luma), [*map(torched, alphas)], [*map(torched, guides)]
-    t_scores, t_low = torched(scores), torched(low)
+        after.change = cp.zeros((2,), np.float32)  # otherwise noise would be cuts
+    share, lows = mattes.DeviceShare(shape, range(1, classes)), guides_of(frames[0], grids)
+    luma, chroma = map(torched, frames[0].planes)
+    t_scores, t_low, t_eyes = torched(scores), both(lows), luma.view(EYE, 2, EYE).permute(1, 0, 2)[:, None]
+    t_alphas, t_guides = ([both(part) for part in parts]
+                          for parts in zip(*((m.alphas, m.guides) for m in moments), strict=True))  # fmt: skip
 
     def steadied() -> Any:
         plain = [torch.maximum(torch.minimum(a, c), torch.minimum(torch.maximum(a, c), b))
                  for a, b, c in zip(t_alphas, t_alphas[1:], t_alphas[2:], strict=False)]  # fmt: skip
         total, weights, guide = plain[3], torch.ones_like(plain[3]), t_guides[4]
         for number in (0, 1, 2, 4, 5, 6):
-            moved = functional.max_pool2d((t_guides[number + 1] - guide).abs()[None, None], 3, 1, 1)[0, 0]
+            moved = functional.max_pool2d((t_guides[number + 1] - guide).abs(), 3, 1, 1)
             weight = (1 - moved / mattes.MOVES).clamp(0, 1)
             total, weights = total + weight * plain[number], weights + weight
         return total / weights
 
     def blurred(plane: Any) -> Any:
-        padded = functional.pad(plane[None, None], (RADIUS,) * 4, mode="replicate")
-        return functional.avg_pool2d(padded, 2 * RADIUS + 1, 1)[0, 0]
+        return functional.avg_pool2d(functional.pad(plane, (RADIUS,) * 4, mode="replicate"), 2 * RADIUS + 1, 1)
 
     def stretched(plane: Any) -> Any:
-        return functional.interpolate(plane[None, None], (EYE, EYE), mode="bilinear", align_corners=False)[0, 0]
+        return functional.interpolate(plane, (EYE, EYE), mode="bilinear", align_corners=False)
 
-    def guided_by_torch() -> Any:
+    def guided() -> Any:
         alpha = t_alphas[0]
         a, b = blurred(alpha), blurred(t_low)
         slope = (blurred(alpha * t_low) - a * b) / ((blurred(t_low * t_low) - b * b).clamp(0) + SMALLEST_VARIANCE)
-        level = stretched(blurred(a - slope * b - 0.5)) * (255 * 2.5) + 128
-        return (stretched(blurred(slope)) * 2.5 * there + level).clamp(0, 255).to(torch.uint8)
+        level = stretched(blurred(a - slope * b - 0.5)) * (255 * 5) + 128
+        eyes = (stretched(blurred(slope)) * 5 * t_eyes + level).clamp(0, 255).to(torch.uint8)
+        return eyes[:, 0].permute(1, 0, 2).reshape(luma.shape)
 
-    canvas = Canvas((SIZE[::-1], (EYE // 2, EYE), (EYE // 2, EYE)))
-    alpha = cp.asarray(random.integers(0, 256, SIZE[::-1], np.uint8))
-    coarse = cp.asarray(random.integers(0, 256, (EYE // 2, EYE), np.uint8))
-    green = [cp.asarray(np.full(plane.shape, 90, np.uint8)) for plane in canvas.planes]
+    def mixed(over: Any, under: Any, alpha: Any) -> Any:
+        return (over * alpha + under * (255 - alpha) + 127).div(255, rounding_mode="floor").to(torch.uint8)
 
-    def composed() -> Any:
-        planes_of(frames[0], tuple(canvas.planes))
-        for plane, own, other in zip(canvas.planes, (alpha, coarse, coarse), green, strict=True):
-            composite(plane, other, own, out=plane)
+    def before_green() -> Any:
+        alpha = guided().int()
+        coarse = (functional.avg_pool2d(alpha[None].float(), 2)[0] + 0.5).int()
+        return [mixed(luma.int(), 90, alpha), *(mixed(chroma[..., part].int(), 90, coarse) for part in (0, 1))]
 
-    t_planes = [torched(frames[0].planes[0]), *(torched(frames[0].planes[1])[..., part] for part in (0, 1))]
-    t_own = [torched(alpha), torched(coarse), torched(coarse)]
-
-    def composed_by_torch() -> Any:
-        return [(plane.int() * own + 90 * (255 - own.int()) + 127).div(255, rounding_mode="floor").to(torch.uint8)
-                for plane, own in zip(t_planes, t_own, strict=True)]  # fmt: skip
-
+    views = [(grid, alpha, low) for grid, alpha, low in zip(grids, moments[0].alphas, lows, strict=True)]
+    canvas, own = Canvas((SIZE[::-1], (EYE // 2, EYE), (EYE // 2, EYE))), (None, None, None)
+    green, gray = Layers(own, (90, 90, 90)), Layers((235,), (16,))
     pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "shares of the scores, both eyes": (partial(share, scores), lambda: t_scores.softmax(1)[:, 1:].sum(1)),
+        "shares of the scores": (partial(share, scores), lambda: t_scores.softmax(1)[:, 1:].sum(1)),
         "luma at the resolution of the matte": (
-            partial(shrink, luma, (rows, columns)),
-            lambda: functional.adaptive_avg_pool2d(there[None, None].float(), (rows, columns)) / 255,
+            partial(guides_of, frames[0], grids),
+            lambda: functional.adaptive_avg_pool2d(t_eyes.float(), (rows, columns)) / 255,
         ),
         "change of the luma": (
-            lambda: moments[1].compare(moments[0]), lambda: (t_guides[1] - t_guides[0]).abs().mean()
+            partial(moments[1].compare, moments[0]), lambda: (t_guides[1] - t_guides[0]).abs().mean((1, 2, 3))
         ),
-        "steadied over nine frames": (
-            partial(mattes.steadied, moments, 4, weight=1.0, medians=True), steadied
+        "steadied over nine frames": (partial(mattes.steadied, moments, 4, weight=1.0, medians=True), steadied),
+        "guided and drawn as a gray matte, 3840x1920": (
+            partial(compose, frames[0], views, gray, 2.0, canvas.planes[:1]), lambda: mixed(235, 16, guided().int())
         ),
-        "guided to 1920x1920": (partial(guided, alphas[0], low, luma, gain=2.5), guided_by_torch),
-        "composed before green, 3840x1920": (composed, composed_by_torch),
+        "guided and composed before green, 3840x1920": (
+            partial(compose, frames[0], views, green, 2.0, canvas.planes), before_green
+        ),
     }  # fmt: skip
     for title, (ours, theirs) in pairs.items():
         row = Row(title, title)
         gpu.time(row, {OURS: [gpu.plan(ours)], "PyTorch": [theirs]})
         found.append({"step": title, "us": row.us, "how": row.how, "note": row.note})
-    return [*found, {"grid": [batch, classes, rows, columns]}]
+    return [*found, {"grid": shape}]
 
 
 def main() -> None:

@@ -88,6 +88,7 @@ static unsigned __ballot_sync(unsigned, bool value) {
 static bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static int atomicAdd(int* address, int value) { int old = *address; *address += value; return old; }
+static unsigned atomicAdd(unsigned* address, unsigned value) { unsigned old = *address; *address += value; return old; }
 static unsigned atomicOr(unsigned* address, unsigned value) { unsigned old = *address; *address |= value; return old; }
 """
 

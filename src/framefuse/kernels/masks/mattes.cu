@@ -81,28 +81,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
   target_address[(int64_t)blockIdx.y * pixels + at] = share;
 }
 
-// target[r, c] = white / 255 times the mean of the pixels of a cell, whose borders are rounded down. A warp sums a cell.
+// target[r, c] = white / 255 times the mean of the pixels of a cell, whose borders are rounded down. A thread adds the
+// pixels of its column that are in a row of cells, a block those of CELLS cells.
 // kernels: matte_shrink_u8 <uint8_t>, matte_shrink_u16 <uint16_t>
-// launch: grid ((most_columns + 7) / 8, most_rows, views), block 256, waits
+// launch: grid ((most_columns + 24) / 25, most_rows, views), block 256, waits
 template <class Sample>
 __global__ void __launch_bounds__(THREADS) matte_shrink(
     const Sample* __restrict__ source_address, int source_pitch, int shift, const Grid* __restrict__ grids_address,
     float white, float* __restrict__ target_address) {
   wait_for_previous();
+  constexpr int CELLS = 25;
+  __shared__ unsigned sums[CELLS];
   const Grid grid = grids_address[blockIdx.z];
-  const int row = blockIdx.y, column = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (row >= grid.rows) return;
-  const int cell = min(column, grid.columns - 1);  // all lanes of a warp take part
+  const int row = blockIdx.y, first = blockIdx.x * CELLS, count = min(CELLS, grid.columns - first);
+  if (row >= grid.rows || count <= 0) return;
+  if (threadIdx.x < count) sums[threadIdx.x] = 0;
+  __syncthreads();
   const int top = (int64_t)row * grid.height / grid.rows, bottom = (int64_t)(row + 1) * grid.height / grid.rows;
-  const int left = (int64_t)cell * grid.width / grid.columns;
-  const int wide = (int64_t)(cell + 1) * grid.width / grid.columns - left, count = (bottom - top) * wide;
-  const Sample* source = source_address + (int64_t)(grid.y + top) * source_pitch + grid.x + left;
-  unsigned sum = 0;
-  for (int at = lane; at < count; at += 32)
-    sum += narrowed(source[(int64_t)(at / wide) * source_pitch + at % wide], shift);
-  for (int half = 16; half; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-  if (lane == 0 && column < grid.columns)
-    target_address[grid.sample + row * grid.columns + column] = (float)sum / ((float)count * 255) * white;
+  const int left = (int64_t)first * grid.width / grid.columns;
+  const int right = (int64_t)(first + count) * grid.width / grid.columns;
+  const Sample* source = source_address + (int64_t)grid.y * source_pitch + grid.x;
+  for (int x = left + threadIdx.x; x < right; x += THREADS) {
+    unsigned sum = 0;
+#pragma unroll 4
+    for (int y = top; y < bottom; ++y) sum += narrowed(source[(int64_t)y * source_pitch + x], shift);
+    const int cell = ((int64_t)(x + 1) * grid.columns - 1) / grid.width;
+    atomicAdd(sums + cell - first, sum);
+  }
+  __syncthreads();
+  if (threadIdx.x >= count) return;
+  const int cell = first + threadIdx.x, begin = (int64_t)cell * grid.width / grid.columns;
+  const int wide = (int64_t)(cell + 1) * grid.width / grid.columns - begin;
+  target_address[grid.sample + row * grid.columns + cell] =
+      (float)sums[threadIdx.x] / ((float)(bottom - top) * wide * 255) * white;
 }
 
 // change[view] = the mean of |guide - before|.

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import tempfile
+import threading
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +133,7 @@ class Compiled:
 
     def __init__(self) -> None:
         self.library = lru_cache(maxsize=None)(lambda symbol: compiled(self.text(cubins.describe(symbol))))
+        self._turn = threading.Lock()  # the threads of a launch are kept in static variables
 
     def text(self, description: cubins.Description) -> str:
         """What g++ is given."""
@@ -145,7 +147,8 @@ class Compiled:
         packing = kernel.Packing(description)
         slots = ctypes.create_string_buffer(8 * packing.slots)
         grid = packing(arguments, slots)
-        self.library(symbol).run(slots, *grid, *description.block)
+        with self._turn:
+            self.library(symbol).run(slots, *grid, *description.block)
 
     def bind(self, symbol: str, **arguments: Any) -> Any:
         return lambda stream=None: self.launch(symbol, **arguments)

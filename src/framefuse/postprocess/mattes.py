@@ -37,9 +37,9 @@ def cut_out(shape: tuple[int, ...], placement: Placement) -> tuple[Region, tuple
     return None if (left, top, *grid) == (0, 0, *shape[1:]) else ((left, top, wide, high), grid)
 
 
-def matte_of(alpha: Any, placement: Placement) -> Matte:
+def matte_of(alpha: Any, placement: Placement, guide: Any = None) -> Matte:
     """The matte of an image, on its own."""
-    return Matte((MattePart((0, 0, *placement.shown), alpha),), placement.shown)
+    return Matte((MattePart((0, 0, *placement.shown), alpha, guide),), placement.shown)
 
 
 class Foreground:

@@ -149,7 +149,9 @@ class Matting:
         parts, on_gpu = matte.parts, lies_on_gpu(frame)
         if not on_gpu:  # the frame is of a kind that only the host composes
             parts = tuple(part._replace(alpha=to_host(part.alpha)) for part in parts)
-        if on_gpu:
+        if on_gpu and all(part.guide is not None for part in parts):
+            guides = [part.guide for part in parts]
+        elif on_gpu:
             guides = guides_of(frame, [Grid(part.region, part.alpha.shape) for part in parts])
         else:
             luma = self._converter.luma(frame)

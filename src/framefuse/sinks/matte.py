@@ -71,7 +71,7 @@ class MatteSink(VideoSink):
         super().__init__(encoder=usual if encoder == "auto" else encoder, **options)
         self._mode, self._eyes = mode, stereo
         self.composes_on_gpu = mode != "packed"
-        self._canvas: dict[VideoFormat, Canvas] = {}
+        self._canvas: dict[VideoFormat, tuple[Canvas, Layers]] = {}
         """At most one, that of the frames on a GPU."""
         self._composed: list[Plane] | None = None
         """The frame that is being written, if a GPU has composed it."""
@@ -120,13 +120,13 @@ class MatteSink(VideoSink):
         (width, height), count = format.even, {"gray": 1, "alpha": 4}.get(self._mode, 3)
         whole, coarse = (height, width), (height // 2, width // 2)
         if format not in self._canvas:
-            self._canvas = {format: Canvas((whole, coarse, coarse, whole)[:count])}
-        canvas, matte = self._canvas[format], _matte_of(result)
+            self._canvas = {format: (Canvas((whole, coarse, coarse, whole)[:count]), self._layers(format))}
+        (canvas, layers), matte = self._canvas[format], _matte_of(result)
         views = [(Grid(part.region, part.alpha.shape), part.alpha, part.guide) for part in matte.parts]
         out, blurs = list(canvas.planes), self._mode == "blur"
         if blurs:
             out.append(new(True, whole, np.uint8))
-        compose(frame, views, self._layers(format), matte.feather, out)
+        compose(frame, views, layers, matte.feather, out)
         if blurs:
             _blur(out[:3], out[3])
         self._composed = canvas.download()

@@ -116,25 +116,36 @@ __global__ void __launch_bounds__(THREADS) matte_shrink(
       (float)sums[threadIdx.x] / ((float)(bottom - top) * wide * 255) * white;
 }
 
-// change[view] = the mean of |guide - before|.
+// change[view] = the mean of |guide - before|. A thread reads SPAN samples at once.
 // launch: grid (views), block 1024, waits
 extern "C" __global__ void __launch_bounds__(1024) matte_change(
     const float* __restrict__ guide_address, const float* __restrict__ before_address,
     const Grid* __restrict__ grids_address, float* __restrict__ change_address) {
   wait_for_previous();
-  __shared__ float sums[1024];
+  constexpr int ALL = 1024, SPAN = 12;
+  __shared__ float sums[ALL / 32];
   const Grid grid = grids_address[blockIdx.x];
   const int samples = grid.rows * grid.columns;
   const float *guide = guide_address + grid.sample, *before = before_address + grid.sample;
   float sum = 0;
-#pragma unroll 8
-  for (int at = threadIdx.x; at < samples; at += 1024) sum += fabsf(guide[at] - before[at]);
-  sums[threadIdx.x] = sum;
-  for (int half = 512; half; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  for (int from = threadIdx.x; from < samples; from += ALL * SPAN) {
+    float now[SPAN], then[SPAN];
+#pragma unroll
+    for (int k = 0; k < SPAN; ++k) {  // past the end, the last sample is read again, and counts nothing
+      const int at = min(from + k * ALL, samples - 1);
+      now[k] = guide[at];
+      then[k] = before[at];
+    }
+#pragma unroll
+    for (int k = 0; k < SPAN; ++k) sum += from + k * ALL < samples ? fabsf(now[k] - then[k]) : 0;
   }
-  if (threadIdx.x == 0) change_address[blockIdx.x] = sums[0] / samples;
+  for (int half = 16; half; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  sum = sums[threadIdx.x];
+  for (int half = 16; half; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+  if (threadIdx.x == 0) change_address[blockIdx.x] = sum / samples;
 }
 
 // The mattes of a frame, given those of up to four frames on each side: `mattes.steadied`. Of each frame there are the

@@ -10,7 +10,7 @@ Title: what is inside the graph
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain, pairwise, zip_longest
+from itertools import accumulate, chain, pairwise, zip_longest
 from os import sched_yield
 from time import monotonic, sleep
 from typing import Any
@@ -195,19 +195,27 @@ class CapturedBatch:
     def copy(self, loaded: Frame) -> tuple[tuple[Any, ...], Any]:
         """Start copying the planes of a loaded frame into memory of their own on the GPU: the planes, whole when the
         next launch has ended, and that memory."""
-        cp, planes, memory = device.cupy(), list[Any](), list[Any]()
+        cp = device.cupy()
+        sizes = [plane.strides[0] * (len(plane) - 1) + plane[:1].nbytes for plane in loaded.planes]
+        starts = [0, *accumulate(-(-size // device.GRAIN) * device.GRAIN for size in sizes)]
+        with self._stream:
+            memory = cp.empty((starts[-1],), np.uint8)
+        planes = list[Any]()
         plane: Any
-        for plane in loaded.planes:
-            pitch, row = plane.strides[0], plane[:1].nbytes
-            size = pitch * (len(plane) - 1) + row
-            with self._stream:
-                memory.append(cp.empty((size,), np.uint8))
-            driver.copy(memory[-1].data.ptr, plane.data.ptr, size, self._stream)
-            planes.append(cp.ndarray(plane.shape, plane.dtype, memory[-1].data, plane.strides))
-            self._ledger.add("preprocess", "d2d", "pixels", size)
+        for plane, start, size in zip(loaded.planes, starts, sizes, strict=False):
+            to = memory[start:].data
+            driver.copy(to.ptr, plane.data.ptr, size, self._stream)
+            planes.append(cp.ndarray(plane.shape, plane.dtype, to, plane.strides))
+        self._ledger.add("preprocess", "d2d", "pixels", sum(sizes))
         return tuple(planes), memory
 
-    def launch(self) -> None:
+    def launch(self, frames: Sequence[Frame], kept: Sequence[Frame | None]) -> None:
+        """Start the batch.
+
+        Args:
+            frames: of each row.
+            kept: the first row of each frame that stays on the GPU has it as it is kept.
+        """
         if self._version != self.model.version:  # nothing that it captured is in flight
             try:
                 with self._stream:
@@ -219,7 +227,7 @@ class CapturedBatch:
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
         if isinstance(self.outputs, MatteOutputs):
-            self.outputs.hand_over(self._stream)
+            self.outputs.hand_over(self._stream, frames, kept)
         driver.record(self.ended, self._stream)
         self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self.outputs.uploaded_bytes)
         self._ledger.add("postprocess", "d2h", "results", self.outputs.downloaded_bytes)

@@ -15,6 +15,8 @@ from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views
 from framefuse.kernels.boxes.reference import Found, placed_oriented
 from framefuse.kernels.masks import call as masks
+from framefuse.kernels.masks.canvas import guides_of
+from framefuse.kernels.masks.grids import Grid
 from framefuse.kernels.masks.instances import Runs, packed_runs
 from framefuse.kernels.masks.mattes import DeviceShare
 from framefuse.models.card import Card
@@ -323,6 +325,7 @@ class MatteOutputs:
         size = shape[2:] if self._cut is None else self._cut[1]
         self._alpha = self._share.alpha if self._cut is None else device.cupy().empty((shape[0], *size), np.float32)
         self._handed: Any = None
+        self._guides: list[Any] = []
         self._non_finite = device.cupy().zeros((shape[0],), np.int32)
         self._bad = device.pinned((shape[0],), np.int32)
         self._host = device.pinned((0 if stay else shape[0], *size), np.float32)
@@ -345,20 +348,45 @@ class MatteOutputs:
         if not self._stay:
             _download(self._alpha, self._host, stream)
 
-    def hand_over(self, stream: Any) -> None:
-        """Start copying the mattes of a launch, where they stay, before the next one overwrites them."""
-        if self._stay:
-            with stream:
-                self._handed = device.cupy().empty(self._alpha.shape, np.float32)
+    def hand_over(self, stream: Any, frames: Sequence[Frame], kept: Sequence[Frame | None]) -> None:
+        """Start copying the mattes of a launch, where they stay, before the next one overwrites them, and shrinking the
+        luma that guides those of kept frames: the host does it now rather than when somebody waits.
+
+        Args:
+            frames: of each row.
+            kept: the first row of each frame that stays on the GPU has it as it is kept.
+        """
+        if not self._stay:
+            return
+        shape = self._alpha.shape[1:]
+        with stream:
+            self._handed = device.cupy().empty(self._alpha.shape, np.float32)
             driver.copy(self._handed.data.ptr, self._alpha.data.ptr, self._alpha.nbytes, stream)
+            self._guides = [None] * len(frames)
+            for row, frame in enumerate(kept):
+                if frame is not None:
+                    grids = [
+                        Grid(_region_of(view), shape) for view in frames[row:] if view.planes is frames[row].planes
+                    ]
+                    self._guides[row : row + len(grids)] = guides_of(frame, grids)
 
     def read(self, count: int) -> list[FrameOutput]:
         raise_non_finite(self._bad[:count], "of its scores")
-        alphas, self._handed = self._handed if self._stay else self._host.copy(), None
+        if not self._stay:
+            alphas, guides = self._host.copy(), [None] * count
+        else:
+            alphas, guides = self._handed, self._guides
+            self._handed, self._guides = None, []
         names = self._card.names
         return [
-            FrameOutput(Detections.none(names), matte=matte_of(alphas[row], self._placement)) for row in range(count)
+            FrameOutput(Detections.none(names), matte=matte_of(alphas[row], self._placement, guides[row]))
+            for row in range(count)
         ]
+
+
+def _region_of(frame: Frame) -> tuple[int, int, int, int]:
+    """What a row shows of its frame."""
+    return (frame.view and frame.view.region) or (0, 0, frame.width, frame.height)
 
 
 def _pinned_bytes(size: int) -> Any:

@@ -131,7 +131,7 @@ class CudaProgram(Program):
                     planes, memory = captured.copy(there)
                     kept[row] = frames[row].replace_unchecked(planes=planes, ready=None, lease=None, owner=memory)
             submitted = WallCpuTime.now()
-            captured.launch()
+            captured.launch(frames, kept)
         flight = InFlightBatch(captured, frames)
         self._in_flight.append(flight)
         if self.keep_frames:

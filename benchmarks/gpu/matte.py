@@ -1,10 +1,11 @@
 """Mattes of VR video on a GPU: 3840x1920, both eyes side by side, body-n, from surfaces (NV12) to planes in memory.
 
-    python -m benchmarks.gpu.matte [--parts alone paced stream file steps] [--modes gray green]
+    python -m benchmarks.gpu.matte [--parts alone paced encoded stream file steps] [--modes gray green]
 
 - `alone`: one frame at a time, from the surface that the source hands over to the composed planes on the host; a live
   source, so that no frame waits for those after it
 - `paced`: the same at 60 and 90 frames/s: median and p99, and the frames that were dropped
+- `encoded`: at 60 frames/s with `--preset vr`, until x264 (ultrafast) has given the frame back
 - `stream`: as many frames as the pipeline takes, of a source whose frames wait for the four after them
 - `file`: frames/s from an H.264 file, in turns with the loop that is written first: PyAV to BGR in memory, each eye
   through OpenCV's resize, the model in PyTorch in half precision, softmax, arg-max, OpenCV's opening and closing, blur
@@ -107,9 +108,12 @@ class Watch:
 
         return PullSource(SourceInfo("surfaces", kind, *SIZE, fps=Fraction(90), frames=count), shown)
 
-    def sink(self, sink: MatteSink, result: Any, frame: Any) -> None:
-        """In the place of `MatteSink.write`: composes, and encodes nothing."""
-        sink._compose_on_gpu(frame, result)
+    def sink(self, sink: MatteSink, result: Any, frame: Any, write: Callable[..., Any] | None) -> None:
+        """In the place of `MatteSink.write`, which encodes; without it, composes only."""
+        if write is None:
+            sink._compose_on_gpu(frame, result)
+        else:
+            write(sink, result, frame)
         self.done[result.frame.index] = time.perf_counter()
         self.turn.release()
 
@@ -119,9 +123,11 @@ class Watch:
                 if index >= WARM and index in self.done]  # fmt: skip
 
 
-def piped(source: Any, watch: Watch, mode: str, **options: Any) -> Any:
-    """The report of a run of `framefuse matte` that keeps planes in memory."""
-    write, MatteSink.write = MatteSink.write, lambda sink, result, frame: watch.sink(sink, result, frame)  # type: ignore[method-assign]
+def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, **options: Any) -> Any:
+    """The report of a run of `framefuse matte` that keeps planes in memory, unless it encodes them."""
+    write = MatteSink.write
+    used = write if encodes else None
+    MatteSink.write = lambda sink, result, frame: watch.sink(sink, result, frame, used)  # type: ignore[method-assign]
     try:
         with TemporaryDirectory() as folder:
             given: dict[str, Any] = {"device": "cuda", "stereo": "sbs", "encoder": "libx264", **options}
@@ -142,9 +148,10 @@ def alone(frames: list[Frame], mode: str) -> dict[str, Any]:
     return {"mode": mode, "ms": Stats.of(watch.milliseconds()), **facts(report)}
 
 
-def paced(frames: list[Frame], mode: str, rate: int) -> dict[str, Any]:
+def paced(frames: list[Frame], mode: str, rate: int, *, encodes: bool = False) -> dict[str, Any]:
     watch, count = Watch(), WARM + SECONDS * rate
-    piped(watch.source(frames, count, "live", rate), watch, mode, max_age=60)
+    preset = {"preset": "vr"} if encodes else {}
+    piped(watch.source(frames, count, "live", rate), watch, mode, encodes=encodes, max_age=60, **preset)
     kept = sum(index >= WARM for index in watch.done)
     return {"mode": mode, "rate": rate, "ms": Stats.of(watch.milliseconds()), "dropped": count - WARM - kept}
 
@@ -335,7 +342,7 @@ def steps(frames: list[Frame]) -> list[dict[str, Any]]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = ["alone", "paced", "stream", "steps", "file"]
+    every = ["alone", "paced", "encoded", "stream", "steps", "file"]
     parser.add_argument("--parts", nargs="+", choices=every, default=every)
     parser.add_argument("--modes", nargs="+", default=["gray", "green"])
     options = parser.parse_args()
@@ -344,6 +351,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Any]] = {
         "alone": lambda: [alone(frames, mode) for mode in options.modes],
         "paced": lambda: [paced(frames, mode, rate) for mode in options.modes for rate in RATES],
+        "encoded": lambda: [paced(frames, mode, 60, encodes=True) for mode in options.modes],
         "stream": lambda: [stream(frames, mode) for mode in options.modes],
         "steps": lambda: steps(frames),
         "file": lambda: [from_file(mode) for mode in options.modes],

@@ -165,7 +165,7 @@ class Settings(BaseModel):
     readers: int = option(0, "videos, or parts of a long one, to read at once; 0: up to 8 on cuda, else 1", ge=0, le=64)
     decode_threads: int = option(2, "threads of the video decoder", ge=1, le=64)
     max_pixels: int = option(160_000_000, "largest frame to decode, in pixels; others are refused", ge=1)
-    low_latency: bool = option(False, "decode without reordering delay if the codec allows it")
+    low_latency: bool = option(False, "decode and encode without reordering delay if the codec allows it")
     max_age: PositiveSeconds = option(1.0, "live sources: drop frames older than this many seconds")
     timeout: PositiveSeconds = option(10.0, "live sources: seconds without data that count as a loss")
     reconnect: int = option(-1, "live sources: attempts in a row before giving up; -1: no limit", ge=-1)

@@ -22,6 +22,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.sinks import open_sink
 from framefuse.sinks.draw import class_colour, encode_colour
 from framefuse.sinks.images import planes_of
+from framefuse.sinks.mp4 import Encoding, Mp4File
 from framefuse.sinks.video import choose_encoder, encoder_options, nvenc_refuses
 from reading import decoded
 from sink_frames import (
@@ -326,6 +327,24 @@ def test_x264s_words_for_nvenc() -> None:
     assert encoder_options("hevc_nvenc", crf=20, preset="p6", rate=rate)[0]["preset"] == "p6"
     found, threads = encoder_options("libx264", crf=20, preset="fast", rate=rate, threads=3, gpu=0)
     assert found.items() >= {"crf": "20", "preset": "fast"}.items() and "gpu" not in found and threads == 3
+
+
+@pytest.mark.parametrize(("rate", "low_latency", "held"), [(60, True, 0), (2, False, 0), (60, False, 1)])
+def test_frames_that_the_encoder_holds_back(rate: int, low_latency: bool, held: int, tmp_path: Path) -> None:
+    """None on request, and none of a slow video, of which a few frames are many seconds."""
+    options, threads = encoder_options("libx264", rate=Fraction(rate), threads=4, low_latency=low_latency)
+    facts = Fraction(1, rate), Fraction(rate), 256, 144, "bt709", False, Fraction(1)
+    file = Mp4File(tmp_path / "out.mp4", Encoding("libx264", options, threads, *facts))
+    seen = list[int]()
+    for index in range(12):
+        for plane in file.planes():
+            plane[:] = 20 * index
+        file.encode(index, Fraction(0))
+        seen.append(file._stream.frames)
+    file.close(Fraction(0))
+    assert len(decoded(tmp_path / "out.mp4")) == 12
+    behind = 12 - seen[-1]
+    assert behind == 0 if not held else behind >= held
 
 
 def test_video_encoder_that_does_not_work_is_an_error(tmp_path: Path) -> None:

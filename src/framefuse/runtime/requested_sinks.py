@@ -48,18 +48,20 @@ def sinks_for(
     style = Style(
         settings.trail, settings.show_views, settings.line_width, not settings.hide_labels, not settings.hide_conf
     )
+    encoding = {
+        "crf": settings.crf, "preset": settings.encode_preset, "threads": settings.encode_threads,
+        "gpu": settings.gpu, "low_latency": settings.low_latency,
+    }  # fmt: skip
     if settings.save and info.kind in STILLS:
         sinks.append(open_sink("images", style=style))
     elif settings.save:
-        encoding = {"encoder": settings.encoder, "crf": settings.crf, "preset": settings.encode_preset}
-        sinks.append(open_sink("video", **encoding, threads=settings.encode_threads, gpu=settings.gpu, style=style))
+        sinks.append(open_sink("video", encoder=settings.encoder, **encoding, style=style))
     if settings.save_matte and (info.kind in STILLS or settings.save_matte == "png"):
         sinks.append(open_sink("matte_images", mode=settings.save_matte))
     elif settings.save_matte:
-        encoding = {"crf": settings.crf, "preset": settings.encode_preset, "threads": settings.encode_threads}
         own = settings.save and settings.save_matte == "alpha"  # the encoder is that of the annotated video
-        encoding |= {"encoder": "auto" if own else settings.encoder, "gpu": settings.gpu}
-        sinks.append(open_sink("matte", mode=settings.save_matte, stereo=settings.stereo, **encoding))
+        encoder = "auto" if own else settings.encoder
+        sinks.append(open_sink("matte", mode=settings.save_matte, stereo=settings.stereo, encoder=encoder, **encoding))
     if settings.show:
         sinks.append(open_sink("show", style=style))
     for make in factories:

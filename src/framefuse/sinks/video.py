@@ -19,7 +19,7 @@ from framefuse.prediction import Result
 from framefuse.sinks import USUAL, BaseSink, SinkContext, Style
 from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.images import FrameConverter, Meaning, Plane, planes_of, upright
-from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
+from framefuse.sinks.mp4 import ENCODER_SECONDS, ZERO_LATENCY, Encoding, Mp4File
 
 NVENC, SOFTWARE = "h264_nvenc", "libx264"
 ENCODERS = (
@@ -316,7 +316,14 @@ def nvenc_refuses(gpu: int) -> str | None:
 
 
 def encoder_options(
-    encoder: str, *, rate: Fraction, crf: int = 23, preset: str = "ultrafast", threads: int = 0, gpu: int | None = None
+    encoder: str,
+    *,
+    rate: Fraction,
+    crf: int = 23,
+    preset: str = "ultrafast",
+    threads: int = 0,
+    gpu: int | None = None,
+    low_latency: bool = False,
 ) -> tuple[dict[str, str], int]:
     """The encoder's own options, and its threads.
 
@@ -326,12 +333,14 @@ def encoder_options(
         rate: frames per second.
         threads: 0: as many as keep the delay short, or the encoder's default.
         gpu: GPU of NVENC; None: FFmpeg's default.
+        low_latency: x264 and NVENC give a frame back before they get the next one.
     """
     if encoder == "mpeg4":
         quantiser = min(31, max(2, round(crf / 6)))
         return {"flags": "+qscale", "global_quality": str(quantiser * 118)}, threads  # FF_QP2LAMBDA
     if encoder.endswith("_nvenc"):
         where = {} if gpu is None else {"gpu": str(gpu)}
+        where |= {"zerolatency": "1", "delay": "0"} if low_latency else {}
         speed, _ = PRESETS.get(preset, (preset, 0))
         return {"rc": "vbr", "cq": str(crf), "b": "0", "preset": speed, **where}, threads
     options = {"crf": str(crf), "preset": preset}
@@ -339,8 +348,8 @@ def encoder_options(
         return options, threads
     # x264 is to hold back at most ENCODER_SECONDS of frames, which a kill loses, not 60.
     frames = int(rate * Fraction(ENCODER_SECONDS))
-    if frames < FEWEST_AHEAD:
-        return {**options, "tune": "zerolatency"}, threads
+    if frames < FEWEST_AHEAD or low_latency:
+        return {**options, "tune": ZERO_LATENCY}, threads
     most = min(frames // 3, available_cores() * 3 // 2)
     ahead = min(PRESETS[preset][1], frames - most - B_FRAMES)
     return {**options, "rc-lookahead": str(ahead), "x264-params": "sync-lookahead=0"}, threads or most

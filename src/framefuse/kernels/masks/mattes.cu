@@ -11,6 +11,8 @@ struct Grid {
 
 static __device__ float lerp(float a, float b, float weight) { return a + (b - a) * weight; }
 static __device__ int within(int at, int count) { return min(max(at, 0), count - 1); }
+// Where a cell of an axis begins; exact for sides of up to 65,535 pixels.
+static __device__ int border(unsigned cell, unsigned cells, unsigned side) { return cell * side / cells; }
 // A sample with `shift` bits more, as 8 bits.
 static __device__ int narrowed(int value, int shift) {
   return shift ? min((value + (1 << (shift - 1))) >> shift, 255) : value;
@@ -97,21 +99,20 @@ __global__ void __launch_bounds__(THREADS) matte_shrink(
   if (row >= grid.rows || count <= 0) return;
   if (threadIdx.x < count) sums[threadIdx.x] = 0;
   __syncthreads();
-  const int top = (int64_t)row * grid.height / grid.rows, bottom = (int64_t)(row + 1) * grid.height / grid.rows;
-  const int left = (int64_t)first * grid.width / grid.columns;
-  const int right = (int64_t)(first + count) * grid.width / grid.columns;
+  const int top = border(row, grid.rows, grid.height), bottom = border(row + 1, grid.rows, grid.height);
+  const int left = border(first, grid.columns, grid.width), right = border(first + count, grid.columns, grid.width);
   const Sample* source = source_address + (int64_t)grid.y * source_pitch + grid.x;
   for (int x = left + threadIdx.x; x < right; x += THREADS) {
     unsigned sum = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int y = top; y < bottom; ++y) sum += narrowed(source[(int64_t)y * source_pitch + x], shift);
-    const int cell = ((int64_t)(x + 1) * grid.columns - 1) / grid.width;
+    const int cell = ((unsigned)(x + 1) * grid.columns - 1) / grid.width;
     atomicAdd(sums + cell - first, sum);
   }
   __syncthreads();
   if (threadIdx.x >= count) return;
-  const int cell = first + threadIdx.x, begin = (int64_t)cell * grid.width / grid.columns;
-  const int wide = (int64_t)(cell + 1) * grid.width / grid.columns - begin;
+  const int cell = first + threadIdx.x;
+  const int wide = border(cell + 1, grid.columns, grid.width) - border(cell, grid.columns, grid.width);
   target_address[grid.sample + row * grid.columns + cell] =
       (float)sums[threadIdx.x] / ((float)(bottom - top) * wide * 255) * white;
 }
@@ -242,23 +243,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_fit(
   target_address[grid.sample + y * columns + x] = {mean.x / 9 * gain, (mean.y / 9 - 0.5f) * (255 * gain) + 128};
 }
 
+// What a thread knows about a column of pixels: the view there, and the fits around the row where it is.
+struct Column {
+  const Grid* grid;
+  int left, top;
+  float across;
+  float2 a, b, c, d;
+};
+
 // slope luma + level, between samples, in 0..255; 0 where no view is.
-static __device__ int alpha_at(int x, int y, int luma, const Grid* grids, int views, const float2* fits,
-                               const int* lower_taps, const float* weights) {
-  for (int view = 0; view < views; ++view) {
-    const Grid grid = grids[view];
-    const int across = x - grid.x, down = y - grid.y;
-    if (across < 0 || down < 0 || across >= grid.width || down >= grid.height) continue;
-    const int column = grid.tap + across, row = grid.tap + grid.width + down;
-    const int left = lower_taps[column], top = lower_taps[row], right = min(left + 1, grid.columns - 1);
-    const float2* upper = fits + grid.sample + top * grid.columns;
-    const float2* lower = fits + grid.sample + min(top + 1, grid.rows - 1) * grid.columns;
-    const float2 a = upper[left], b = upper[right], c = lower[left], d = lower[right];
-    const float slope = lerp(lerp(a.x, b.x, weights[column]), lerp(c.x, d.x, weights[column]), weights[row]);
-    const float level = lerp(lerp(a.y, b.y, weights[column]), lerp(c.y, d.y, weights[column]), weights[row]);
-    return (int)min(max(slope * luma + level, 0.0f), 255.0f);
+static __device__ int alpha_at(Column& column, int x, int y, int luma, const Grid* grids, int views,
+                               const float2* fits, const int* lower, const float* weights) {
+  if (!column.grid || (unsigned)(y - column.grid->y) >= column.grid->height) {
+    column.grid = nullptr;
+    for (const Grid* grid = grids; grid < grids + views; ++grid)
+      if ((unsigned)(x - grid->x) < grid->width && (unsigned)(y - grid->y) < grid->height) {
+        column.grid = grid;
+        column.left = lower[grid->tap + x - grid->x];
+        column.across = weights[grid->tap + x - grid->x];
+        column.top = -1;
+        break;
+      }
+    if (!column.grid) return 0;
   }
-  return 0;
+  const Grid& grid = *column.grid;
+  const int row = grid.tap + grid.width + y - grid.y, top = lower[row];
+  if (top != column.top) {
+    const float2* upper = fits + grid.sample + top * grid.columns;
+    const float2* below = fits + grid.sample + min(top + 1, grid.rows - 1) * grid.columns;
+    const int right = min(column.left + 1, grid.columns - 1);
+    column.a = upper[column.left], column.b = upper[right], column.c = below[column.left], column.d = below[right];
+    column.top = top;
+  }
+  const float across = column.across, down = weights[row];
+  const float slope = lerp(lerp(column.a.x, column.b.x, across), lerp(column.c.x, column.d.x, across), down);
+  const float level = lerp(lerp(column.a.y, column.b.y, across), lerp(column.c.y, column.d.y, across), down);
+  return (int)min(max(slope * luma + level, 0.0f), 255.0f);
 }
 
 // A value over another; those below 0 are that of the frame.
@@ -267,9 +287,10 @@ static __device__ uint8_t mixed(int over, int under, int own, int alpha) {
 }
 
 // Planes of 8 bits and of even size, of a 4:2:0 frame that is composed with its matte; what the frame lacks at the right
-// and below is repeated. A thread makes 2x2 pixels and their chroma, or without chroma where there is no u_target_address.
+// and below is repeated. A thread makes two columns of 2 SPAN pixels and their chroma, or no chroma where there is no
+// u_target_address.
 // kernels: matte_frame_u8 <uint8_t>, matte_frame_u16 <uint16_t>
-// launch: grid ((columns + 255) / 256, rows), block 256, waits
+// launch: grid ((columns + 255) / 256, (rows + 3) / 4), block 256, waits
 template <class Sample>
 __global__ void __launch_bounds__(THREADS) matte_frame(
     const Sample* __restrict__ luma_address, int luma_pitch, const Sample* __restrict__ u_address,
@@ -280,24 +301,29 @@ __global__ void __launch_bounds__(THREADS) matte_frame(
     uint8_t* __restrict__ u_target_address, uint8_t* __restrict__ v_target_address,
     uint8_t* __restrict__ alpha_address, int rows, int columns) {
   wait_for_previous();
-  const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y;
+  constexpr int SPAN = 4;
+  const int x = blockIdx.x * THREADS + threadIdx.x;
   if (x >= columns) return;
-  int sum = 0;
+  Column known[2] = {};
+  for (int y = blockIdx.y * SPAN; y < min((int)blockIdx.y * SPAN + SPAN, rows); ++y) {
+    int sum = 0;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const int across = 2 * x + k % 2, down = 2 * y + k / 2;
-    const int64_t to = (int64_t)down * 2 * columns + across;
-    const int left = min(across, width - 1), top = min(down, height - 1);
-    const int luma = narrowed(luma_address[(int64_t)top * luma_pitch + left], shift);
-    const int found = alpha_at(left, top, luma, grids_address, views, fits_address, lower_address, weight_address);
-    const int alpha = (tint * found + 127) / 255;
-    if (alpha_address) alpha_address[to] = alpha;
-    y_target_address[to] = mixed(y_over, y_under, luma, alpha);
-    sum += alpha;
+    for (int k = 0; k < 4; ++k) {
+      const int across = 2 * x + k % 2, down = 2 * y + k / 2;
+      const int64_t to = (int64_t)down * 2 * columns + across;
+      const int left = min(across, width - 1), top = min(down, height - 1);
+      const int luma = narrowed(luma_address[(int64_t)top * luma_pitch + left], shift);
+      const int found = alpha_at(known[k % 2], left, top, luma, grids_address, views, fits_address, lower_address,
+                                 weight_address);
+      const int alpha = (tint * found + 127) / 255;
+      if (alpha_address) alpha_address[to] = alpha;
+      y_target_address[to] = mixed(y_over, y_under, luma, alpha);
+      sum += alpha;
+    }
+    if (!u_target_address) continue;
+    const int alpha = (sum + 2) >> 2;
+    const int64_t from = (int64_t)y * chroma_pitch + (int64_t)x * chroma_step, to = (int64_t)y * columns + x;
+    u_target_address[to] = mixed(u_over, u_under, narrowed(u_address[from], shift), alpha);
+    v_target_address[to] = mixed(v_over, v_under, narrowed(v_address[from], shift), alpha);
   }
-  if (!u_target_address) return;
-  const int alpha = (sum + 2) >> 2;
-  const int64_t from = (int64_t)y * chroma_pitch + (int64_t)x * chroma_step, to = (int64_t)y * columns + x;
-  u_target_address[to] = mixed(u_over, u_under, narrowed(u_address[from], shift), alpha);
-  v_target_address[to] = mixed(v_over, v_under, narrowed(v_address[from], shift), alpha);
 }

@@ -273,7 +273,7 @@ def steps(frames: list[Frame]) -> list[dict[str, Any]]:
     moments = [mattes.Moment(samples(), samples()) for _ in range(9)]
     for before, after in itertools.pairwise(moments):
         after.compare(before)
-        after.change = cp.zeros((2,), np.float32)  # otherwise noise would be cuts
+        after.change = cp.zeros((2, mattes.PARTS), np.float32)  # otherwise noise would be cuts
     share, lows = mattes.DeviceShare(shape, range(1, classes)), guides_of(frames[0], grids)
     luma, chroma = map(torched, frames[0].planes)
     t_scores, t_low, t_eyes = torched(scores), both(lows), luma.view(EYE, 2, EYE).permute(1, 0, 2)[:, None]

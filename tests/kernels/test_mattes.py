@@ -117,7 +117,7 @@ def test_steadied_mattes(sizes: list[tuple[int, int]], cuts: tuple[int, ...], me
 def test_a_change_that_is_not_a_number_is_a_cut(move: Move) -> None:
     both = [moments(2, [(2, 3)], (), move) for _ in range(2)]
     for one in both:
-        one[1].change = move(np.array([np.nan], np.float32))
+        one[1].change = move(np.full((1, mattes.PARTS), np.nan, np.float32))
         np.testing.assert_array_equal(host(steadied(one, 1, weight=1.0, medians=False)[0]), host(one[1].alphas[0]))
 
 

@@ -289,18 +289,22 @@ class Viewer:
     def _merged(self, frame: Frame, views: tuple[View, ...], found: Sequence[FrameResult]) -> FrameResult:
         kept: Frame | None = frame
         size = frame.width, frame.height
-        result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival)
+        facts: dict[str, Any] = {}
         if found:
             parts = [row.result.detections for row in found]
             # The program may have merged them.
             merged = self._merge(parts, views, size) if parts[0].view is None else parts[0]
-            result, kept = replace(found[-1].result, detections=merged, views=views), found[0].frame
-        if self._segments and result.matte is None:
+            kept, facts = found[0].frame, {"detections": merged, "views": views}
+            if found[0].result.matte is not None:
+                mattes = [row.result.matte for row in found if row.result.matte is not None]
+                facts["matte"] = in_views(mattes, views, size)
+        if self._segments and "matte" not in facts:
             masks = [row.result.masks for row in found if row.result.masks is not None]
-            result = replace(result, masks=Masks(join(masks, views, size), self._names))
-        if found and found[0].result.matte is not None:
-            mattes = [row.result.matte for row in found if row.result.matte is not None]
-            result = replace(result, matte=in_views(mattes, views, size))
+            facts["masks"] = Masks(join(masks, views, size), self._names)
+        if found:
+            result = replace(found[-1].result, **facts)
+        else:
+            result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival, **facts)
         shown = result
         if found and self._least is not None:
             strong = self._merge([part[part.confidence > self._least] for part in parts], views, size)

@@ -117,36 +117,35 @@ __global__ void __launch_bounds__(THREADS) matte_shrink(
       (float)sums[threadIdx.x] / ((float)(bottom - top) * wide * 255) * white;
 }
 
-// change[view] = the mean of |guide - before|. A thread reads SPAN samples at once.
-// launch: grid (views), block 1024, waits
-extern "C" __global__ void __launch_bounds__(1024) matte_change(
+// change[view][part]: their sum over the parts is the mean of |guide - before|. Each block takes a part of the samples.
+// launch: grid (parts, views), block 256, waits
+extern "C" __global__ void __launch_bounds__(THREADS) matte_change(
     const float* __restrict__ guide_address, const float* __restrict__ before_address,
-    const Grid* __restrict__ grids_address, float* __restrict__ change_address) {
+    const Grid* __restrict__ grids_address, float* __restrict__ change_address, int parts) {
   wait_for_previous();
-  constexpr int ALL = 1024, SPAN = 12;
-  __shared__ float sums[ALL / 32];
-  const Grid grid = grids_address[blockIdx.x];
-  const int samples = grid.rows * grid.columns;
+  constexpr int SPAN = 8;
+  __shared__ float sums[THREADS / 32];
+  const Grid grid = grids_address[blockIdx.y];
+  const int samples = grid.rows * grid.columns, stride = parts * THREADS;
   const float *guide = guide_address + grid.sample, *before = before_address + grid.sample;
   float sum = 0;
-  for (int from = threadIdx.x; from < samples; from += ALL * SPAN) {
-    float now[SPAN], then[SPAN];
+  for (int from = blockIdx.x * THREADS + threadIdx.x; from < samples; from += stride * SPAN) {
+    float now[SPAN], then[SPAN];  // read at once; past the end, the last sample is read again, and counts nothing
 #pragma unroll
-    for (int k = 0; k < SPAN; ++k) {  // past the end, the last sample is read again, and counts nothing
-      const int at = min(from + k * ALL, samples - 1);
+    for (int k = 0; k < SPAN; ++k) {
+      const int at = min(from + k * stride, samples - 1);
       now[k] = guide[at];
       then[k] = before[at];
     }
 #pragma unroll
-    for (int k = 0; k < SPAN; ++k) sum += from + k * ALL < samples ? fabsf(now[k] - then[k]) : 0;
+    for (int k = 0; k < SPAN; ++k) sum += from + k * stride < samples ? fabsf(now[k] - then[k]) : 0;
   }
   for (int half = 16; half; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
-  if (threadIdx.x >= 32) return;
-  sum = sums[threadIdx.x];
-  for (int half = 16; half; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-  if (threadIdx.x == 0) change_address[blockIdx.x] = sum / samples;
+  if (threadIdx.x) return;
+  for (int warp = 1; warp < THREADS / 32; ++warp) sum += sums[warp];
+  change_address[blockIdx.y * parts + blockIdx.x] = sum / samples;
 }
 
 // The mattes of a frame, given those of up to four frames on each side: `mattes.steadied`. Of each frame there are the
@@ -157,24 +156,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_steady(
     const float* alpha_5, const float* alpha_6, const float* alpha_7, const float* alpha_8, const float* guide_1,
     const float* guide_2, const float* guide_3, const float* guide_4, const float* guide_5, const float* guide_6,
     const float* guide_7, const float* change_1, const float* change_2, const float* change_3, const float* change_4,
-    const float* change_5, const float* change_6, const float* change_7, const float* change_8, int views, float cut,
-    float moves, float steady, bool medians, const Grid* __restrict__ grids_address,
+    const float* change_5, const float* change_6, const float* change_7, const float* change_8, int views, int parts,
+    float cut, float moves, float steady, bool medians, const Grid* __restrict__ grids_address,
     float* __restrict__ target_address) {
   wait_for_previous();
   const Grid grid = grids_address[blockIdx.z];
   const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y, rows = grid.rows, columns = grid.columns;
-  if (x >= columns || y >= rows) return;
   const float* alphas[AROUND] = {alpha_0, alpha_1, alpha_2, alpha_3, alpha_4, alpha_5, alpha_6, alpha_7, alpha_8};
   const float* guides[AROUND] = {nullptr, guide_1, guide_2, guide_3, guide_4, guide_5, guide_6, guide_7, nullptr};
   const float* changes[AROUND] = {nullptr,  change_1, change_2, change_3, change_4,
                                   change_5, change_6, change_7, change_8};
   // Whether a frame shows the scene of the one before it; a change that is not a number ends it.
-  bool follows[AROUND + 1] = {};
+  __shared__ bool follows[AROUND];
 #pragma unroll
-  for (int n = 1; n < AROUND; ++n) {
-    follows[n] = alphas[n - 1] && alphas[n];
-    for (int view = 0; follows[n] && view < views; ++view) follows[n] = changes[n][view] <= cut;
-  }
+  for (int n = 1; n < AROUND; ++n)
+    if (threadIdx.x == n) {
+      bool same = alphas[n - 1] && alphas[n];
+      for (int view = 0; same && view < views; ++view) {
+        float change = 0;
+        for (int part = 0; part < parts; ++part) change += changes[n][view * parts + part];
+        same = change <= cut;
+      }
+      follows[n] = same;
+    }
+  __syncthreads();
+  if (x >= columns || y >= rows) return;
   const int at = grid.sample + y * columns + x;
   float values[AROUND];
 #pragma unroll
@@ -221,24 +227,29 @@ static __device__ void fit(const float* alpha, const float* low, int rows, int c
 }
 
 // target[y, x] = slope and level of 255 (gain (slope guide / 255 + level - 1/2) + 1/2) + 1/2, each the mean of the fits of
-// the windows around a sample. The gain makes the soft edge `feather` pixels wide.
-// launch: grid ((most_columns + 255) / 256, most_rows, views), block 256, waits
+// the windows around a sample. The gain makes the soft edge `feather` pixels wide. A block shares the fits of a tile.
+// launch: grid ((most_columns + 31) / 32, (most_rows + 7) / 8, views), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) matte_fit(
     const float* __restrict__ alpha_address, const float* __restrict__ low_address,
     const Grid* __restrict__ grids_address, float variance, float feather, float2* __restrict__ target_address) {
   wait_for_previous();
+  constexpr int WIDE = 32, HIGH = THREADS / WIDE, ACROSS = WIDE + 2;
+  __shared__ float slopes[(HIGH + 2) * ACROSS], levels[(HIGH + 2) * ACROSS];
   const Grid grid = grids_address[blockIdx.z];
-  const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y, rows = grid.rows, columns = grid.columns;
+  const int rows = grid.rows, columns = grid.columns, left = blockIdx.x * WIDE, top = blockIdx.y * HIGH;
+  for (int at = threadIdx.x; at < (HIGH + 2) * ACROSS; at += THREADS)
+    fit(alpha_address + grid.sample, low_address + grid.sample, rows, columns, within(top - 1 + at / ACROSS, rows),
+        within(left - 1 + at % ACROSS, columns), variance, slopes[at], levels[at]);
+  __syncthreads();
+  const int x = left + threadIdx.x % WIDE, y = top + threadIdx.x / WIDE;
   if (x >= columns || y >= rows) return;
   const float gain = max(1.0f, (float)grid.width / columns / feather);
   float2 mean = {0, 0};
-  for (int j = -1; j <= 1; ++j)
-    for (int i = -1; i <= 1; ++i) {
-      float slope, level;
-      fit(alpha_address + grid.sample, low_address + grid.sample, rows, columns, within(y + j, rows),
-          within(x + i, columns), variance, slope, level);
-      mean.x += slope;
-      mean.y += level;
+  for (int j = 0; j < 3; ++j)
+    for (int i = 0; i < 3; ++i) {
+      const int at = (threadIdx.x / WIDE + j) * ACROSS + threadIdx.x % WIDE + i;
+      mean.x += slopes[at];
+      mean.y += levels[at];
     }
   target_address[grid.sample + y * columns + x] = {mean.x / 9 * gain, (mean.y / 9 - 0.5f) * (255 * gain) + 128};
 }

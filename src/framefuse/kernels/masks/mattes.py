@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ MOVES = 0.02
 """Change of luma of a sample, or of one beside it, from which on other frames say nothing about it."""
 REACH = 3
 """Frames before and after one that say something about it."""
+
+PARTS = 8
+"""Blocks of a GPU that measure the change of one view."""
 
 
 def share(scores: NDArray[np.float32], wanted: Sequence[int]) -> NDArray[np.float32]:
@@ -79,9 +83,14 @@ class Moment:
     guides: Sequence[Any]
     """Luma of each, of the same shapes and in 0..1."""
     change: Any = None
-    """(views,) float32; None: it is the first."""
+    """(views,) float32; on a GPU (views, PARTS), of which those of a view add up to it; None: it is the first."""
     plain: list[Any] = field(default_factory=list)
     """On the host: the mattes without what this frame alone shows, once they were needed."""
+
+    @cached_property
+    def joined(self) -> tuple[Any, Any]:
+        """On a GPU: where the mattes of all views begin, one after the other, and where their guides do."""
+        return joined(self.alphas), joined(self.guides)
 
     def compare(self, before: Moment) -> None:
         """Measure the change since the frame before, whose guides have the same shapes."""
@@ -90,11 +99,10 @@ class Moment:
             self.change = np.array([np.abs(guide - other).mean() for guide, other in pairs])
             return
         grids = grids_of(guide.shape for guide in self.guides)
-        self.change = new(True, (len(grids),), np.float32)
-        both = {"guide_address": joined(self.guides), "before_address": joined(before.guides)}
-        kernel.launch(
-            "matte_change", **both, grids_address=table(grids)[0], views=len(grids), change_address=self.change
-        )
+        self.change = new(True, (len(grids), PARTS), np.float32)
+        both = {"guide_address": self.joined[1], "before_address": before.joined[1]}
+        sizes = {"views": len(grids), "parts": PARTS}
+        kernel.launch("matte_change", **both, **sizes, grids_address=table(grids)[0], change_address=self.change)
 
 
 def steadied(moments: Sequence[Moment], at: int, *, weight: float, medians: bool) -> list[Any]:
@@ -165,15 +173,14 @@ def _steadied_on_gpu(moments: Sequence[Moment], at: int, weight: float, medians:
     for slot in range(2 * middle + 1):
         n = at + slot - middle
         moment = moments[n] if 0 <= n < len(moments) else None
-        places[f"alpha_{slot}"] = joined(moment.alphas) if moment else 0
-        places[f"guide_{slot}"] = joined(moment.guides) if moment else 0
+        places[f"alpha_{slot}"], places[f"guide_{slot}"] = moment.joined if moment else (0, 0)
         places[f"change_{slot}"] = moment.change if moment and n else 0  # of the first, no frame before is there
     outermost = 2 * middle
     for name in ("guide_0", f"guide_{outermost}", "change_0"):  # which nothing reads
         del places[name]
     grids = grids_of(alpha.shape for alpha in moments[at].alphas)
     made = new_samples(grids)
-    facts: dict[str, Any] = {"cut": CUT, "moves": MOVES, "steady": weight, "medians": medians}
+    facts: dict[str, Any] = {"cut": CUT, "moves": MOVES, "steady": weight, "medians": medians, "parts": PARTS}
     kernel.launch(
         "matte_steady", **places, **facts, **most(grids), grids_address=table(grids)[0], target_address=made[0]
     )

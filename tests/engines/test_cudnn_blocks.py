@@ -31,6 +31,15 @@ def test_attention_is_recognised(tmp_path: Path) -> None:
     assert relative(reference.run(compiled, x, dtype=np.float16)[0], expected) < 3e-3
 
 
+def test_attention_is_recognised_in_a_batch_beside_other_operators(tmp_path: Path) -> None:
+    net = Net()
+    y = net.conv(net.attention(net.conv("images", 24), 2, 8, 16, 6, 10, batch=2), 8, 1)
+    path, x = net.save(tmp_path / "net.onnx", net.node("ReduceMean", y, axes=[2, 3])), images(2, 6, 10)
+    compiled = compile_network(path, 2, 6, 10)
+    assert any(isinstance(step, Attention) for step in compiled.placement.steps)
+    assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("heads", "keys", "values", "batch", "size"),
     [(1, 32, 64, 1, (6, 10)), (3, 8, 16, 2, (6, 10)), (2, 16, 8, 1, (6, 10)), (1, 64, 128, 1, (2, 150))],

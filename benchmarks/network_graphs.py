@@ -5,8 +5,8 @@ transformers and onnxscript beside it):
 
 YOLO is ultralytics' own export, RT-DETR that of transformers. The others are written here after their papers: ResNet
 (He et al., 2015), DeepLabV3+ on a ResNet-50 with output stride 16 (Chen et al., 2018), and YOLOX-s (Ge et al., 2021)
-without decoding its grid. Batch normalisation is set on noise, so that activations keep their size. seeded_weights.py
-draws the weights, and makes the files small.
+without decoding its grid. Batch normalisation is set on frames of the benchmark clip's scene, so that activations keep
+their size. seeded_weights.py draws the weights, and makes the files small.
 """
 
 import argparse
@@ -15,9 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.scene import Scene
 from benchmarks.seeded_weights import fill
 
 ULTRALYTICS = "yolo26n", "yolo11s", "yolov8n-seg", "yolov8n-pose"
@@ -197,15 +199,25 @@ class RtDetr(nn.Module):
         return found.logits, found.pred_boxes
 
 
+def pictures(count: int, size: int) -> Any:
+    """Frames of the scene, (count, 3, size, size) in 0..1, with a letterbox."""
+    scene = Scene(frames=300)
+    made = np.stack([scene.render(int(number)) for number in np.linspace(0, 299, count)])
+    small = nn.functional.interpolate(torch.from_numpy(made).permute(0, 3, 1, 2).float() / 255, (size * 9 // 16, size),
+                                      mode="bilinear")  # fmt: skip
+    above = (size - small.shape[2]) // 2
+    return nn.functional.pad(small, (0, 0, above, size - small.shape[2] - above), value=114 / 255)
+
+
 def prepare(net: Any, size: int) -> None:
-    """Draw the weights, and set batch normalisation on noise."""
+    """Draw the weights, and set batch normalisation."""
     fill(net)
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = None
             layer.reset_running_stats()
     with torch.no_grad():
-        net.train()(torch.randn(2, 3, size, size))
+        net.train()(pictures(4, size))
     net.eval()
 
 
@@ -227,11 +239,13 @@ def main() -> None:
     net = kinds[args.name]() if args.name in kinds else Classifier(args.name)
     size = SIZES.get(args.name, 640)
     prepare(net, size)
-    axes = {"images": {0: "batch"}} if args.any_batch else None
+    more: dict[str, Any] = {"dynamic_axes": {"images": {0: "batch"}}} if args.any_batch else {}
+    if args.name == "rtdetr-r18":
+        more["output_names"] = ["logits", "boxes"]
     with torch.no_grad():
         torch.onnx.export(
             net, (torch.rand(1, 3, size, size),), str(args.out), dynamo=False, opset_version=17, input_names=["images"],
-            dynamic_axes=axes,
+            **more,
         )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ SCALES = "/scales"
 
 
 def drawn(shape: tuple[int, ...], *, transposed: bool = False) -> NDArray[np.float32]:
-    """Normally distributed, the same for every tensor of a shape. No version of NumPy changes what RandomState gives."""
+    """Normally distributed, the same for every tensor of a shape, and what every version of NumPy gives."""
     shape = shape[::-1] if transposed else shape
     found = np.random.RandomState(np.prod(shape)).standard_normal(shape).astype(np.float32)
     return found.T if transposed else found

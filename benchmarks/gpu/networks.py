@@ -30,6 +30,7 @@ keeps what earlier calls have measured, side by side.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import random
 import signal
@@ -93,9 +94,9 @@ def main() -> None:
     parser.add_argument("--surface", action="store_true", help="also from surface to result")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--limit", type=int, default=150, help="seconds in which a side must be built")
-    parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is begun")
+    parser.add_argument("--budget", type=float, default=540, help="seconds in which the last row must have ended")
     args = parser.parse_args()
-    begun = time.monotonic()
+    begun, slowest = time.monotonic(), 0.0
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
     select_algorithm.PRINT_AUTOTUNE = False
@@ -104,17 +105,23 @@ def main() -> None:
     for name in args.only:
         for precision in args.precision:
             for batch in args.batches:
-                if time.monotonic() - begun > args.budget:
+                started = time.monotonic()
+                if started - begun + slowest > args.budget:
                     print(f"out of time before {name}, {precision}, batch {batch}", flush=True)
                     return
                 path, size = args.models / f"{name}.onnx", SIZES.get(name, 640)
                 row: dict[str, Any] = {"network": name, "precision": precision, "batch": batch, "size": size}
-                measure(path, (batch, 3, size, size), row, args, stream)
+                made = measure(path, (batch, 3, size, size), row, args, stream)
                 keep(row)
+                if args.surface and precision == "fp16" and name in TASKS and made.keys() - {"framefuse"}:
+                    row["surface"] = surface(path, (batch, 3, size, size), made, args.rounds)
+                    keep(row)
+                made.clear()
                 release()
+                slowest = max(slowest, time.monotonic() - started)
 
 
-def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: Any) -> None:
+def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: Any) -> dict[str, Side]:
     """Build the sides, and measure them into the row."""
     made: dict[str, Side] = {}
     row["sides"] = {}
@@ -138,8 +145,7 @@ def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: An
         row["sides"][name] |= times
     if {"framefuse", "PyTorch"} <= made.keys():
         row["apart"] = apart(*(made[name].outputs() for name in ("framefuse", "PyTorch")))
-    if args.surface and row["precision"] == "fp16" and path.stem in TASKS and len(made) > 1:
-        row["surface"] = surface(path, shape, made, args.rounds)
+    return made
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int, many: int) -> dict[str, dict[str, float]]:
@@ -340,13 +346,16 @@ def release() -> None:
 
 
 def keep(row: dict[str, Any]) -> None:
-    """Write the record, with this row in the place of an earlier one."""
+    """Write the record, with this row in the place of an earlier one; another process may do so for another GPU."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    if (protocol.RECORDS / f"{RECORD}.json").exists():
-        rows = {key(one): one for one in protocol.read(RECORD)["rows"]}
-    old = rows.get(key(row), {})
-    rows[key(row)] = old | row | {part: old.get(part, {}) | row[part] for part in ("sides", "surface") if part in row}
-    protocol.save(RECORD, {"torch": torch.__version__, "rows": list(rows.values())}, *GROUPS)
+    with open(Path(tempfile.gettempdir()) / f"{RECORD}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (protocol.RECORDS / f"{RECORD}.json").exists():
+            rows = {key(one): one for one in protocol.read(RECORD)["rows"]}
+        old = rows.get(key(row), {})
+        parts = {part: old.get(part, {}) | row[part] for part in ("sides", "surface") if part in row}
+        rows[key(row)] = old | row | parts
+        protocol.save(RECORD, {"torch": torch.__version__, "rows": list(rows.values())}, *GROUPS)
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:

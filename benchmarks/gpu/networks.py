@@ -114,7 +114,10 @@ def main() -> None:
                 made = measure(path, (batch, 3, size, size), row, args, stream)
                 keep(row)
                 if args.surface and precision == "fp16" and name in TASKS and made.keys() - {"framefuse"}:
-                    row["surface"] = surface(path, (batch, 3, size, size), made, args.rounds)
+                    try:
+                        row["surface"] = surface(path, (batch, 3, size, size), made, args.rounds)
+                    except Exception as error:  # the next network is measured none the less
+                        row["surface"] = {"framefuse": {"failed": said(error)}}
                     keep(row)
                 made.clear()
                 release()
@@ -144,7 +147,10 @@ def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: An
     for name, times in in_turns({name: side.call for name, side in made.items()}, args.rounds, CALLS).items():
         row["sides"][name] |= times
     if {"framefuse", "PyTorch"} <= made.keys():
-        row["apart"] = apart(*(made[name].outputs() for name in ("framefuse", "PyTorch")))
+        try:
+            row["apart"] = apart(*(made[name].outputs() for name in ("framefuse", "PyTorch")))
+        except Exception as error:  # outputs of other shapes: the times are worth keeping
+            row["apart"], row["why"] = None, said(error)
     return made
 
 
@@ -263,11 +269,9 @@ SIDES: dict[str, Callable[..., Side]] = {
 
 def apart(ours: list[Any], theirs: list[Any]) -> float | None:
     """The largest distance of an output, root mean square, as a share of the spread; None: they are not numbers."""
-    found = 0.0
-    for one, other in zip(ours, theirs, strict=True):
-        one, other = one.float().flatten(), other.float().flatten()
-        found = max(found, float((one - other).square().mean().sqrt() / other.std().clamp(min=1e-6)))
-    return found if np.isfinite(found) else None
+    pairs = [(one.float(), other.float()) for one, other in zip(ours, theirs, strict=True)]
+    found = [float((one - other).square().mean().sqrt() / other.std().clamp(min=1e-6)) for one, other in pairs]
+    return max(found) if np.isfinite(found).all() else None
 
 
 def surface(path: Path, shape: Shape, made: dict[str, Side], rounds: int) -> dict[str, Any]:

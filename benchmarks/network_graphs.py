@@ -1,11 +1,12 @@
 """The networks of benchmarks/networks.py as ONNX, with random weights; to be run where torch is (peers/env.sh, with
 transformers and onnxscript beside it):
 
-    python -m benchmarks.network_graphs NAME FILE.onnx
+    python -m benchmarks.network_graphs NAME FILE.onnx [--any-batch]
 
 YOLO is ultralytics' own export, RT-DETR that of transformers. The others are written here after their papers: ResNet
 (He et al., 2015), DeepLabV3+ on a ResNet-50 with output stride 16 (Chen et al., 2018), and YOLOX-s (Ge et al., 2021)
-without decoding its grid. Batch normalisation is set on noise, so that activations keep their size.
+without decoding its grid. Batch normalisation is set on frames of the benchmark clip's scene, so that activations keep
+their size. seeded_weights.py draws the weights, and makes the files small.
 """
 
 import argparse
@@ -14,8 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+
+from benchmarks.scene import Scene
+from benchmarks.seeded_weights import fill
 
 ULTRALYTICS = "yolo26n", "yolo11s", "yolov8n-seg", "yolov8n-pose"
 SIZES = {"resnet18": 224, "resnet50": 224, "deeplabv3plus": 512}
@@ -194,28 +199,54 @@ class RtDetr(nn.Module):
         return found.logits, found.pred_boxes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("out", type=Path)
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    if args.name in ULTRALYTICS:
-        from benchmarks.peers.heads import load
+def pictures(count: int, size: int) -> Any:
+    """Frames of the scene, (count, 3, size, size) in 0..1, with a letterbox."""
+    scene = Scene(frames=300)
+    made = np.stack([scene.render(int(number)) for number in np.linspace(0, 299, count)])
+    small = nn.functional.interpolate(torch.from_numpy(made).permute(0, 3, 1, 2).float() / 255, (size * 9 // 16, size),
+                                      mode="bilinear")  # fmt: skip
+    above = (size - small.shape[2]) // 2
+    return nn.functional.pad(small, (0, 0, above, size - small.shape[2] - above), value=114 / 255)
 
-        Path(load(f"{args.name}.yaml").export(format="onnx", imgsz=640, simplify=False)).replace(args.out)
-        return
-    made = {"deeplabv3plus": DeepLab, "yolox-s": Yolox, "rtdetr-r18": RtDetr}
-    net = made[args.name]() if args.name in made else Classifier(args.name)
-    size = SIZES.get(args.name, 640)
+
+def prepare(net: Any, size: int) -> None:
+    """Draw the weights, and set batch normalisation."""
+    fill(net)
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = None
             layer.reset_running_stats()
     with torch.no_grad():
-        net.train()(torch.randn(2, 3, size, size))
-        image = torch.rand(1, 3, size, size)
-        torch.onnx.export(net.eval(), (image,), str(args.out), dynamo=False, opset_version=17, input_names=["images"])
+        net.train()(pictures(4, size))
+    net.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--any-batch", action="store_true", help="not only one image; YOLO also takes any size then")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    if args.name in ULTRALYTICS:
+        from benchmarks.peers.heads import load
+
+        made = load(f"{args.name}.yaml")
+        prepare(made.model, 640)
+        Path(made.export(format="onnx", imgsz=640, simplify=False, dynamic=args.any_batch)).replace(args.out)
+        return
+    kinds = {"deeplabv3plus": DeepLab, "yolox-s": Yolox, "rtdetr-r18": RtDetr}
+    net = kinds[args.name]() if args.name in kinds else Classifier(args.name)
+    size = SIZES.get(args.name, 640)
+    prepare(net, size)
+    more: dict[str, Any] = {"dynamic_axes": {"images": {0: "batch"}}} if args.any_batch else {}
+    if args.name == "rtdetr-r18":
+        more["output_names"] = ["logits", "boxes"]
+    with torch.no_grad():
+        torch.onnx.export(
+            net, (torch.rand(1, 3, size, size),), str(args.out), dynamo=False, opset_version=17, input_names=["images"],
+            **more,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""docs/results/networks.md: networks of many kinds beside ONNX Runtime and OpenVINO."""
+"""docs/results/networks.md: networks of many kinds beside ONNX Runtime, OpenVINO and PyTorch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from benchmarks.results.pages import Records, Table
 
@@ -25,4 +27,55 @@ def networks(records: Records) -> list[str]:
     return rows
 
 
-TABLES: dict[str, Table] = {"networks": networks}
+PEERS = ("ONNX Runtime", "PyTorch", "torch.compile")
+
+
+def on_gpu(records: Records) -> list[str]:
+    """Microseconds of the networks alone, with PyTorch beside."""
+    found = sorted(records("networks_gpu")["rows"], key=lambda row: (row["network"], row["precision"], row["batch"]))
+    rows = [
+        f"| network | precision | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | outputs apart |",
+        f"|---|---|---|---|{'---|---|' * len(PEERS)}---|",
+    ]
+    for row in found:
+        apart = "" if row.get("apart") is None else f"{row['apart']:.0e}"
+        rows.append(
+            f"| {row['network']} | {row['precision']} | {row['batch']} | {_sides(row['sides'], 'us')} | {apart} |"
+        )
+    failed = [
+        f"{row['network']} in {row['precision']}, batch {row['batch']}, {part}: {name} fails ({side['failed']})."
+        for row in found
+        for part, sides in (("network", row["sides"]), ("surface", row.get("surface", {})))
+        for name, side in sides.items()
+        if isinstance(side, dict) and "failed" in side
+    ]
+    lines = [" ".join(line.split()) for line in failed]  # a message may have several
+    return [*rows, *(["", " <br>".join(lines)] if lines else [])]
+
+
+def surfaces(records: Records) -> list[str]:
+    """Microseconds from surfaces to results."""
+    rows = [
+        f"| network | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: framefuse, PyTorch |",
+        f"|---|---|---|{'---|---|' * len(PEERS)}---|",
+    ]
+    for row in sorted(records("networks_gpu")["rows"], key=lambda row: (row["network"], row["batch"])):
+        if "surface" in row:
+            sides = row["surface"]
+            objects = ", ".join(str(sides.get(name, {}).get("objects", "")) for name in ("framefuse", "PyTorch"))
+            rows.append(f"| {row['network']} | {row['batch']} | {_sides(sides, 'us')} | {objects} |")
+    return rows
+
+
+def _sides(sides: dict[str, Any], kind: str) -> str:
+    """Our time, and that of each peer with how many times ours it is."""
+    ours = sides.get("framefuse", {})
+    cells = [f"{ours[kind]:.0f}" if kind in ours else "fails"]
+    for name in PEERS:
+        side = sides.get(name, {})
+        ratio = f"{side['ratio']:.2f}" if "ratio" in side else ""
+        cells += [f"{side[kind]:.0f}" if kind in side else "fails" if "failed" in side else "", ratio]
+    return " | ".join(cells)
+
+
+TABLES: dict[str, Table] = {"networks": networks, "networks_gpu": on_gpu, "networks_gpu_surface": surfaces}

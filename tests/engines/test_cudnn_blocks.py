@@ -16,7 +16,7 @@ from framefuse.engines.cudnn import execution
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import BIAS, OWN, WEIGHT
 from framefuse.engines.cudnn.execution import Weights
-from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, General, decode_anchors
 
 
 def test_attention_is_recognised(tmp_path: Path) -> None:
@@ -29,6 +29,29 @@ def test_attention_is_recognised(tmp_path: Path) -> None:
     for order in (None, any_order(compiled, 1)):
         assert relative(reference.run(compiled, x, order=order)[0], expected) < 1e-5
     assert relative(reference.run(compiled, x, dtype=np.float16)[0], expected) < 3e-3
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_transposed_convolution_whose_filters_do_not_overlap(tmp_path: Path, batch: int, with_bias: bool) -> None:
+    net = Net()
+    weights = [net.rng.normal(size=(16, 24, 2, 2)), net.rng.normal(size=24)][: 1 + with_bias]
+    constants = [net.constant(value.astype(np.float32)) for value in weights]
+    y = net.node("ConvTranspose", net.conv("images", 16), *constants, strides=[2, 2], channels=24)
+    path, x = net.save(tmp_path / "net.onnx", net.conv(y, 8)), images(batch, 6, 10)
+    compiled = compile_network(path, batch, 6, 10)
+    kinds = [type(step) for step in compiled.placement.steps]
+    assert kinds == [Conv, Conv, General, Conv]
+    assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
+
+
+def test_attention_is_recognised_in_a_batch_beside_other_operators(tmp_path: Path) -> None:
+    net = Net()
+    y = net.conv(net.attention(net.conv("images", 24), 2, 8, 16, 6, 10, batch=2), 8, 1)
+    path, x = net.save(tmp_path / "net.onnx", net.node("ReduceMean", y, axes=[2, 3])), images(2, 6, 10)
+    compiled = compile_network(path, 2, 6, 10)
+    assert any(isinstance(step, Attention) for step in compiled.placement.steps)
+    assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,10 @@ OPERATORS = [
     ("TopK", {}, [[3]]),
     ("TopK", {"axis": 2, "largest": 0}, [[2]]),
     ("GatherElements", {"axis": 2}, [np.arange(24).reshape(1, 3, 1, 8) % 12 - 6]),
+    ("LayerNormalization", {"axis": 2, "epsilon": 1e-3}, [np.arange(48.0).reshape(6, 8), np.ones((6, 8))]),
+    ("LayerNormalization", {}, [np.arange(8.0)]),
+    ("GridSample", {"align_corners": 1}, [np.linspace(-1.5, 1.2, 20).reshape(1, 2, 5, 2)]),
+    ("GridSample", {"padding_mode": "border"}, [np.linspace(-1.5, 1.2, 20).reshape(1, 2, 5, 2)]),
 ]  # fmt: skip
 
 

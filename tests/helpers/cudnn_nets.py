@@ -71,17 +71,17 @@ class Net:
     def constant_shape(self, *sizes: int) -> str:
         return self.constant(np.array(sizes, np.int64))
 
-    def attention(self, x: str, heads: int, keys: int, values: int, height: int, width: int) -> str:
+    def attention(self, x: str, heads: int, keys: int, values: int, height: int, width: int, batch: int = 1) -> str:
         """As YOLO11 has it: what is attended to, and a depthwise convolution of the values beside it."""
         qkv = self.conv(x, heads * (2 * keys + values), 1, act="none")
-        parts = self.node("Reshape", qkv, self.constant_shape(1, heads, 2 * keys + values, height * width))
+        parts = self.node("Reshape", qkv, self.constant_shape(batch, heads, 2 * keys + values, height * width))
         names = [self.name("part") for _ in range(3)]
         sizes = self.constant_shape(keys, keys, values)
         self.nodes.append(helper.make_node("Split", [parts, sizes], names, axis=2))
         query = self.node("Transpose", names[0], perm=[0, 1, 3, 2])
         scaled = self.node("Mul", self.node("MatMul", query, names[1]), self.constant(np.array(keys**-0.5, np.float32)))
         share = self.node("Transpose", self.node("Softmax", scaled, axis=-1), perm=[0, 1, 3, 2])
-        back = self.constant_shape(1, heads * values, height, width)
+        back = self.constant_shape(batch, heads * values, height, width)
         found = self.node("Reshape", self.node("MatMul", names[2], share), back, channels=heads * values)
         plain = self.node("Reshape", names[2], back, channels=heads * values)
         beside = self.conv(plain, heads * values, 3, act="none", groups=heads * values)

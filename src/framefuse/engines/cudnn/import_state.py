@@ -246,7 +246,8 @@ def recognise_attention(state: ImportState, node: Any) -> bool:
         return False
     keys, _, values = sizes
     step = Attention(node.name or node.output[0], x, node.output[0], heads, keys, values, float(keys**-0.5))
-    image = np.random.default_rng(0).normal(0, 1, (1, channels, height, width)).astype(np.float32)
+    batch = max(1, int(shape[0]))
+    image = np.random.default_rng(0).normal(0, 1, (batch, channels, height, width)).astype(np.float32)
     result = state.evaluate(nodes, {x: image}, node.output[0])
     order = _channel_order(heads, keys, values)
     ours = image[:, order]

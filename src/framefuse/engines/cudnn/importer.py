@@ -198,6 +198,27 @@ def _conv(state: ImportState, node: Any, inputs: list[str]) -> None:
     state.add(conv, [(len(weight), rows, columns)])
 
 
+def _conv_transpose(state: Importer, node: Any, inputs: list[str]) -> None:
+    """Where filters do not overlap, as a convolution of 1x1 whose channels are then spread over space."""
+    from onnx import helper
+
+    x, y, constants, size = inputs[0], node.output[0], state.constants, attribute(node, "strides", [1, 1])[0]
+    if any(name not in constants for name in inputs[1:]) or state.ranks[x] != 4:
+        raise Unsupported(" with computed weights")
+    weight, (_, height, width) = constants[inputs[1]].astype(np.float32), state.shapes[x]
+    usual = {"group": 1, "pads": [0] * 4, "dilations": [1, 1], "output_padding": [0, 0], "auto_pad": "NOTSET",
+             "output_shape": [], "strides": [size, size]}  # fmt: skip
+    if weight.shape[2:] != (size, size) or any(attribute(node, name, value) != value for name, value in usual.items()):
+        raise Unsupported(" with filters that overlap")
+    count = weight.shape[1]
+    bias = constants[inputs[2]].astype(np.float32) if len(inputs) > 2 else np.zeros(count, np.float32)
+    parts = f"{y}/parts"
+    filters = weight.transpose(2, 3, 1, 0).reshape(size * size * count, -1, 1, 1)
+    state.add(Conv(node.name or y, x, parts, filters, np.tile(bias, size * size)), [(len(filters), height, width)])
+    state.uses[parts] = 1
+    state._defer(helper.make_node("DepthToSpace", [parts], [y], parts, blocksize=size))
+
+
 def _activate(state: ImportState, x: str, y: str, activation: Any) -> None:
     """Fuse an activation into the convolution before it."""
     conv = next((op for op in reversed(state.operations) if x in op.writes), None)
@@ -390,8 +411,9 @@ def _fold_quantizer(state: ImportState, node: Any) -> bool:
     return True
 
 
-TRANSLATORS: dict[str, Callable[[ImportState, Any, list[str]], None]] = {
+TRANSLATORS: dict[str, Callable[[Importer, Any, list[str]], None]] = {
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
     "Sigmoid": _sigmoid,
     "Mul": _mul,
     "Relu": lambda state, node, inputs: _activate(state, inputs[0], node.output[0], "relu"),

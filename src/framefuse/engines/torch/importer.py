@@ -141,6 +141,18 @@ def batch_norm(inputs: Inputs, a: Attributes) -> Any:
     return F.batch_norm(x, mean, variance, scale, shift, eps=a.get("epsilon", 1e-5))
 
 
+def layer_norm(inputs: Inputs, a: Attributes) -> Any:
+    x, scale, shift = [*inputs, None][:3]
+    return F.layer_norm(x, x.shape[a.get("axis", -1) :], scale, shift, eps=a.get("epsilon", 1e-5))
+
+
+def grid_sample(inputs: Inputs, a: Attributes) -> Any:
+    mode, outside = a.get("mode", "linear"), a.get("padding_mode", "zeros")
+    if "linear" not in mode:
+        raise _lacks(f"GridSample with mode {mode}")
+    return F.grid_sample(*inputs, padding_mode=outside, align_corners=bool(a.get("align_corners", 0)))
+
+
 def pad(inputs: Inputs, a: Attributes) -> Any:
     x, pads, *value = inputs
     half = len(pads) // 2
@@ -214,7 +226,8 @@ OPERATORS: dict[str, Operator] = {
     "QuantizeLinear": quantize, "DequantizeLinear": dequantize, "Resize": resize, "Split": split, "Reshape": reshape,
     "Conv": conv, "ConvTranspose": partial(conv, transposed=True), "MaxPool": max_pool, "AveragePool": average_pool,
     "Slice": cut, "Gather": gather, "Unsqueeze": unsqueeze, "Squeeze": squeeze,
-    "Gemm": gemm, "BatchNormalization": batch_norm, "Pad": pad, "CumSum": cumulative_sum, "TopK": top_k,
+    "Gemm": gemm, "BatchNormalization": batch_norm, "Pad": pad,
+    "LayerNormalization": layer_norm, "GridSample": grid_sample, "CumSum": cumulative_sum, "TopK": top_k,
     "ArgMax": partial(arg, call=torch.argmax), "ArgMin": partial(arg, call=torch.argmin),
     "ReduceMean": partial(reduce, call=torch.mean), "ReduceSum": partial(reduce, call=torch.sum),
     "ReduceMax": partial(reduce, call=torch.amax), "ReduceMin": partial(reduce, call=torch.amin),

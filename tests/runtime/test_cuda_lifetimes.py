@@ -83,7 +83,7 @@ def test_an_error_that_is_kept_keeps_no_memory(gpu: Gpu, segmenter: Card, monkey
     run(program, pictures(2), 1)
     models = [weakref.ref(model) for model in program._executions[64, 96]]
     with without_collector():
-        monkeypatch.setattr("framefuse.runtime.cuda.captured_batch.CapturedBatch.launch", lambda self: 1 / 0)
+        monkeypatch.setattr("framefuse.runtime.cuda.captured_batch.CapturedBatch.launch", lambda self, *rows: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
             list(program.submit(pictures(1)))
         program.close()

@@ -17,8 +17,8 @@ from framefuse.errors import SinkError, UsageError
 
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "batch", "streams", "classes", "stereo", "matte_steady"),
-    *("matte_feather", "start", "end", "vid_stride", "decode_threads", "project", "name", "exist_ok", "encoder", "crf"),
-    *("encode_preset", "encode_threads"),
+    *("matte_holes", "matte_feather", "start", "end", "vid_stride", "decode_threads", "project", "name", "exist_ok"),
+    *("encoder", "crf", "encode_preset", "encode_threads"),
 )
 MODEL: Final = "body-n"
 DEFAULTS: Final[dict[str, Any]] = {

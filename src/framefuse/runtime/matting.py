@@ -11,6 +11,7 @@ from framefuse.config import Settings
 from framefuse.kernels.arrays import to_host
 from framefuse.kernels.masks.canvas import lies_on_gpu, luma_of
 from framefuse.kernels.masks.guided import shrink
+from framefuse.kernels.masks.holes import fill_holes
 from framefuse.kernels.masks.mattes import REACH, Moment, steadied
 from framefuse.prediction import Detections, Matte, MattePart
 from framefuse.runtime.program import FrameResult
@@ -92,6 +93,7 @@ class _Scene:
 class Matting:
     """Gives the results of a run their mattes. Those of each source come in its order; sources may alternate.
 
+    Small holes, which the foreground of a view encloses, are filled.
     What one frame alone shows is taken out: each sample has the median of a frame, the one before and the one after.
     Where the picture is still, it has the mean of the frames around. Frames after one are not waited for where the
     source is live.
@@ -101,6 +103,7 @@ class Matting:
         from framefuse.sinks.images import FrameConverter  # PyAV, which may only come after OpenCV's windows
 
         self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
+        self._holes = settings.matte_holes
         self._converter = FrameConverter()
 
     def follow(
@@ -150,6 +153,8 @@ class Matting:
             parts = tuple(part._replace(alpha=to_host(part.alpha)) for part in parts)
         luma, guides = luma_of(frame) if on_gpu else self._converter.luma(frame), []
         for (x, y, width, height), alpha, _ in parts:
+            if most := round(self._holes * alpha.size):
+                fill_holes(alpha, most)
             guides.append(shrink(luma[y : y + height, x : x + width], alpha.shape))
         return _Look(parts, Moment([part.alpha for part in parts], guides), result.frame.seconds, on_gpu)
 

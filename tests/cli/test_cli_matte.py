@@ -60,6 +60,15 @@ def test_both_eyes_of_a_video_are_found_by_its_name(run: Any, tmp_path: Path) ->
     assert len(decoded(tmp_path / "runs/matte/matte2/party_FISHEYE190_alpha.mp4")) == 8
 
 
+def test_one_eye_has_no_other(run: Any) -> None:
+    address = "synthetic://bodies?frames=1&size=64x64"
+    for stereo in ("auto", "left"):
+        code, _, err = run("matte", address, "--matte-eyes", "1", "--stereo", stereo)
+        assert code == 0 and "matte_eyes without effect" in err
+    code, _, err = run("matte", "synthetic://bodies?frames=1&size=128x64&stereo=sbs", "--matte-eyes", "1")
+    assert code == 0 and "without effect" not in err
+
+
 def test_objects_are_cut_out_too(run: Any, tmp_path: Path) -> None:
     address = "synthetic://street?seed=2&frames=3&size=1280x720&complexity=0.8"
     code, _, _ = run("matte", address, "out.mp4", "--model", "scout-n-seg")

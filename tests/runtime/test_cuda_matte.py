@@ -135,6 +135,26 @@ def test_composed_planes_are_those_of_the_host(
     assert written == pytest.approx(FRAMES * 264 * 128 * sizes.get(mode, 1.5), rel=0.05)
 
 
+def test_holes_and_both_eyes(gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = stereo_clip(tmp_path / "clip.mp4")
+    options: dict[str, Any] = {"save_matte": "gray", "stereo": "sbs", "matte_holes": 0.01, "matte_eyes": 1.0}
+    host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
+    expected, _, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "host", device="cpu", engine=host, **options
+    )
+    found, there, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "gpu", device="cuda", engine=BrightEngine(gpu), **options
+    )
+    assert all(there)
+    same(found, expected)
+    plain, _, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "plain", device="cpu", engine=host,
+        **options | {"matte_holes": 0.0, "matte_eyes": 0.0},
+    )  # fmt: skip
+    changed = [(one[0] != other[0]).mean() for one, other in zip(plain, expected, strict=True)]
+    assert min(changed) > 0.01, "there is something to fill, or to agree about"
+
+
 def test_frames_that_only_the_host_composes(
     gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 from framefuse.config import Settings
 from framefuse.kernels.arrays import to_host
 from framefuse.kernels.masks.canvas import lies_on_gpu, luma_of
+from framefuse.kernels.masks.eyes import agreed
 from framefuse.kernels.masks.guided import shrink
 from framefuse.kernels.masks.holes import fill_holes
 from framefuse.kernels.masks.mattes import REACH, Moment, steadied
 from framefuse.prediction import Detections, Matte, MattePart
 from framefuse.runtime.program import FrameResult
+from framefuse.runtime.views import sees_both_eyes
 from framefuse.sources import SourceInfo
 
 GAP = 0.5
@@ -93,7 +95,8 @@ class _Scene:
 class Matting:
     """Gives the results of a run their mattes. Those of each source come in its order; sources may alternate.
 
-    Small holes, which the foreground of a view encloses, are filled.
+    Both eyes support each other where they see the same. Small holes, which the foreground of a view encloses, are
+    filled.
     What one frame alone shows is taken out: each sample has the median of a frame, the one before and the one after.
     Where the picture is still, it has the mean of the frames around. Frames after one are not waited for where the
     source is live.
@@ -104,6 +107,7 @@ class Matting:
 
         self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
         self._holes = settings.matte_holes
+        self._eyes = settings.matte_eyes if sees_both_eyes(settings) else 0.0
         self._converter = FrameConverter()
 
     def follow(
@@ -153,10 +157,14 @@ class Matting:
             parts = tuple(part._replace(alpha=to_host(part.alpha)) for part in parts)
         luma, guides = luma_of(frame) if on_gpu else self._converter.luma(frame), []
         for (x, y, width, height), alpha, _ in parts:
+            guides.append(shrink(luma[y : y + height, x : x + width], alpha.shape))
+        alphas = [part.alpha for part in parts]
+        if self._eyes and len(alphas) == 2 and alphas[0].shape == alphas[1].shape:
+            alphas = agreed(alphas, guides, self._eyes)
+        for alpha in alphas:
             if most := round(self._holes * alpha.size):
                 fill_holes(alpha, most)
-            guides.append(shrink(luma[y : y + height, x : x + width], alpha.shape))
-        return _Look(parts, Moment([part.alpha for part in parts], guides), result.frame.seconds, on_gpu)
+        return _Look(parts, Moment(alphas, guides), result.frame.seconds, on_gpu)
 
 
 def of_objects(found: Detections, size: tuple[int, int]) -> Matte:

@@ -27,7 +27,7 @@ from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.recurrent import RecurrentProgram
 from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
-from framefuse.runtime.views import Viewer
+from framefuse.runtime.views import Viewer, sees_both_eyes
 from framefuse.sinks import VP9
 from framefuse.sources import SourceInfo, SourceOptions, is_image_path
 from framefuse.sources.segments import Segmented
@@ -133,6 +133,10 @@ class RunPlan:
                 kind, unused = "VP9", unused - {"crf"}
             if unused:
                 matte = f"{' and '.join(sorted(unused))} without effect: {kind} has no such option"
+        alone = self.card.task != "semantic" or not sees_both_eyes(settings)
+        if settings.save_matte and settings.matte_eyes and alone:
+            why = "matte_eyes without effect: no two eyes have mattes of their own"
+            matte = f"{matte}; {why}" if matte else why
         mode, uploads = self.upload_mode, None
         if settings.on_gpu:
             from framefuse.runtime.cuda.uploads import choose_upload_mode

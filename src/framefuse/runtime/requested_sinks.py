@@ -61,7 +61,7 @@ def sinks_for(
         encoding |= {"encoder": "auto" if own else settings.encoder, "gpu": settings.gpu}
         sinks.append(open_sink("matte", mode=settings.save_matte, stereo=settings.stereo, **encoding))
     if settings.show:
-        sinks.append(open_sink("show", style=style))
+        sinks.append(open_sink("show", style=style, matte=settings.save_matte))
     for make in factories:
         if isinstance(make, str):
             sinks.append(open_sink(make))

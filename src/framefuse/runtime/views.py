@@ -78,6 +78,11 @@ def _cuts(region: tuple[float, ...]) -> bool:
     return len(region) > 4
 
 
+def sees_both_eyes(settings: Settings) -> bool:
+    """Whether the views of a frame are its two eyes, the left one first; of top and bottom that is the upper one."""
+    return settings.stereo is not None and len(EYES.get(settings.stereo, {})) == 2
+
+
 def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None = None) -> "Viewer | None":
     """What splits frames into views, by the settings or by a function of the caller; None: nothing does.
     UsageError: a setting cannot be used, or contradicts another one."""

@@ -32,7 +32,7 @@ USUAL_KERNELS = ("preprocess_semiplanar_u8_nhwc8", "filter_head_f16", "rank", "s
 """Those for videos that the GPU decodes, and boxes; they are compiled while the model is loaded."""
 MATTE_KERNELS = (
     *("preprocess_semiplanar_u8_nhwc8", "matte_share", "matte_shrink", "matte_change", "matte_steady", "matte_fit"),
-    *("matte_holes", "matte_stretch", "matte_plane_u8", "mask_composite"),
+    *("matte_eyes", "matte_holes", "matte_stretch", "matte_plane_u8", "mask_composite"),
 )
 """Those for mattes."""
 LAUNCHES = 4

@@ -22,6 +22,7 @@ from framefuse.sinks.draw import encode_colour
 from framefuse.sinks.images import FrameConverter, Meaning, Plane, StillsSink
 from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
+from framefuse.sinks.webm import add_vr
 from framefuse.sources.stereo import find, said_by_name
 
 COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
@@ -92,7 +93,8 @@ class MatteSink(VideoSink):
         written = self._file is not None and self.paths[-1]
         super().close()
         boxes = b"" if self._mode == "packed" else self._stereo.boxes
-        if written and boxes and not add_boxes(written, boxes):
+        carry_over = add_vr if self.suffix == WEBM else add_boxes
+        if written and boxes and not carry_over(written, boxes):
             self.notes.append(f"{written.name}: what its source says about VR could not be carried over")
 
     def _called(self, stem: str) -> str:

@@ -212,6 +212,10 @@ class Settings(BaseModel):
         "write what a segmenter finds as a video: a gray matte, transparent, before green or a blurred background, "
         "tinted, or packed into the corners of VR video; png: each matte as an image",
     )
+    matte_view: Literal["panorama", "rectilinear", "auto"] = option(
+        "panorama",
+        "what a segmenter sees of VR video: each eye as it is, or a rectilinear view as well; auto: that, if fisheye",
+    )
     matte_steady: Share = option(1.0, "weight of the frames around one in its matte, where nothing moves")
     matte_eyes: Share = option(0.0, "weight of the other eye in the matte of each, where both see the same")
     matte_holes: float = option(

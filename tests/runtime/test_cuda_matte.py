@@ -155,6 +155,25 @@ def test_holes_and_both_eyes(gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypa
     assert min(changed) > 0.01, "there is something to fill, or to agree about"
 
 
+@pytest.mark.parametrize("name", ["clip_FISHEYE190.mp4", "clip_180_LR.mp4"])
+def test_rectilinear_views(
+    name: str, gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = stereo_clip(tmp_path / name)
+    options: dict[str, Any] = {"save_matte": "gray", "stereo": "auto", "matte_view": "rectilinear"}
+    host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
+    expected, _, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "host", device="cpu", engine=host, **options
+    )
+    found, there, pipeline = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "gpu", device="cuda", engine=BrightEngine(gpu), **options
+    )
+    assert all(there)
+    same(found, expected)
+    assert gpu.launches == 2 * FRAMES, "both eyes are in one, and both views in another"
+    assert any("matte view rectilinear" in choice for choice in pipeline.report.choices)
+
+
 def test_frames_that_only_the_host_composes(
     gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from framefuse.kernels.masks.holes import fill_holes
 from framefuse.kernels.masks.mattes import REACH, Moment, steadied
 from framefuse.prediction import Detections, Matte, MattePart
 from framefuse.runtime.program import FrameResult
+from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.runtime.views import sees_both_eyes
 from framefuse.sources import SourceInfo
 
@@ -102,13 +103,15 @@ class Matting:
     source is live.
     """
 
-    def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
+    def __init__(
+        self, settings: Settings, info_of: Callable[[str], SourceInfo], turned: Rectilinear | None = None
+    ) -> None:
         from framefuse.sinks.images import FrameConverter  # PyAV, which may only come after OpenCV's windows
 
         self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
         self._holes = settings.matte_holes
         self._eyes = settings.matte_eyes if sees_both_eyes(settings) else 0.0
-        self._converter = FrameConverter()
+        self._converter, self._turned = FrameConverter(), turned
 
     def follow(
         self, results: Iterable[FrameResult], reader_of: Callable[[str], int], left: Callable[[int], int | None]
@@ -155,6 +158,8 @@ class Matting:
         parts, on_gpu = matte.parts, lies_on_gpu(frame)
         if not on_gpu:  # the frame is of a kind that only the host composes
             parts = tuple(part._replace(alpha=to_host(part.alpha)) for part in parts)
+        if self._turned is not None:
+            parts = self._turned.joined(parts)
         luma, guides = luma_of(frame) if on_gpu else self._converter.luma(frame), []
         for (x, y, width, height), alpha, _ in parts:
             guides.append(shrink(luma[y : y + height, x : x + width], alpha.shape))

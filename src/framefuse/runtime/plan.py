@@ -21,7 +21,7 @@ from framefuse.engines import Backend, Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
-from framefuse.runtime import choices, memory, readers
+from framefuse.runtime import choices, memory, readers, rectilinear
 from framefuse.runtime.batching import IN_FLIGHT
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.recurrent import RecurrentProgram
@@ -72,7 +72,8 @@ class RunPlan:
         """The plan with the size of the model input; UsageError if the model does not take the requested size."""
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
         settings, eyes = choices.choose_stereo(self.settings, info)
-        reasons = {**self.reasons, "input": reason, "stereo": eyes}
+        settings, turned = rectilinear.chosen(settings, self.card, info)
+        reasons = {**self.reasons, "input": reason, "stereo": eyes, "matte view": turned}
         return replace(self, settings=settings, preprocess=preprocess, reasons=reasons, live=info.live)
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> Self:
@@ -196,7 +197,8 @@ class RunPlan:
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
-        before, after = ("device", "engine"), ("input", "stereo", "batch", "memory", "encoder", "matte", "track")
+        before = "device", "engine"
+        after = "input", "stereo", "matte view", "batch", "memory", "encoder", "matte", "track"
         return list(filter(None, [*map(self.reasons.get, before), *of_engine, *map(self.reasons.get, after)]))
 
 

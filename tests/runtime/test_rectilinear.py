@@ -14,7 +14,7 @@ from cuda_on_cpu import on_device
 from fake_gpu import Array, Gpu
 from framefuse.config import Settings
 from framefuse.errors import UsageError
-from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.frame import PIXEL_FORMATS, Frame, View
 from framefuse.kernels.geometry.call import remap
 from framefuse.kernels.geometry.projections import (
     equirectangular_to_perspective,
@@ -24,9 +24,11 @@ from framefuse.kernels.geometry.projections import (
 )
 from framefuse.models import find_model
 from framefuse.models.card import read_card
+from framefuse.pipeline import Pipeline
 from framefuse.prediction import MattePart
 from framefuse.runtime.rectilinear import DEGREES, SIDE, Rectilinear, chosen
 from framefuse.sources import SourceInfo
+from sink_frames import make_clip
 
 SIZE = 200, 100
 EYES = [(0, 0, 100, 100), (100, 0, 100, 100)]
@@ -174,6 +176,12 @@ def test_what_has_no_rectilinear_views(name: str, options: dict[str, Any], probl
     with pytest.raises(UsageError, match=problem):
         settled(tmp_path, name, matte_view="rectilinear", **options)
     assert settled(tmp_path, name, matte_view="auto", **options)[0].matte_view == "panorama"
+
+
+def test_views_of_a_function_are_no_eyes(tmp_path: Path) -> None:
+    clip, look = make_clip(tmp_path / "a_FISHEYE.mp4", seconds=0.1), lambda frame, latest: [View()]
+    with pytest.raises(UsageError, match="views was given beside matte_view"):
+        Pipeline(clip, "body-n", save_matte="gray", matte_view="rectilinear", views=look)
 
 
 def test_other_runs_than_those_for_mattes_have_none(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from framefuse.config import Settings
 from framefuse.cuda import device, driver
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Region
-from framefuse.kernels.arrays import device_table, new, on_gpu, to_host
+from framefuse.kernels.arrays import device_table, new, on_gpu, to_host, zeros
 from framefuse.kernels.geometry.call import remap
 from framefuse.kernels.geometry.projections import (
     equirectangular_to_perspective,
@@ -140,7 +140,7 @@ class Rectilinear:
     def _joined(self, own: Any, view: Any) -> Any:
         """Both beside each other are one picture, from which each sample is taken."""
         (rows, columns), (high, wide) = own.shape, view.shape
-        both = new(on_gpu(own), (max(rows, high), columns + wide), np.float32)
+        both = zeros(on_gpu(own), (max(rows, high), columns + wide), np.float32)  # what is between may count with 0
         both[:rows, :columns] = own
         both[:high, columns:] = view
         key = self._projection, (columns, rows), (wide, high)

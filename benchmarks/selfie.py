@@ -14,10 +14,10 @@ direct     framefuse's pipeline on the clip, beside mediapipe's own output. They
 matched    framefuse's pipeline on frames that are stretched as mediapipe stretches them, beside the same output of
            mediapipe: all that is left when both networks see the same.
 
-The pipeline runs in FP32 with `matte_steady` 0, and what is compared is the matte as the network gives it, stretched to
-the frame, before the guided filter: its IoU with mediapipe's mask where both are cut at 1/2, and the mean absolute
-difference of the soft masks. `guided` is the IoU of the matte that framefuse writes, which follows edges of the frame;
-mediapipe has no such step.
+The pipeline runs in FP32 with `matte_steady` and `matte_holes` 0, and what is compared is the matte as the network
+gives it, stretched to the frame, before the guided filter: its IoU with mediapipe's mask where both are cut at 1/2, and
+the mean absolute difference of the soft masks. `guided` is the IoU of the matte that framefuse writes, which follows
+edges of the frame; mediapipe has no such step.
 """
 
 import argparse
@@ -84,7 +84,13 @@ def stretched(images: Images, size: tuple[int, int]) -> Images:
 def run(source: Any, model: Path) -> tuple[list[Matte], str]:
     """The mattes of a source, and the engine that ran the network."""
     with tempfile.TemporaryDirectory() as folder:
-        settings: dict[str, Any] = {"precision": "fp32", "save_matte": "gray", "matte_steady": 0, "project": folder}
+        settings: dict[str, Any] = {
+            "precision": "fp32",
+            "save_matte": "gray",
+            "matte_steady": 0,
+            "matte_holes": 0,
+            "project": folder,
+        }
         pipeline = Pipeline(source, model, **settings)
         mattes = [result.matte for result in pipeline]
     return [matte for matte in mattes if matte is not None], pipeline.report.model.engine

@@ -212,9 +212,19 @@ class Settings(BaseModel):
         "write what a segmenter finds as a video: a gray matte, transparent, before green or a blurred background, "
         "tinted, or packed into the corners of VR video; png: each matte as an image",
     )
+    matte_view: Literal["panorama", "rectilinear", "auto"] = option(
+        "auto",
+        "what a segmenter sees of VR video: each eye as it is, or a rectilinear view as well; auto: that, if fisheye",
+    )
     matte_steady: Share = option(1.0, "weight of the frames around one in its matte, where nothing moves")
+    matte_eyes: Share = option(0.0, "weight of the other eye in the matte of each, where both see the same")
+    matte_holes: float = option(
+        0.0, "share of the picture or eye up to which holes in its matte are filled; 0: none is", ge=0, le=0.01
+    )
     matte_feather: float = option(2.0, "width of the matte's soft edge in pixels", gt=0, le=64)
-    show: bool = option(False, "show the annotated frames in a window (needs opencv-python)")
+    show: bool = option(
+        False, "show the annotated frames, or what save_matte makes of them, in a window (needs opencv-python)"
+    )
     show_views: bool = option(False, "--save and --show: outline the tiles, regions and eyes, dashed")
 
     if not TYPE_CHECKING:  # type checkers and editors see the fields instead

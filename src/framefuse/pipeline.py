@@ -48,6 +48,7 @@ from framefuse.runtime.power import Meter, find_counters
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
+from framefuse.runtime.rectilinear import rectilinear_for
 from framefuse.runtime.requested_sinks import SinkFactory, needs_frames, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, sized, warm_up, watched, write
 from framefuse.runtime.tracking import Tracks, events_for
@@ -158,7 +159,8 @@ class Pipeline:
                 engine = open_engine(plan.engine, self.card.path, plan.engine_options())
             self.engine = cast("Engine", engine)
             plan = plan.for_output(info)
-            self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
+            turned = rectilinear_for(plan.settings, info)
+            self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views, turned)
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
             plan = plan.for_memory(info)
@@ -166,7 +168,7 @@ class Pipeline:
             self._batcher: FrameBatcher[Frame] = FrameBatcher(plan.batch, settings.batch_timeout)
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)
-            self._matting = Matting(plan.settings, self._info_of) if plan.settings.save_matte else None
+            self._matting = Matting(plan.settings, self._info_of, turned) if plan.settings.save_matte else None
             own = self._events.sink if self._events else None
             self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own)
             needing = [sink for sink in self._make_sinks(info) if sink.needs_frame]

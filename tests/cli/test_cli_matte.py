@@ -60,6 +60,34 @@ def test_both_eyes_of_a_video_are_found_by_its_name(run: Any, tmp_path: Path) ->
     assert len(decoded(tmp_path / "runs/matte/matte2/party_FISHEYE190_alpha.mp4")) == 8
 
 
+def test_fisheye_videos_have_rectilinear_views(run: Any, tmp_path: Path) -> None:
+    """Named as one, this is none, but it shows what is written; the report says why."""
+    for name in ("party_FISHEYE190", "party_SBS"):
+        with av.open(tmp_path / f"{name}.mp4", "w") as container:
+            stream: Any = container.add_stream("libx264", rate=30)
+            stream.width, stream.height, stream.pix_fmt = 640, 320, "yuv420p"
+            for index in range(3):
+                image = np.ascontiguousarray(World(**EYES | {"size": (640, 320)})[index].image)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+            container.mux(stream.encode(None))
+    code, _, err = run("matte", tmp_path / "party_FISHEYE190.mp4", "--matte-view", "auto")
+    assert code == 0 and "matte view rectilinear: fisheye190, the name ends in _FISHEYE190" in err
+    assert len(decoded(tmp_path / "runs/matte/matte/party_gray_FISHEYE190.mp4")) == 3
+    code, _, err = run("matte", tmp_path / "party_SBS.mp4", "--matte-view", "auto")
+    assert code == 0 and "matte view" not in err
+    code, _, err = run("matte", tmp_path / "party_SBS.mp4", "--matte-view", "rectilinear")
+    assert code == 2 and "neither VR180 nor fisheye" in err and "leave it out" in err
+
+
+def test_one_eye_has_no_other(run: Any) -> None:
+    address = "synthetic://bodies?frames=1&size=64x64"
+    for stereo in ("auto", "left"):
+        code, _, err = run("matte", address, "--matte-eyes", "1", "--stereo", stereo)
+        assert code == 0 and "matte_eyes without effect" in err
+    code, _, err = run("matte", "synthetic://bodies?frames=1&size=128x64&stereo=sbs", "--matte-eyes", "1")
+    assert code == 0 and "without effect" not in err
+
+
 def test_objects_are_cut_out_too(run: Any, tmp_path: Path) -> None:
     address = "synthetic://street?seed=2&frames=3&size=1280x720&complexity=0.8"
     code, _, _ = run("matte", address, "out.mp4", "--model", "scout-n-seg")

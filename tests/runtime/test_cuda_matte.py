@@ -19,6 +19,7 @@ from framefuse.kernels.masks.canvas import lies_on_gpu
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo, Matte, MattePart, Result
+from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.sinks import CallbackSink
 from framefuse.sinks.images import FrameConverter, Meaning, planes_of
 from framefuse.sinks.matte import MatteSink
@@ -113,7 +114,7 @@ def test_composed_planes_are_those_of_the_host(
     mode: str, steady: float, gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = stereo_clip(tmp_path / "clip_FISHEYE190.mp4")
-    options: dict[str, Any] = {"save_matte": mode, "stereo": "sbs", "matte_steady": steady}
+    options: dict[str, Any] = {"save_matte": mode, "stereo": "sbs", "matte_steady": steady, "matte_view": "panorama"}
     if mode == "alpha":
         options["encoder"] = "auto"
     host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
@@ -133,6 +134,56 @@ def test_composed_planes_are_those_of_the_host(
     written = sum(size for copy, size in pipeline._program.ledger.totals().items() if copy.stage == "write")
     sizes = {"gray": 1.0, "alpha": 2.5}
     assert written == pytest.approx(FRAMES * 264 * 128 * sizes.get(mode, 1.5), rel=0.05)
+
+
+def test_holes_and_both_eyes(gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = stereo_clip(tmp_path / "clip.mp4")
+    options: dict[str, Any] = {"save_matte": "gray", "stereo": "sbs", "matte_holes": 0.01, "matte_eyes": 1.0}
+    host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
+    expected, _, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "host", device="cpu", engine=host, **options
+    )
+    found, there, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "gpu", device="cuda", engine=BrightEngine(gpu), **options
+    )
+    assert all(there)
+    same(found, expected)
+    plain, _, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "plain", device="cpu", engine=host,
+        **options | {"matte_holes": 0.0, "matte_eyes": 0.0},
+    )  # fmt: skip
+    changed = [(one[0] != other[0]).mean() for one, other in zip(plain, expected, strict=True)]
+    assert min(changed) > 0.01, "there is something to fill, or to agree about"
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels"),
+    [("clip_FISHEYE190.mp4", "yuv420p"), ("clip_180_LR.mp4", "yuv420p"), ("clip_FISHEYE190.mp4", "yuv444p")],
+)
+def test_rectilinear_views(
+    name: str, pixels: str, gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of surfaces of NVDEC they are made there; of what FFmpeg decodes, on the host."""
+    clip = stereo_clip(tmp_path / name, pixels=pixels)
+    options: dict[str, Any] = {"save_matte": "gray", "stereo": "auto", "matte_view": "rectilinear"}
+    host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
+    expected, _, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "host", device="cpu", engine=host, **options
+    )
+    made, rows = list[bool](), Rectilinear.rows
+
+    def seen(self: Rectilinear, frame: Frame, eyes: Any) -> Any:
+        made.append(lies_on_gpu(frame))
+        return rows(self, frame, eyes)
+
+    monkeypatch.setattr(Rectilinear, "rows", seen)
+    found, there, pipeline = composed(
+        monkeypatch, clip, segmenter.path, tmp_path / "gpu", device="cuda", engine=BrightEngine(gpu), **options
+    )
+    assert set(made) == set(there) == {pixels == "yuv420p"}
+    same(found, expected)
+    assert gpu.launches == 2 * FRAMES, "both eyes are in one, and both views in another"
+    assert any("matte view rectilinear" in choice for choice in pipeline.report.choices)
 
 
 def test_frames_that_only_the_host_composes(

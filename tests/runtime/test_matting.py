@@ -79,6 +79,34 @@ def test_each_result_comes_once_and_in_order(gone: int = 5) -> None:
     assert [index for index in seen if index % 2] == [1, 3] and [index for index in seen if not index % 2] == [0, 2, 4]
 
 
+@pytest.mark.parametrize("kind", ["file", "live"])
+@pytest.mark.parametrize("steady", [0.0, 1.0])
+def test_holes_are_filled_up_to_a_share_of_the_view(kind: str, steady: float) -> None:
+    def least(share: float) -> list[float]:
+        pierced = np.ones((8, 16))
+        pierced[3, 5] = 0.3
+        matting = Matting(Settings(matte_holes=share, matte_steady=steady), lambda source: SourceInfo(source, kind))
+        frames = [found(i, pierced) for i in range(3)]
+        mattes = [one.result.matte for one in matting.follow(frames, lambda source: 0, lambda reader: None)]
+        return [float(matte.parts[0].alpha.min()) for matte in mattes if matte is not None]
+
+    assert least(0.009) == [1] * 3, "1 sample of 8x16"
+    assert least(0) == pytest.approx([0.3] * 3)
+
+
+@pytest.mark.parametrize(("stereo", "seen"), [("sbs", 0.5), ("tb", 0.5), ("left", 1.0), (None, 1.0)])
+def test_both_eyes_support_each_other(stereo: str | None, seen: float) -> None:
+    """Where both see the same, which is everywhere here. Settings that look at one eye have nothing to support it."""
+    one = found(0, 0.0)
+    eyes = [MattePart((left, 0, 32, 32), np.full((8, 8), left > 0, np.float32)) for left in (0, 32)]
+    one = one._replace(result=replace(one.result, matte=Matte(tuple(eyes), SIZE)))
+    for weight, expected in ((0.0, [0.0, 1.0]), (1.0, [1 - seen if seen < 1 else 0.0, seen])):
+        matting = Matting(Settings(matte_eyes=weight, stereo=stereo), lambda source: SourceInfo(source, "file"))
+        (after,) = matting.follow([one], lambda source: 0, lambda reader: None)
+        assert after.result.matte is not None
+        assert [float(part.alpha.mean()) for part in after.result.matte.parts] == expected
+
+
 def test_what_moves_is_followed_at_once() -> None:
     moves = [found(i, float(i > 2), luma=60 + 12 * i) for i in range(6)]
     assert alphas(moves) == alphas(moves, kind="live") == [0, 0, 0, 1, 1, 1]

@@ -86,7 +86,7 @@ def clip(path: Path, scenes: list[int], frames: int = 6, size: tuple[int, int] =
 
 def mattes(source: Any, model: Path, **options: Any) -> dict[str, list[list[Array]]]:
     """Source -> for each frame the mattes of its views."""
-    given: dict[str, Any] = {"save_matte": "gray", "matte_steady": 0, "precision": "fp32", **options}
+    given: dict[str, Any] = {"save_matte": "gray", "matte_steady": 0, "matte_holes": 0, "precision": "fp32", **options}
     found: dict[str, list[list[Array]]] = {}
     for result in Pipeline(source, model, project=model.parent / "runs", **given):
         assert result.matte is not None

@@ -87,6 +87,10 @@ def new(gpu: bool, shape: tuple[int, ...], dtype: Any) -> Any:
     return device.cupy().empty(shape, dtype) if gpu else np.empty(shape, dtype)
 
 
+def zeros(gpu: bool, shape: tuple[int, ...], dtype: Any) -> Any:
+    return (device.cupy() if gpu else np).zeros(shape, dtype)
+
+
 def to_host(array: Any) -> Any:
     """The array in the memory of the host, once the work on CuPy's current stream has ended."""
     return device.cupy().asnumpy(array) if on_gpu(array) else array

@@ -306,7 +306,7 @@ def check_task(card: Card, settings: Settings) -> None:
 
 def _check_matte(card: Card, settings: Settings) -> None:
     """Raise UsageError if a semantic segmenter is asked for what it gives instead of mattes."""
-    for field in ("save", "show", "save_json", "save_jsonl"):
+    for field in ("save", "save_json", "save_jsonl"):
         if getattr(settings, field):
             message = f"save_matte and {field} were asked for: {card.path.name} gives either a matte or class masks"
             remedy = "add --no-save-jsonl" if field == "save_jsonl" else "leave one of them out"

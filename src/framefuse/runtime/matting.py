@@ -10,11 +10,15 @@ import numpy as np
 from framefuse.config import Settings
 from framefuse.kernels.arrays import to_host
 from framefuse.kernels.masks.canvas import guides_of, lies_on_gpu
+from framefuse.kernels.masks.eyes import agreed
 from framefuse.kernels.masks.grids import Grid
 from framefuse.kernels.masks.guided import shrink
+from framefuse.kernels.masks.holes import fill_holes
 from framefuse.kernels.masks.mattes import REACH, Moment, steadied
 from framefuse.prediction import Detections, Matte, MattePart
 from framefuse.runtime.program import FrameResult
+from framefuse.runtime.rectilinear import Rectilinear
+from framefuse.runtime.views import sees_both_eyes
 from framefuse.sources import SourceInfo
 
 GAP = 0.5
@@ -93,16 +97,22 @@ class _Scene:
 class Matting:
     """Gives the results of a run their mattes. Those of each source come in its order; sources may alternate.
 
+    Both eyes support each other where they see the same. Small holes, which the foreground of a view encloses, are
+    filled.
     What one frame alone shows is taken out: each sample has the median of a frame, the one before and the one after.
     Where the picture is still, it has the mean of the frames around. Frames after one are not waited for where the
     source is live.
     """
 
-    def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
+    def __init__(
+        self, settings: Settings, info_of: Callable[[str], SourceInfo], turned: Rectilinear | None = None
+    ) -> None:
         from framefuse.sinks.images import FrameConverter  # PyAV, which may only come after OpenCV's windows
 
         self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
-        self._converter = FrameConverter()
+        self._holes = settings.matte_holes
+        self._eyes = settings.matte_eyes if sees_both_eyes(settings) else 0.0
+        self._converter, self._turned = FrameConverter(), turned
 
     def follow(
         self, results: Iterable[FrameResult], reader_of: Callable[[str], int], left: Callable[[int], int | None]
@@ -149,6 +159,8 @@ class Matting:
         parts, on_gpu = matte.parts, lies_on_gpu(frame)
         if not on_gpu:  # the frame is of a kind that only the host composes
             parts = tuple(part._replace(alpha=to_host(part.alpha)) for part in parts)
+        if self._turned is not None:
+            parts = self._turned.joined(parts)
         if on_gpu and all(part.guide is not None for part in parts):
             guides = [part.guide for part in parts]
         elif on_gpu:
@@ -157,7 +169,13 @@ class Matting:
             luma = self._converter.luma(frame)
             guides = [shrink(luma[y : y + height, x : x + width], alpha.shape)
                       for (x, y, width, height), alpha, _ in parts]  # fmt: skip
-        return _Look(parts, Moment([part.alpha for part in parts], guides), result.frame.seconds, on_gpu)
+        alphas = [part.alpha for part in parts]
+        if self._eyes and len(alphas) == 2 and alphas[0].shape == alphas[1].shape:
+            alphas = agreed(alphas, guides, self._eyes)
+        for alpha in alphas:
+            if most := round(self._holes * alpha.size):
+                fill_holes(alpha, most)
+        return _Look(parts, Moment(alphas, guides), result.frame.seconds, on_gpu)
 
 
 def of_objects(found: Detections, size: tuple[int, int]) -> Matte:

@@ -23,6 +23,7 @@ from framefuse.models import find_model
 from framefuse.models.onnx_file import load_onnx
 from framefuse.runtime.batching import captured_rows
 from framefuse.runtime.readers import frames_held
+from framefuse.runtime.rectilinear import SIDE
 
 if TYPE_CHECKING:
     from framefuse.config import Settings
@@ -153,6 +154,9 @@ def predict(
     if plan.settings.save_matte:
         waiting = slots * batch + 2 * batch + REACH + 2  # in flight, between threads, and for the frames after them
         parts.append(Part("frames and their mattes", 1, waiting * surface(*size)))
+        if plan.settings.matte_view == "rectilinear":
+            made = surface(*size) + 2 * surface(SIDE, SIDE)
+            parts.append(Part("rectilinear views", 1, waiting * made))
     if decoders:
         parts.append(Part("decoder of the first video", 1, FIRST_DECODER))
         parts.append(Part("decoders", decoders, DECODER + SURFACES * surface(*size)))

@@ -21,13 +21,13 @@ from framefuse.engines import Backend, Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
-from framefuse.runtime import choices, memory, readers
+from framefuse.runtime import choices, memory, readers, rectilinear
 from framefuse.runtime.batching import IN_FLIGHT
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.recurrent import RecurrentProgram
 from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
-from framefuse.runtime.views import Viewer
+from framefuse.runtime.views import Viewer, sees_both_eyes
 from framefuse.sinks import VP9
 from framefuse.sources import SourceInfo, SourceOptions, is_image_path
 from framefuse.sources.segments import Segmented
@@ -72,7 +72,8 @@ class RunPlan:
         """The plan with the size of the model input; UsageError if the model does not take the requested size."""
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
         settings, eyes = choices.choose_stereo(self.settings, info)
-        reasons = {**self.reasons, "input": reason, "stereo": eyes}
+        settings, turned = rectilinear.chosen(settings, self.card, info)
+        reasons = {**self.reasons, "input": reason, "stereo": eyes, "matte view": turned}
         return replace(self, settings=settings, preprocess=preprocess, reasons=reasons, live=info.live)
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> Self:
@@ -133,6 +134,10 @@ class RunPlan:
                 kind, unused = "VP9", unused - {"crf"}
             if unused:
                 matte = f"{' and '.join(sorted(unused))} without effect: {kind} has no such option"
+        alone = self.card.task != "semantic" or not sees_both_eyes(settings)
+        if settings.save_matte and settings.matte_eyes and alone:
+            why = "matte_eyes without effect: no two eyes have mattes of their own"
+            matte = f"{matte}; {why}" if matte else why
         mode, uploads = self.upload_mode, None
         if settings.on_gpu:
             from framefuse.runtime.cuda.uploads import choose_upload_mode
@@ -192,7 +197,8 @@ class RunPlan:
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
-        before, after = ("device", "engine"), ("input", "stereo", "batch", "memory", "encoder", "matte", "track")
+        before = "device", "engine"
+        after = "input", "stereo", "matte view", "batch", "memory", "encoder", "matte", "track"
         return list(filter(None, [*map(self.reasons.get, before), *of_engine, *map(self.reasons.get, after)]))
 
 

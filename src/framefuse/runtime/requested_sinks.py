@@ -63,7 +63,7 @@ def sinks_for(
         encoder = "auto" if own else settings.encoder
         sinks.append(open_sink("matte", mode=settings.save_matte, stereo=settings.stereo, encoder=encoder, **encoding))
     if settings.show:
-        sinks.append(open_sink("show", style=style))
+        sinks.append(open_sink("show", style=style, matte=settings.save_matte))
     for make in factories:
         if isinstance(make, str):
             sinks.append(open_sink(make))

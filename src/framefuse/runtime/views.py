@@ -21,6 +21,7 @@ from framefuse.postprocess.merge import join, merge
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.program import FrameResult, Program
+from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.runtime.tiles import AUTO, MOST_VIEWS, AutoTiles, inside, parse_tiles
 from framefuse.runtime.tracking import least_confidence
 
@@ -78,15 +79,26 @@ def _cuts(region: tuple[float, ...]) -> bool:
     return len(region) > 4
 
 
-def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None = None) -> "Viewer | None":
+def sees_both_eyes(settings: Settings) -> bool:
+    """Whether the views of a frame are its two eyes, the left one first; of top and bottom that is the upper one."""
+    return settings.stereo is not None and len(EYES.get(settings.stereo, {})) == 2
+
+
+def viewer_for(
+    settings: Settings,
+    card: Card,
+    preprocess: Preprocess,
+    choose: Choose | None = None,
+    turned: Rectilinear | None = None,
+) -> "Viewer | None":
     """What splits frames into views, by the settings or by a function of the caller; None: nothing does.
     UsageError: a setting cannot be used, or contradicts another one."""
     if settings.target_fps and settings.tiles != AUTO and not settings.adaptive:
         remedy = "add tiles=auto or adaptive, or leave it out"
         raise UsageError(f"target_fps is {settings.target_fps:g}", remedy=remedy)
-    if choose is None and not (settings.tiles or settings.roi or settings.stereo):
+    if choose is None and turned is None and not (settings.tiles or settings.roi or settings.stereo):
         return None
-    return Viewer(settings, card, preprocess, choose)
+    return Viewer(settings, card, preprocess, choose, turned)
 
 
 class _Pending(NamedTuple):
@@ -108,7 +120,14 @@ class Viewer:
         together: views of a frame that make up a batch, which nothing merges, if they have one size; 0: none do.
     """
 
-    def __init__(self, settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        card: Card,
+        preprocess: Preprocess,
+        choose: Choose | None,
+        turned: Rectilinear | None = None,
+    ) -> None:
         """See `viewer_for`. Boxes that only a tracker needs change nothing about the others."""
         if settings.roi and settings.stereo:
             raise UsageError("roi and stereo were asked for", remedy="choose one of them")
@@ -124,9 +143,11 @@ class Viewer:
             raise UsageError(message, remedy="use stereo, or a roi of x,y,width,height")
         if choose is not None and (self._tiles or self._regions):
             raise UsageError("views was given beside tiles, roi or stereo", remedy="let the function return all views")
+        if choose is not None and turned is not None:
+            raise UsageError("views was given beside matte_view", remedy="leave one of them out")
         if choose is not None and not callable(choose):
             raise UsageError(f"views is {brief(choose)}", remedy="pass a function of a frame and the latest results")
-        self._choose, self._preprocess, self._names = choose, preprocess, card.names
+        self._choose, self._preprocess, self._names, self._turned = choose, preprocess, card.names, turned
         self._segments = card.task == "semantic"
         self._merge = partial(merge, max_det=settings.max_det, agnostic=settings.agnostic_nms)
         self._least = np.float32(settings.conf) if least_confidence(settings) < settings.conf else None
@@ -147,6 +168,10 @@ class Viewer:
             UsageError: the callable failed, or returned something that is not views of this frame.
         """
         views = self._views_of(frame)
+        more: list[Frame] = []
+        if self._turned is not None:
+            eyes = [view.region or (0, 0, frame.width, frame.height) for view in views]
+            frame, more = self._turned.rows(frame, eyes)
         self._frames, self._views = self._frames + 1, self._views + len(views)
         pixels = frame.width * frame.height
         self._share += sum(view.region[2] * view.region[3] if view.region else pixels for view in views) / pixels
@@ -156,8 +181,8 @@ class Viewer:
         if joined or alike:  # one batch reads all of them, so that the program can release the lease
             rows[-1] = rows[-1].replace_unchecked(lease=frame.lease)
             frame = frame.replace_unchecked(lease=None)
-        self._pending.append(_Pending(frame, views, 1 if joined else len(views), []))
-        return [(rows, self.merges)] if joined else [([row], 1) for row in rows]
+        self._pending.append(_Pending(frame, views, 1 if joined else len(views) + len(more), []))
+        return [(rows, self.merges)] if joined else [([row], 1) for row in (*rows, *more)]
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
         """One result for each frame from those of its views. None: a frame without views may be due."""
@@ -291,18 +316,20 @@ class Viewer:
         size = frame.width, frame.height
         facts: dict[str, Any] = {}
         if found:
-            parts = [row.result.detections for row in found]
+            own = found[: len(views)]  # what is turned comes after
+            parts = [row.result.detections for row in own]
             # The program may have merged them.
             merged = self._merge(parts, views, size) if parts[0].view is None else parts[0]
             kept, facts = found[0].frame, {"detections": merged, "views": views}
             if found[0].result.matte is not None:
                 mattes = [row.result.matte for row in found if row.result.matte is not None]
-                facts["matte"] = in_views(mattes, views, size)
+                looks = views if self._turned is None else (*views, *views)  # `Rectilinear.joined` makes one of two
+                facts["matte"] = in_views(mattes, looks, size)
         if self._segments and "matte" not in facts:
             masks = [row.result.masks for row in found if row.result.masks is not None]
             facts["masks"] = Masks(join(masks, views, size), self._names)
         if found:
-            result = replace(found[-1].result, **facts)
+            result = replace(own[-1].result, **facts)
         else:
             result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival, **facts)
         shown = result

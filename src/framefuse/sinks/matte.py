@@ -21,9 +21,10 @@ from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Matte, Result
 from framefuse.sinks import VP9, WEBM, SinkContext
 from framefuse.sinks.draw import encode_colour
-from framefuse.sinks.images import Meaning, Plane, StillsSink
+from framefuse.sinks.images import FrameConverter, Meaning, Plane, StillsSink
 from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
+from framefuse.sinks.webm import add_vr
 from framefuse.sources.stereo import find, said_by_name
 
 COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
@@ -94,7 +95,8 @@ class MatteSink(VideoSink):
         written = self._file is not None and self.paths[-1]
         super().close()
         boxes = b"" if self._mode == "packed" else self._stereo.boxes
-        if written and boxes and not add_boxes(written, boxes):
+        carry_over = add_vr if self.suffix == WEBM else add_boxes
+        if written and boxes and not carry_over(written, boxes):
             self.notes.append(f"{written.name}: what its source says about VR could not be carried over")
 
     def _called(self, stem: str) -> str:
@@ -201,24 +203,27 @@ class MatteImagesSink(StillsSink):
         assert frame is not None, "the sink matte_images needs the frame"
         if lies_on_gpu(frame):  # in a run that begins with a video
             frame = replace(frame, planes=tuple(map(to_host, frame.planes)), ready=None, owner=None)
-        luma = self._converter.luma(frame)
         name = f"{self.folder}/{self._context.image_name(self.name, result.frame)}.png"
-        self._save(name, self._composed(frame, np.ascontiguousarray(_matte_of(result).alpha(luma))))
+        self._save(name, image_of(frame, result, self._mode, self._converter))
 
-    def _composed(self, frame: Frame, alpha: Plane) -> Plane:
-        if self._mode in ("png", "gray"):
-            return alpha
-        image = self._converter.rgb(frame)
-        if self._mode == "alpha":
-            return np.dstack((image, alpha))
-        if self._mode == "blur":
-            other = np.dstack([_blurred(image[..., channel]) for channel in range(3)])
-        else:
-            other = np.full_like(image, COLOURS[self._mode])
-        if self._mode == "overlay":
-            alpha, image, other = _weakened(alpha, TINT), other, image
-        composed: Plane = composite(image, other, alpha)
-        return composed
+
+def image_of(frame: Frame, result: Result, mode: str, converter: FrameConverter) -> Plane:
+    """A frame on the host composed with its matte: (height, width) uint8 in the modes gray and png, otherwise
+    (height, width, 3), RGB, or in the mode alpha (height, width, 4)."""
+    alpha = np.ascontiguousarray(_matte_of(result).alpha(converter.luma(frame)))
+    if mode in ("png", "gray"):
+        return alpha
+    image = converter.rgb(frame)
+    if mode == "alpha":
+        return np.dstack((image, alpha))
+    if mode == "blur":
+        other = np.dstack([_blurred(image[..., channel]) for channel in range(3)])
+    else:
+        other = np.full_like(image, COLOURS[mode])
+    if mode == "overlay":
+        alpha, image, other = _weakened(alpha, TINT), other, image
+    composed: Plane = composite(image, other, alpha)
+    return composed
 
 
 def _not_packable(eyes: str | None, projection: str | None) -> str:

@@ -1,7 +1,10 @@
-"""Annotated frames in a window of OpenCV, which must be imported before PyAV."""
+"""Annotated or composed frames in a window of OpenCV, which must be imported before PyAV."""
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
@@ -39,6 +42,11 @@ class ShowSink(BaseSink):
     """Shows each frame in an OpenCV window; q or Escape closes the window, and the run continues. All calls must come
     from the main thread, as windows belong to it.
 
+    Args:
+        style: how frames are annotated.
+        matte: show what `MatteSink` makes of each frame in this mode instead; the matte itself where that is for
+            players, which compose it.
+
     Raises:
         CapabilityError: OpenCV is missing or built without windows, or there is no display.
     """
@@ -46,11 +54,15 @@ class ShowSink(BaseSink):
     name = "show"
     needs_frame = True
 
-    def __init__(self, *, style: Style = USUAL) -> None:
-        from framefuse.sinks.images import RgbAnnotator  # imports PyAV
+    def __init__(self, *, style: Style = USUAL, matte: str | None = None) -> None:
+        from framefuse.sinks.images import FrameConverter, RgbAnnotator  # imports PyAV
+        from framefuse.sinks.matte import COLOURS, image_of
 
         super().__init__()
-        self._annotator = RgbAnnotator(style)
+        self._picture: Callable[[Frame, Result], Any] = RgbAnnotator(style).draw
+        if matte is not None:
+            mode = matte if matte in (*COLOURS, "blur") else "gray"
+            self._picture = partial(image_of, mode=mode, converter=FrameConverter())
         self._title = ""
 
     def open(self, context: SinkContext) -> None:
@@ -68,7 +80,8 @@ class ShowSink(BaseSink):
     def write(self, result: Result, frame: Frame | None) -> None:
         if not self._title:
             return
-        self._cv2.imshow(self._title, self._annotator.draw(result.pixels_or(frame), result)[..., ::-1])
+        picture = self._picture(result.pixels_or(frame), result)
+        self._cv2.imshow(self._title, picture if picture.ndim == 2 else picture[..., ::-1])
         if self._cv2.waitKey(1) & 0xFF in CLOSE_KEYS:
             self.close()
 

@@ -116,6 +116,64 @@ def equirectangular_to_fisheye(
     return _on_panorama(share * x, share * y, np.cos(theta), source_size, span)
 
 
+def perspective_to_equirectangular(
+    source_size: tuple[int, int], size: tuple[int, int], *, horizontal_fov: float, span: float = 360.0
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """map_x and map_y for `remap` that show what a pinhole camera sees straight ahead as part of an equirectangular
+    panorama: the inverse of `equirectangular_to_perspective`. Where the camera sees nothing, both are NaN.
+
+    Args:
+        source_size: width, height of the camera's picture.
+        size: W, H of the panorama.
+        horizontal_fov: degrees across the camera's picture, less than 180.
+        span: degrees of longitude across the panorama; 180 for VR180.
+    """
+    x, y = _middles(size)
+    longitude, latitude = x / size[0] * np.radians(span), y / size[1] * np.pi
+    right, forward = np.cos(latitude) * np.sin(longitude), np.cos(latitude) * np.cos(longitude)
+    return _on_picture(right, np.sin(latitude), forward, source_size, horizontal_fov)
+
+
+def perspective_to_fisheye(
+    source_size: tuple[int, int], size: tuple[int, int], *, horizontal_fov: float, fov: float = 180.0
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """map_x and map_y for `remap` that show what a pinhole camera sees straight ahead as part of an equidistant fisheye
+    image, in whose middle its circle is as large as fits: the inverse of `fisheye_to_perspective`. Where the camera
+    sees nothing, both are NaN.
+
+    Args:
+        source_size: width, height of the camera's picture.
+        size: width, height of the fisheye image.
+        horizontal_fov: degrees across the camera's picture, less than 180.
+        fov: degrees across the circle.
+    """
+    x, y = _middles(size)
+    theta = np.hypot(x, y) / (min(size) / 2) * np.radians(fov) / 2
+    share = np.sinc(theta / np.pi) / (min(size) / 2) * np.radians(fov) / 2  # sin(theta) / hypot(x, y)
+    return _on_picture(share * x, share * y, np.cos(theta.clip(0, np.pi)), source_size, horizontal_fov)
+
+
+def _middles(size: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """x and y of the pixels of an image from its middle."""
+    y, x = np.mgrid[: size[1], : size[0]]
+    return x - (size[0] - 1) / 2, y - (size[1] - 1) / 2
+
+
+def _on_picture(
+    right: NDArray[Any], down: NDArray[Any], forward: NDArray[Any], source_size: tuple[int, int], horizontal_fov: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """map_x and map_y of the directions in the picture of a pinhole camera; NaN where it does not see them."""
+    if not 0 < horizontal_fov < 180 or min(source_size) < 1:
+        raise UsageError(f"horizontal_fov {horizontal_fov} or size {source_size} is not 0..180 degrees, or empty")
+    width, height = source_size
+    focal = width / (2 * np.tan(np.radians(horizontal_fov) / 2))
+    depth = np.where(forward > 0, forward, np.nan)
+    x, y = right / depth * focal, down / depth * focal
+    seen = (np.abs(x) <= width / 2) & (np.abs(y) <= height / 2)
+    map_x, map_y = (np.where(seen, side + (count - 1) / 2, np.nan) for side, count in ((x, width), (y, height)))
+    return map_x.astype(np.float32), map_y.astype(np.float32)
+
+
 def _on_panorama(
     right: NDArray[Any], down: NDArray[Any], forward: NDArray[Any], source_size: tuple[int, int], span: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -61,11 +61,22 @@ def compose(
     """
     grids, alphas, guides = zip(*views, strict=True)
     facts, lower, weights = table(grids)
-    sizes = most(grids)
     fits = keep(new(True, (sum(alpha.size for alpha in alphas), 2), np.float32))  # between both launches
     given = {"alpha_address": joined(alphas), "low_address": joined(guides), "grids_address": facts}
     soft = {"variance": SMALLEST_VARIANCE, "feather": max(feather, 0.1), "target_address": fits}
-    kernel.launch("matte_fit", **given, **soft, **sizes)
+    kernel.launch("matte_fit", **given, **soft, **most(grids))
+    places = {"grids_address": facts, "fits_address": fits, "lower_address": lower, "weight_address": weights}
+    _draw(frame, layers, out, views=len(grids), **places)
+
+
+def planes_of(frame: Frame, out: Sequence[Any]) -> None:
+    """The planes Y, U, V of a composable frame on a GPU, as `compose` makes them, without a matte."""
+    own = None, None, None
+    places = {"grids_address": 0, "fits_address": 0, "lower_address": 0, "weight_address": 0}
+    _draw(frame, Layers(own, own), out, views=0, **places)
+
+
+def _draw(frame: Frame, layers: Layers, out: Sequence[Any], **matte: Any) -> None:
     luma, *chroma = frame.planes
     places: dict[str, Any] = {"luma_address": luma, "luma_pitch": pitch(luma, 0)}
     places |= {"chroma_pitch": pitch(chroma[0], 0), "chroma_step": pitch(chroma[0], 1)}
@@ -74,17 +85,15 @@ def compose(
         places |= {f"{role}_address": start + order.index(role) * luma.itemsize for role in "uv"}
     else:
         places |= {f"{role}_address": plane for role, plane in zip("uv", chroma, strict=True)}
-    targets = dict(zip(("y_target", "u_target", "v_target", "alpha"), (*out, 0, 0, 0), strict=False))
+    targets = zip(("y_target", "u_target", "v_target", "alpha"), (*out, 0, 0, 0), strict=False)
+    places |= {f"{name}_address": target for name, target in targets}
     values = {f"{role}_{side}": -1 if value is None else value
               for side, given in (("over", layers.over), ("under", layers.under))
               for role, value in zip("yuv", (*given, None, None), strict=False)}  # fmt: skip
-    kernel.launch(
-        f"matte_frame_{kind(luma)}", **places, **values, shift=_shift(frame.format), tint=layers.opacity,
-        height=frame.planes[0].shape[0], width=frame.planes[0].shape[1], grids_address=facts, views=len(grids),
-        fits_address=fits, lower_address=lower, weight_address=weights,
-        **{f"{name}_address": target for name, target in targets.items()},
-        rows=out[0].shape[0] // 2, columns=out[0].shape[1] // 2,
-    )  # fmt: skip
+    (height, width), (rows, columns) = luma.shape, out[0].shape
+    sizes = {"height": height, "width": width, "rows": rows // 2, "columns": columns // 2}
+    more = {"shift": _shift(frame.format), "tint": layers.opacity}
+    kernel.launch(f"matte_frame_{kind(luma)}", **places, **values, **sizes, **more, **matte)
 
 
 class Canvas:

@@ -32,7 +32,7 @@ USUAL_KERNELS = ("preprocess_semiplanar_u8_nhwc8", "filter_head_f16", "rank", "s
 """Those for videos that the GPU decodes, and boxes; they are compiled while the model is loaded."""
 MATTE_KERNELS = (
     *("preprocess_semiplanar_u8_nhwc8", "matte_share", "matte_shrink_u8", "matte_change", "matte_steady", "matte_fit"),
-    "matte_frame_u8",
+    *("matte_eyes", "matte_holes", "matte_frame_u8"),
 )
 """Those for mattes."""
 LAUNCHES = 4

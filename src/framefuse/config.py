@@ -84,6 +84,9 @@ class Settings(BaseModel):
         None, "GPU memory that the run may take, in MiB; default: what is free", gt=0, le=524288
     )
     workspace_mb: int = option(0, "scratch memory the engine may use, MiB; 0: its default", ge=0, le=524288)
+    check_outputs: bool = option(
+        True, "compare what an engine computes with FP32 on the CPU, beside the run, once for each model and input size"
+    )
 
     # detections
     conf: Share = option(0.25, "minimum confidence")

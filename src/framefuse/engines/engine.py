@@ -175,6 +175,11 @@ class Engine:
     def tune(self) -> None:
         """Measure now what was to be measured beside the work. Its executions have the fastest kernels then."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to measure beside the work, or it was given up. Callable from any thread."""
+        return True
+
     def close(self) -> None:
         """Free the model."""
 

@@ -184,6 +184,10 @@ class CudnnEngine(Engine):
         if self._plans.unmeasured:
             self._later.tune()
 
+    @property
+    def settled(self) -> bool:
+        return not self._later.running
+
     def close(self) -> None:
         self._later.close()
         self._weights = None

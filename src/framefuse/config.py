@@ -58,8 +58,10 @@ class Settings(BaseModel):
     engine: str = option(
         "auto", "auto, or one of `framefuse doctor`: openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null"
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = option(
-        "auto", "number format of the model; auto: the best safe one for this machine (see the report)"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"] = option(
+        "auto",
+        "number format of the model; auto: the best safe one for this machine (see the report); tf32: fp32 with "
+        "factors rounded for the tensor cores of a GPU",
     )
     calib: Text | None = option(None, "engine cudnn: sample frames by which each layer's precision is chosen")
     imgsz: list[PositiveInt] | None = option(

@@ -1,4 +1,4 @@
-"""framefuse engines show: the steps that engine cudnn makes of a model. framefuse engines check: its outputs. No GPU."""
+"""framefuse engines show: the steps that engine cudnn makes of a model. framefuse engines check: the outputs of any."""
 
 from __future__ import annotations
 

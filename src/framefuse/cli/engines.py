@@ -9,7 +9,7 @@ import typer
 from framefuse.cli.console import check_choice, print_rows
 from framefuse.cli.options import PrintJson, option, size
 
-PRECISIONS = "auto", "fp32", "bf16", "fp16", "int8", "fp8"
+PRECISIONS = "auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"
 app = typer.Typer(
     name="engines", help="Show what an engine makes of a model, and how exact its results are.", rich_markup_mode=None
 )

@@ -15,7 +15,7 @@ from framefuse.errors import CapabilityError, EngineError, UsageError
 
 Device = Literal["auto", "cpu", "cuda"]
 Loaded = TypeVar("Loaded")
-Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"]
 REQUESTS = 2
 """Of a pool on CUDA by default: one runs while the other is filled and read."""
 

@@ -137,7 +137,7 @@ def predict(
     parts = [Part("CUDA", 1, CONTEXT)] if context else []
     for count in dict.fromkeys(rows):
         known, batches, named = (
-            backend.memory(plan.card.path, count, height, width),
+            backend.memory(plan.card.path, count, height, width, plan.settings.precision),
             rows.count(count),
             f"batch {count}",
         )

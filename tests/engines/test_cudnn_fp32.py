@@ -14,13 +14,23 @@ import pytest
 from cuda_on_cpu import Compiled as Fibres
 from cudnn_nets import Net, anchored, detector, images, mixed, onnx_runtime, relative, with_attention
 from cudnn_on_cpu import NumpyPlans, complete, ran
+from framefuse.cuda import device
+from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.backend import Doubt
+from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.compiled import Compiled, check_wide, compile_network, why_not
 from framefuse.engines.cudnn.convolutions import OWN, Layer, Plan
 from framefuse.engines.cudnn.execution import Execution, Weights
 from framefuse.engines.cudnn.network import Conv, Head, Type
 from framefuse.engines.cudnn.plans import Plans, network_memory
-from framefuse.errors import EngineError, ModelError
+from framefuse.errors import CapabilityError, EngineError, ModelError
+
+try:
+    device.cupy()
+except CapabilityError as error:
+    missing = error.message
+else:
+    missing = ""
 
 HEIGHT, WIDTH = 24, 40
 
@@ -80,6 +90,31 @@ def test_tf32_takes_cudnns_kernels(fibres: Fibres, monkeypatch: pytest.MonkeyPat
     assert plans.asked and {(layer.x_type, layer.y_type, layer.stored) for layer in plans.asked} == {("tf32",) * 3}
     assert not any(layer.low_precision for layer in plans.asked)
     assert "x_type=tf32" in plans.asked[0].text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(missing), reason=missing)
+@pytest.mark.parametrize("kind", ["fp32", "tf32"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: Type) -> None:
+    """fp32 is as close as its rounding allows, tf32 as close as fp16 is."""
+    pytest.importorskip("cudnn")
+    monkeypatch.setattr(convolutions, "CANDIDATES", 1)
+    net = Net()
+    path, x = net.save(tmp_path / "net.onnx", *NETWORKS[name](net)), images(2, HEIGHT, WIDTH)
+    engine = open_engine("cudnn", path, EngineOptions("cuda", kind))  # type: ignore[arg-type]
+    assert engine.precision == kind and engine.input_dtype == np.float32
+    pool = engine.request_pool(2, HEIGHT, WIDTH, 1)
+    slot = pool.acquire()
+    assert slot is not None and slot.input.dtype == np.float32 and slot.memory_format == "nchw"
+    slot.write(x)
+    pool.submit(slot)
+    assert pool.wait(slot, 60)
+    expected = [np.concatenate(both) for both in zip(*(onnx_runtime(path, image[None]) for image in x), strict=True)]
+    for found, theirs in zip(slot.outputs, expected, strict=True):
+        if theirs.dtype == np.float32:
+            assert relative(found, theirs) < (2e-5 if kind == "fp32" else 5e-3)
+    engine.close()
 
 
 def layer_of(tmp_path: Path, wide: Type, groups: int = 1) -> Layer:

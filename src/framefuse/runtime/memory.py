@@ -77,7 +77,7 @@ class MemoryPlan:
         return [head, *rows, ["in all", "", "", f"{self.size / MB:.1f}"]]
 
 
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 """Of a weight, by precision."""
 
 

@@ -25,6 +25,7 @@ from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.models.card import Card
 from framefuse.models.onnx_file import is_quantised
 from framefuse.models.openvino_file import SUFFIXES
+from framefuse.runtime.channel import JOIN_SECONDS
 from framefuse.runtime.choices import processor
 
 _logger = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ class OutputCheck:
             if self._process is not None:
                 self._process.kill()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
         try:

@@ -22,7 +22,7 @@ from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.engines.cudnn import BACKEND
 from framefuse.engines.cudnn.autotune import MIN_AGREEMENT, PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled, check_wide, compile_network, forget
-from framefuse.engines.cudnn.convolutions import CANDIDATES, Builder, Layer, frontend
+from framefuse.engines.cudnn.convolutions import CANDIDATES, OWN, Builder, Layer, frontend
 from framefuse.engines.cudnn.execution import Execution, Weights
 from framefuse.engines.cudnn.later import LaterTuning
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
@@ -45,8 +45,8 @@ HOW: dict[Type, str] = {
     "fp32": "all numbers are float32, and no tensor cores multiply them",
     "tf32": "all numbers are float32; tensor cores round factors to the 10 bits of float16 after the point",
 }
-FP8_CAPABILITY = 89
-"""Lowest compute capability with FP8."""
+FP8_CAPABILITY, TF32_CAPABILITY = 89, 80
+"""Lowest compute capability with FP8, and with TF32."""
 
 
 class Precisions:
@@ -58,7 +58,7 @@ class Precisions:
         layers: of that network, as `TuningResult.layers`.
 
     Raises:
-        CapabilityError: FP8 is requested on a GPU without it.
+        CapabilityError: FP8 or TF32 is requested on a GPU without it.
         UsageError: an 8-bit precision is requested without calibration frames, for a model that states no ranges.
     """
 
@@ -79,6 +79,8 @@ class Precisions:
                 raise UsageError(message, remedy=remedy)
         elif options.precision == "auto" and self._frames:
             self.kinds = LOW_PRECISIONS
+        if self.wide == "tf32" and int(device.cupy().cuda.Device().compute_capability) < TF32_CAPABILITY:
+            raise CapabilityError("this GPU has no TF32", remedy="use --precision fp32 or fp16")
         if "fp8" in self.kinds and int(device.cupy().cuda.Device().compute_capability) < FP8_CAPABILITY:
             if options.precision == "fp8":
                 raise CapabilityError("this GPU has no FP8", remedy="use --precision fp16 or int8")
@@ -237,10 +239,13 @@ class CudnnEngine(Engine):
         for execution in made:
             self._later.add(execution)
         rebuilt = plans.rebuilt - before[2]
+        settled = compiled.wide != "fp16" and not plans.unmeasured
+        ours = sum(plan is OWN for plan in made[0].kernels.plans.values()) if settled else 0
         self.reasons.append(
             f"batch {compiled.batch} of {compiled.width}x{compiled.height}: {len(compiled.placement.steps)} steps, "
             f"{plans.measured - before[0]} kernels measured, {plans.cached - before[1]} cached"
             f"{f' ({rebuilt} built again)' if rebuilt else ''}, "
+            f"{f'{ours} convolutions in our kernels, in fp32, ' if ours else ''}"
             f"{f'{len(plans.unmeasured)} to be measured later, ' if plans.unmeasured else ''}"
             f"{time.perf_counter() - started:.1f} s"
         )

@@ -124,6 +124,42 @@ def layer_of(tmp_path: Path, wide: Type, groups: int = 1) -> Layer:
     return list(Layer.all_of(compiled).values())[-1]
 
 
+class Value:
+    """A tensor in a graph of cuDNN, which gives itself for whatever is set."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self
+
+
+class Graph(Value):
+    """Notes the types of its tensors."""
+
+    def __init__(self, **types: Any) -> None:
+        self.types = [types["io_data_type"]]
+
+    def tensor(self, *, data_type: str, **facts: Any) -> Value:
+        self.types.append(data_type)
+        return Value()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **given: Value()
+
+
+@pytest.mark.parametrize(("kind", "stored"), [("tf32", "FLOAT"), ("fp16", "HALF")])
+def test_what_cudnn_is_asked_for(tmp_path: Path, kind: Type, stored: str) -> None:
+    """Image, weights, bias and residual of one type; cuDNN takes float32 to tensor cores as TF32 where it may."""
+    net = Net()
+    x = net.conv("images", 16)
+    path = net.save(tmp_path / "net.onnx", net.node("Add", x, net.conv(x, 16)))
+    compiled = replace(compile_network(path, 1, HEIGHT, WIDTH), wide=kind)
+    layer = next(layer for layer in Layer.all_of(compiled).values() if layer.residual_strides)
+    builder = object.__new__(convolutions.Builder)
+    names = "HALF", "FLOAT", "FP8_E4M3", "INT8", "INT32"
+    types = SimpleNamespace(**{name: name for name in names})
+    builder.cudnn, builder.handle = SimpleNamespace(data_type=types, pygraph=Graph), None
+    assert builder.graph(layer).types == [stored] * 5
+
+
 def without_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, later: bool = False) -> Plans:
     """Plans of a cuDNN that has no kernel for anything."""
 

@@ -7,9 +7,11 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,18 @@ import pytest
 from framefuse import Pipeline
 from framefuse.common.files import user_cache
 from framefuse.engines import EngineOptions
+from framefuse.engines.cache import KEYS
 from framefuse.errors import CapabilityError
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.runtime import output_check, output_distance
-from framefuse.runtime.output_check import LIMITS, MODULE, Subject, Verdict, limit_of
+from framefuse.runtime.output_check import LIMITS, MODULE, OutputCheck, Subject, Verdict, limit_of
 from framefuse.runtime.output_distance import check, distance, parts
 
 VIDEO = "synthetic://street?seed=3&frames=4000&size=320x180"
 ENGINE = """
 import os, time
+from contextlib import nullcontext
 from dataclasses import replace
 from framefuse.engines import open_engine as open_any
 
@@ -211,6 +215,37 @@ def test_a_run_whose_cache_cannot_be_written(opened: Path, tmp_path: Path, monke
     monkeypatch.setattr(output_check, "DELAY", 0.0)
     with Pipeline(VIDEO, "scout-n", engine="scaled", device="cpu", imgsz=[160]) as pipeline:
         assert "engine scaled in fp32 against onnxruntime" in said(pipeline, "outputs:")
+
+
+class Tuned:
+    """An engine that measures kernels for a while."""
+
+    precision = "fp16"
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def settled(self) -> bool:
+        self.looks -= 1
+        return self.looks <= 0
+
+
+@pytest.mark.parametrize(
+    ("free", "helpers", "why"), [(1 << 20, True, "too little GPU memory"), (8 << 30, False, "max_memory")]
+)
+def test_on_a_gpu_it_needs_room(monkeypatch: pytest.MonkeyPatch, free: int, helpers: bool, why: str) -> None:
+    """It also waits until the kernels are those that the run keeps."""
+    gpu = SimpleNamespace(current=lambda *given: nullcontext(), memory=lambda: (free, 16 << 30))
+    monkeypatch.setattr(output_check, "gpus", gpu)
+    monkeypatch.setattr(output_check, "DELAY", 0.0)
+    monkeypatch.setattr(Subject, "key", lambda self, reference: dict.fromkeys(KEYS, ""))
+    engine, asked = Tuned(3), replace(subject(), options=EngineOptions("cuda", helpers=helpers), gpu=1)
+    waiting: Any = OutputCheck(engine, asked)  # type: ignore[arg-type]
+    waiting.begin(160, 96)
+    waiting._thread.join()
+    assert why in waiting.reasons[0] and engine.looks == 0 and not waiting.warnings
+    waiting.close()
 
 
 def test_distances() -> None:

@@ -4,6 +4,7 @@
 `output_distance.py`.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from typing import Self
 from framefuse.common.version import __version__
 from framefuse.cuda import device as gpus
 from framefuse.engines import Engine, EngineOptions, find_backend
+from framefuse.engines.backend import version_of
 from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.models.card import Card
 from framefuse.models.onnx_file import is_quantised
@@ -86,15 +88,22 @@ class Subject:
 
     def key(self, reference: str) -> dict[str, str]:
         """Everything that decides about the verdict, for the cache."""
-        compared = f"{reference} {find_backend(reference).versions('cpu')}"
-        return {
+        backend, device = find_backend(reference), self.options.device
+        # The package of ONNX Runtime has another name where it also runs on GPUs.
+        compared = f"{reference} ({backend.versions('cpu')}; {backend.versions('cuda')})"
+        libraries = {}
+        if device == "cuda":
+            driver = gpus.cupy().cuda.runtime.driverGetVersion()
+            libraries = {"driver": str(driver), "cudnn": version_of("nvidia-cudnn-cu13") or ""}
+        frames = hashlib.sha256(b"".join(frame.tobytes() for frame in self.options.calibration)).hexdigest()[:16]
+        return libraries | {
             "model": model_hash(self.card.path),
             "engine": self.engine,
-            "version": f"framefuse {__version__}, {find_backend(self.engine).versions(self.options.device)}",
-            "device": processor(self.options.device),
+            "version": f"framefuse {__version__}, {find_backend(self.engine).versions(device)}",
+            "device": processor(device),
             "precision": self.precision,
             "shapes": f"{self.batch}x3x{self.height}x{self.width}",
-            "flags": f"layout {self.options.layout}, against {compared}, {FRAMES} frames of {SOURCE}",
+            "flags": f"layout {self.options.layout}, calibrated on {frames}, {compared}, {FRAMES} frames of {SOURCE}",
         }
 
 

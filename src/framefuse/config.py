@@ -58,8 +58,10 @@ class Settings(BaseModel):
     engine: str = option(
         "auto", "auto, or one of `framefuse doctor`: openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null"
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = option(
-        "auto", "number format of the model; auto: the best safe one for this machine (see the report)"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"] = option(
+        "auto",
+        "number format of the model; auto: the best safe one for this machine (see the report); tf32: fp32 with "
+        "factors rounded for the tensor cores of a GPU",
     )
     calib: Text | None = option(None, "engine cudnn: sample frames by which each layer's precision is chosen")
     imgsz: list[PositiveInt] | None = option(
@@ -84,6 +86,9 @@ class Settings(BaseModel):
         None, "GPU memory that the run may take, in MiB; default: what is free", gt=0, le=524288
     )
     workspace_mb: int = option(0, "scratch memory the engine may use, MiB; 0: its default", ge=0, le=524288)
+    check_outputs: bool = option(
+        True, "compare what an engine computes with FP32 on the CPU, beside the run, once for each model and input size"
+    )
 
     # detections
     conf: Share = option(0.25, "minimum confidence")

@@ -43,6 +43,7 @@ from framefuse.runtime.ladder import rungs_below, with_rungs
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.matting import Matting
 from framefuse.runtime.model import Model
+from framefuse.runtime.output_check import OutputCheck, Subject
 from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
 from framefuse.runtime.power import Meter, find_counters
 from framefuse.runtime.profiling import Recorder
@@ -155,8 +156,9 @@ class Pipeline:
             live = is_live(plan.source)
             info = SourceInfo("", "live", *LIKELY) if live else self._open(plan, opened)
             plan = plan.for_input(info)
-            if opens:
-                engine = open_engine(plan.engine, self.card.path, plan.engine_options())
+            asked = plan.engine_options() if opens else None
+            if asked:
+                engine = open_engine(plan.engine, self.card.path, asked)
             self.engine = cast("Engine", engine)
             plan = plan.for_output(info)
             turned = rectilinear_for(plan.settings, info)
@@ -199,6 +201,11 @@ class Pipeline:
             trim_heap()
             opened.pop_all()
         self._gpu, self.settings = plan.gpu, plan.settings
+        self._check: OutputCheck | None = None
+        if asked and plan.settings.check_outputs and not self.card.states and self.engine.precision != "none":
+            size = plan.batch, *self._program.largest_input[::-1]
+            subject = Subject(self.card, plan.engine, asked, self.engine.precision, *size, plan.gpu)
+            self._check = OutputCheck(self.engine, subject)
         self._choices = [*rung, *job.notes, *plan.choices(self.engine.reasons)]
         self._results: Callable[[], Generator[Result] | None] = lambda: None
         # Registered anew, so that it runs before the handlers of an engine that this pipeline was the first to import.
@@ -321,6 +328,8 @@ class Pipeline:
         if self._last is not None:
             self._last.close()
         self._inputs.close()
+        if self._check is not None:
+            self._check.close()
         self._program.close()
 
     def __enter__(self) -> Self:
@@ -340,7 +349,7 @@ class Pipeline:
         sinks = self._sink_set
         width, height = self._program.largest_input
         viewer = self._viewer
-        deciders: tuple[Any, ...] = viewer, self._program, self._adapter
+        deciders: tuple[Any, ...] = viewer, self._program, self._adapter, self._check
         infos, ledger = self._inputs.infos(), self._program.ledger
         copied = ledger.totals()
         if decoded := sum(info.copied for info in infos):
@@ -372,6 +381,7 @@ class Pipeline:
                 *self._strange(),
                 *(viewer.notes if viewer else ()),
                 *self._program.checked.warnings,
+                *(self._check.warnings if self._check else ()),
                 *(self._events.notes if self._events else ()),
                 *(sinks.notes if sinks else ()),
             ],
@@ -475,6 +485,8 @@ class Pipeline:
             for result in results:
                 self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
                 self._counts.update(result.detections.class_id.tolist())
+                if self._check is not None:
+                    self._check.begin(*self._program.largest_input)
                 yield result
 
     def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:

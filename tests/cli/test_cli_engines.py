@@ -1,4 +1,4 @@
-"""framefuse engines show: the steps that engine cudnn makes of a model. No GPU."""
+"""framefuse engines show: the steps that engine cudnn makes of a model. framefuse engines check: the outputs of any."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from cudnn_nets import Net, mixed
 from framefuse.cli.app import main
+from framefuse.runtime.output_check import LIMITS
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
@@ -44,3 +45,25 @@ def test_what_cannot_be_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path
     path = net.save(tmp_path / "net.onnx", net.node("LRN", net.conv("images", 8), size=3))
     assert main(["engines", "show", str(path), "--imgsz", "64", "--device", "cpu"]) == 1
     assert "does not know the operators LRN x1" in capsys.readouterr().err
+
+
+def test_outputs_are_checked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = ["engines", "check", "scout-n", "--device", "cpu", "--imgsz", "96", "160"]
+    assert main([*words, "--precision", "fp32", "--json"]) == 0
+    found = capsys.readouterr()
+    rows = json.loads(found.out)
+    assert [row["output"] for row in rows] == ["output0 (boxes)", "output0 (scores)"]
+    assert all(0 <= float(row["relative distance"]) < float(row["limit"]) == 0.00024 for row in rows)
+    assert found.err == ""
+
+    monkeypatch.setitem(LIMITS, "fp32", 0.0)
+    assert main([*words, "--precision", "fp32", "--again"]) == 0
+    assert "warning: engine openvino in fp32 differs from onnxruntime" in capsys.readouterr().err
+
+
+def test_outputs_that_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engines", "check", "scout-n-int8", "--engine", "onnxruntime", "--device", "cpu"]) == 3
+    assert "no other engine is installed" in capsys.readouterr().err

@@ -207,6 +207,21 @@ def test_a_gpu_without_fp8(gpu: Any, tmp_path: Path) -> None:
     assert Precisions(path, EngineOptions("cuda", "auto", calibration=FRAMES)).kinds == ("int8",)
 
 
+def test_float32(gpu: Any, tmp_path: Path) -> None:
+    """Precisions that are not chosen layer by layer, whether or not there are frames."""
+    path = network(tmp_path)
+    compiled = compile_network(path, 1, 32, 48)
+    for precision, how in (("fp32", "no tensor cores"), ("tf32", "tensor cores round")):
+        made = Precisions(path, EngineOptions("cuda", precision, calibration=FRAMES))  # type: ignore[arg-type]
+        assert made.apply(compiled, PLANS, None) == (compiled, [])  # type: ignore[arg-type]
+        assert (made.wide, made.precision) == (precision, precision) and how in made.reason
+    assert Precisions(path, EngineOptions("cuda", "fp16")).wide == "fp16"
+    gpu.compute_capability = "75"
+    assert Precisions(path, EngineOptions("cuda", "fp32")).wide == "fp32"
+    with pytest.raises(CapabilityError, match="no TF32"):
+        Precisions(path, EngineOptions("cuda", "tf32"))
+
+
 def test_a_choice_of_another_network() -> None:
     choice = TuningResult(("fp16",) * 99, (1.0,) * 99, 1.0, {})
     with pytest.raises(ValueError, match="99 types"):

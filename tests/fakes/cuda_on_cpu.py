@@ -183,7 +183,9 @@ def on_device(array: np.ndarray[Any, Any]) -> HostArray:
     return array.view(HostArray)
 
 
-def multiply(a: blas.Matrices, b: blas.Matrices, c: int, shape: Any, *, workspace: int, stream: int) -> None:
+def multiply(
+    a: blas.Matrices, b: blas.Matrices, c: int, shape: Any, *, workspace: int, stream: int, exact: bool = False
+) -> None:
     """As `blas.multiply`."""
     count, m, k, n = shape
 

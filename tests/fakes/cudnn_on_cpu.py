@@ -28,9 +28,9 @@ from framefuse.engines.cudnn.convolutions import (
     Y,
 )
 from framefuse.engines.cudnn.execution import FORMATS, Execution, encode
-from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv
 
-TYPES = {"fp16": np.float16, "fp32": np.float32, "fp8": np.uint8, "int8": np.uint8}
+TYPES = {"fp16": np.float16, "fp32": np.float32, "tf32": np.float32, "fp8": np.uint8, "int8": np.uint8}
 
 
 def decode(codes: Any, kind: Any) -> Any:
@@ -76,7 +76,10 @@ def convolve_by_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[Layer], 
 def ran(run: Execution, x: Any) -> list[Any]:
     """The results of an execution for images."""
     stream = Chain()
-    run.pack(on_device(x), stream)
+    if run.memory_format == "nchw":
+        run.input[...] = x
+    else:
+        run.pack(on_device(x), stream)
     run.start(stream)
     run.finish(stream)
     return [np.array(result) for result in run.results]
@@ -109,25 +112,27 @@ class NumpyPlan:
         order = (rows * columns * inner, 1, columns * inner, inner)
         x = read(X, layer.x, layer.x_strides, layer.x_type)
         weight = read(WEIGHT, layer.weight, order, layer.x_type)
-        eight = layer.x_type != "fp16"
+        eight = layer.x_type in LOW_PRECISIONS
         step = Conv("", "x", "y", weight, weight[:, 0, 0, 0], layer.stride, layer.pads, layer.dilation)
         y = reference._conv(x, weight, step)
         each = (out, 1, 1), (1, 1, 1)
         if eight:
             y = y * read(SCALE, *each, "fp32")
-        y = y + read(BIAS, *each, "fp32" if eight else "fp16")
+        y = y + read(BIAS, *each, "fp32" if eight else layer.stored)
         if layer.activation == "silu":
             y = y / (1 + np.exp(-y))
         elif layer.activation == "relu":
             y = np.maximum(y, 0)
         if layer.residual_strides is not None:
             beside = read(RESIDUAL, layer.y, layer.residual_strides, layer.residual_type)
-            y = y + beside * (1 if layer.residual_type == "fp16" else read(RESIDUAL_SCALE, (1,), (1,), "fp32"))
+            y = y + beside * (
+                1 if layer.residual_type not in LOW_PRECISIONS else read(RESIDUAL_SCALE, (1,), (1,), "fp32")
+            )
         if layer.last == "relu":
             y = np.maximum(y, 0)
         target = at(pointers[Y], layer.y, layer.y_strides, layer.y_type)
         kind = layer.y_type
-        target[...] = y if kind == "fp16" else encode(y * read(OUTPUT_SCALE, (1,), (1,), "fp32"), kind)
+        target[...] = y if kind not in LOW_PRECISIONS else encode(y * read(OUTPUT_SCALE, (1,), (1,), "fp32"), kind)
 
 
 @dataclass

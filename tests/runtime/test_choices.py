@@ -101,11 +101,12 @@ def test_an_engine_that_is_named_is_a_promise(engine: str, device: str, precisio
 
 
 def test_cuda_in_fp32_is_for_the_next_best(installed: set[str]) -> None:
+    """Engine cudnn doubts that its own kernels for it are the faster ones (`test_cudnn_fp32.py`)."""
     installed |= INSTALLED["cuda13"]
-    name, reason = chosen("cuda", precision="fp32")
+    name, reason = chosen("cuda", {"cudnn": Doubt("its kernels are exact")}, precision="fp32")
     assert name == "onnxruntime"
     assert reason == (
-        "engine onnxruntime: the next best; engine cudnn has no fp32 on cuda; "
+        "engine onnxruntime: the next best; engine cudnn: its kernels are exact; "
         "engine tensorrt: its package is not installed"
     )
 

@@ -13,6 +13,7 @@ import fake_gpu
 from framefuse.cli.app import main
 from framefuse.config import settings_from
 from framefuse.engines import Package
+from framefuse.engines.backend import Doubt
 from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import CapabilityError, GpuMemoryError
 from framefuse.models.card import Card, read_card
@@ -43,7 +44,11 @@ def chosen(refused: str | None = None, **options: Any) -> tuple[str, str]:
 def test_a_gpu_with_everything_is_taken(gpu: None) -> None:
     assert chosen() == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine cudnn are here")
     assert chosen(engine="cudnn", precision="fp16")[0] == "cuda"
-    assert chosen(precision="fp32") == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine tensorrt are here")
+    settings, reason = choose_device(
+        settings_from({"precision": "fp32"}), lambda backend: Doubt("slow") if backend.name == "cudnn" else None
+    )
+    assert (settings.device, reason) == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine tensorrt are here")
+    assert chosen(precision="tf32") == ("cuda", "device cuda: no engine supports tf32 on cpu")
     assert chosen(engine="torch") == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine torch are here")
 
 

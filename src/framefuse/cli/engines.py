@@ -1,4 +1,4 @@
-"""framefuse engines: what an engine makes of a model."""
+"""framefuse engines: what an engine makes of a model, and how exact its results are."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import typer
 from framefuse.cli.console import check_choice, print_rows
 from framefuse.cli.options import PrintJson, option, size
 
-app = typer.Typer(name="engines", help="Show what an engine makes of a model.", rich_markup_mode=None)
+PRECISIONS = "auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"
+app = typer.Typer(
+    name="engines", help="Show what an engine makes of a model, and how exact its results are.", rich_markup_mode=None
+)
 
 
 @app.callback()
 def engines() -> None:
-    """Show what an engine makes of a model."""
+    """Show what an engine makes of a model, and how exact its results are."""
 
 
 @app.command()
@@ -47,4 +50,28 @@ def show(
     ]
     columns = ("step", "runs as", "nodes", "channels x height x width", *(["µs alone"] if measure else []))
     print_rows(columns, rows, print_json)
+    return 0
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
+    engine: Annotated[str, option("NAME", "see 'framefuse doctor'; auto: the one that predict would use")] = "auto",
+    precision: Annotated[str, option("|".join(PRECISIONS), "auto: the engine's own")] = "auto",
+    imgsz: Annotated[str | None, option("N...", "height and width (default: those of the model)")] = None,
+    batch: Annotated[int, option("N", "images per batch", min=1, max=64)] = 1,
+    device: Annotated[str, option("auto|cpu|cuda|cuda:N", "where the engine runs")] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="measure even if the result is known")] = False,
+    print_json: PrintJson = False,
+) -> int:
+    """Compare the outputs of an engine with FP32 on the CPU, as the first run of a model does beside its work."""
+    from framefuse.lab.checking import check_outputs
+
+    check_choice("precision", precision, PRECISIONS)
+    sides = {} if imgsz is None else {"imgsz": list(size(imgsz))}
+    verdict = check_outputs(model, again=again, engine=engine, precision=precision, batch=batch, device=device, **sides)
+    rows = [(name, f"{distance:.2g}", f"{verdict.limit:.2g}") for name, distance in verdict.distances.items()]
+    print_rows(("output", "relative distance", "limit"), rows, print_json)
+    if text := verdict.warning or verdict.failed:
+        typer.echo(f"warning: {text}", err=True)
     return 0

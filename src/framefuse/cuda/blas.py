@@ -14,8 +14,8 @@ from framefuse.errors import CapabilityError, EngineError
 LIBRARIES = "libcublas.so.13", "libcublas.so.12"
 WORKSPACE = 4 << 20
 """Bytes that a product may use beside its matrices, at an address that is a multiple of 256."""
-FLOAT32, TF32_PRODUCTS, ANY_ALGORITHM = 0, 77, -1
-"""CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32 and CUBLAS_GEMM_DEFAULT."""
+FLOAT32, EXACT_PRODUCTS, TF32_PRODUCTS, ANY_ALGORITHM = 0, 69, 77, -1
+"""CUDA_R_32F, CUBLAS_COMPUTE_32F_PEDANTIC, CUBLAS_COMPUTE_32F_FAST_TF32 and CUBLAS_GEMM_DEFAULT."""
 
 _lock = threading.Lock()
 
@@ -32,7 +32,9 @@ class Matrices(NamedTuple):
     """Elements from one matrix to the next; 0: all are the same."""
 
 
-def multiply(a: Matrices, b: Matrices, c: int, shape: Sequence[int], *, workspace: int, stream: int) -> None:
+def multiply(
+    a: Matrices, b: Matrices, c: int, shape: Sequence[int], *, workspace: int, stream: int, exact: bool = False
+) -> None:
     """c[i] = a[i] b[i], on a stream.
 
     Factors are rounded to TF32, which has the 10 bits of float16 after the point; sums are float32.
@@ -41,6 +43,7 @@ def multiply(a: Matrices, b: Matrices, c: int, shape: Sequence[int], *, workspac
         c: address of dense matrices.
         shape: (count, m, k, n) of `count` products of m x k with k x n.
         workspace: address of WORKSPACE bytes, which other work on the stream may use afterwards.
+        exact: whether factors stay float32.
 
     Raises:
         CapabilityError: there is no cuBLAS.
@@ -60,7 +63,8 @@ def multiply(a: Matrices, b: Matrices, c: int, shape: Sequence[int], *, workspac
         # cuBLAS counts along columns, so it multiplies the transposed matrices: c^T = b^T a^T.
         code = library.cublasGemmStridedBatchedEx(
             handle, int(b.by_columns), int(a.by_columns), n, m, k, ctypes.byref(one), *matrix(b), *matrix(a),
-            ctypes.byref(zero), *matrix(Matrices(c, False, n, m * n)), count, TF32_PRODUCTS, ANY_ALGORITHM,
+            ctypes.byref(zero), *matrix(Matrices(c, False, n, m * n)), count,
+            EXACT_PRODUCTS if exact else TF32_PRODUCTS, ANY_ALGORITHM,
         )  # fmt: skip
         _check("multiply", code)
 

@@ -93,7 +93,7 @@ class Backend:
     checker: str = ""
     """(model, precision, height, width) -> why it cannot run a model, a `Doubt`, or None; "": opening it tells."""
     sizer: str = ""
-    """(model, batch, height, width) -> `NetworkMemory`; "": it is not known before the model is loaded."""
+    """(model, batch, height, width, precision) -> `NetworkMemory`; "": it is not known before the model is loaded."""
 
     @property
     def core(self) -> bool:
@@ -162,12 +162,12 @@ class Backend:
             return None
         return f"its threads stayed in process {parent}, from which this one was forked"
 
-    def memory(self, model: Path, batch: int, height: int, width: int) -> NetworkMemory | None:
+    def memory(self, model: Path, batch: int, height: int, width: int, precision: str = "auto") -> NetworkMemory | None:
         """What a network takes on a GPU, before it is loaded; None: that is not known."""
         if not self.sizer:
             return None
         try:
-            found: NetworkMemory = resolve_name(self.sizer)(model, batch, height, width)
+            found: NetworkMemory = resolve_name(self.sizer)(model, batch, height, width, precision)
         except FramefuseError:  # loading it tells what is wrong
             return None
         return found

@@ -60,6 +60,15 @@ class EngineCache:
         self.engine = engine
         self.folder = folder or user_cache() / engine
 
+    def find(self, key: Mapping[str, str], *, suffix: str) -> Cached | None:
+        """The artifact of a key, if there is a usable one.
+
+        Raises:
+            KeyError: the key lacks one of `KEYS`.
+        """
+        found = self._read(*self._place(key, suffix))
+        return found if isinstance(found, Cached) else None
+
     def get(self, key: Mapping[str, str], build: Callable[[Path], object], *, suffix: str) -> Cached:
         """The artifact of a key; `build(path)` writes it if no usable one exists.
 
@@ -68,14 +77,12 @@ class EngineCache:
             OSError: the folder cannot be written.
             Exception: what `build` raises; no file is left behind.
         """
-        key = {"format": str(FORMAT), **{name: key[name] for name in KEYS}, **key}
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-        path = self.folder / f"{digest}{suffix}"
+        path, key = self._place(key, suffix)
         found = self._read(path, key)
         if isinstance(found, Cached):  # no lock: the folder may be read-only
             return found
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / f"{digest}.lock"):
+        with locked(path.with_suffix(".lock")):
             found = self._read(path, key)
             if isinstance(found, Cached):
                 return found
@@ -90,6 +97,12 @@ class EngineCache:
                 facts = {"key": key, "sha256": file_hash(scratch), "seconds": round(seconds, 3)}
             write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
         return Cached(path, True, seconds, note)
+
+    def _place(self, key: Mapping[str, str], suffix: str) -> tuple[Path, dict[str, str]]:
+        """The file of a key, and the whole key."""
+        key = {"format": str(FORMAT), **{name: key[name] for name in KEYS}, **key}
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        return self.folder / f"{digest}{suffix}", key
 
     def _sweep(self) -> None:
         """Remove unfinished files of builders that were killed: no build takes a day."""

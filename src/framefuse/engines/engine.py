@@ -15,7 +15,7 @@ from framefuse.errors import CapabilityError, EngineError, UsageError
 
 Device = Literal["auto", "cpu", "cuda"]
 Loaded = TypeVar("Loaded")
-Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"]
 REQUESTS = 2
 """Of a pool on CUDA by default: one runs while the other is filled and read."""
 
@@ -174,6 +174,11 @@ class Engine:
 
     def tune(self) -> None:
         """Measure now what was to be measured beside the work. Its executions have the fastest kernels then."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to measure beside the work, or it was given up. Callable from any thread."""
+        return True
 
     def close(self) -> None:
         """Free the model."""

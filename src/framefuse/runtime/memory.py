@@ -78,7 +78,7 @@ class MemoryPlan:
         return [head, *rows, ["in all", "", "", f"{self.size / MB:.1f}"]]
 
 
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 """Of a weight, by precision."""
 
 
@@ -138,7 +138,7 @@ def predict(
     parts = [Part("CUDA", 1, CONTEXT)] if context else []
     for count in dict.fromkeys(rows):
         known, batches, named = (
-            backend.memory(plan.card.path, count, height, width),
+            backend.memory(plan.card.path, count, height, width, plan.settings.precision),
             rows.count(count),
             f"batch {count}",
         )

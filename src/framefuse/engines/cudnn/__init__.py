@@ -10,7 +10,7 @@ from framefuse.engines.engine import Capabilities
 
 BACKEND = Backend(
     "cudnn",
-    Capabilities({"cuda": ("fp16", "int8", "fp8")}, capturable=True, calibrates=True),
+    Capabilities({"cuda": ("fp16", "tf32", "fp32", "int8", "fp8")}, capturable=True, calibrates=True),
     opener="framefuse.engines.cudnn.engine:CudnnEngine",
     needs={"cuda": Needs((Package("nvidia-cudnn-frontend", ("cudnn",)), CUPY), "cuda13")},
     tester="framefuse.engines.cudnn.engine:run_selftest",

@@ -4,14 +4,17 @@ that they can be captured."""
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from framefuse.cuda import blas, device, kernel
 from framefuse.engines.cudnn import fused
+from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import General
 from framefuse.engines.cudnn.traced import Given, Multiplied, Smallest, Traced, Value, layout, padded, taken, traced
 from framefuse.kernels.network.call import smallest
@@ -26,12 +29,12 @@ class Fused:
 
     Args:
         constants: copies by GPU and by what they hold; those that are missing are added.
+        exact: whether products are those of float32, not of TF32.
     """
 
-    def __init__(self, plan: fused.Plan, constants: MutableMapping[Hashable, Any]) -> None:
-        self._plan, self._constants = plan, constants
-        beside = blas.WORKSPACE if any(isinstance(step, Multiplied) for step in plan.steps) else 0
-        self._memory = device.cupy().empty(plan.size + beside, np.uint8)
+    def __init__(self, plan: fused.Plan, constants: MutableMapping[Hashable, Any], *, exact: bool = False) -> None:
+        self._plan, self._constants, self._exact = plan, constants, exact
+        self._memory = device.cupy().empty(workspace_of(plan), np.uint8)
         texts = dict.fromkeys(step.text for step in plan.steps if isinstance(step, fused.Launch))
         common = COMMON.read_text(encoding="utf-8")
         name = f"fused_{hashlib.sha256(''.join((common, *texts)).encode()).hexdigest()[:16]}"
@@ -63,11 +66,12 @@ class Fused:
         (a, b), to, workspace = step.args, address(step), memory + self._plan.size
         left, right = factor(a, address(a.value)), factor(b, address(b.value))
         sizes = (*step.shape[:2], a.shape[2], step.shape[2])
-        return lambda stream: blas.multiply(left, right, to, sizes, workspace=workspace, stream=stream)
+        exact = self._exact
+        return lambda stream: blas.multiply(left, right, to, sizes, workspace=workspace, stream=stream, exact=exact)
 
     def _constant(self, array: Any) -> Any:
         array = np.ascontiguousarray(array)
-        key = device.current_gpu(), array.dtype.str, array.shape, hashlib.sha256(array).digest()
+        key = device.current_gpu(), *identity(array)
         if key not in self._constants:
             self._constants[key] = device.cupy().asarray(array)
         return self._constants[key]
@@ -82,6 +86,7 @@ class ArrayStep:
             stay at their addresses, as what it writes does.
         target: called with the number of one of `ys`, and its shape and type for all images: the array that takes it.
             That may have another type, and more channels, which get 0.
+        exact: whether matrix products are those of float32, not of TF32.
 
     Attributes:
         made: those arrays.
@@ -89,20 +94,11 @@ class ArrayStep:
 
     def __init__(
         self, step: General, images: int, values: Mapping[str, tuple[Any, Sequence[int]]],
-        target: Callable[[int, tuple[int, ...], Any], Any],
+        target: Callable[[int, tuple[int, ...], Any], Any], *, exact: bool = False,
     ) -> None:  # fmt: skip
-        count = step.images or images
-        arrays = [x for x, _ in values.values()]
-        given = {
-            name: taken(source(number, x[:count]), np.array(channels), 1)
-            for number, (name, (x, channels)) in enumerate(values.items())
-        }
-        found = [traced(value) for value in step.program.run(given, step.ys)]
-        shapes = [(value.shape[0] * (images // count), *value.shape[1:]) for value in found]
-        self.made = [target(number, shape, found[number].dtype) for number, shape in enumerate(shapes)]
-        pairs = zip(found, self.made, strict=True)
-        plan = fused.plan([taker(number, *pair) for number, pair in enumerate(pairs)])
-        self._fused = Fused(plan, step.program.on_gpu)
+        plan, found, self.made = planned(step, images, values, target)
+        count, arrays = step.images or images, [x for x, _ in values.values()]
+        self._fused = Fused(plan, step.program.on_gpu, exact=exact)
         self._starts: list[Start] = []
         for part in range(images // count):
             inputs = [x[part * count :] for x in arrays]
@@ -114,6 +110,80 @@ class ArrayStep:
         """Launch on a stream of CuPy."""
         for start in self._starts:
             start(stream.ptr)
+
+
+def planned(
+    step: General, images: int, values: Mapping[str, tuple[Any, Sequence[int]]],
+    target: Callable[[int, tuple[int, ...], Any], Any],
+) -> tuple[fused.Plan, list[Traced], list[Any]]:  # fmt: skip
+    """What to run for a step, what it makes of as many images as the file takes at once, and where that goes for all
+    images. The arguments are those of `ArrayStep`; of arrays, only shapes, strides and types are looked at."""
+    count = step.images or images
+    given = {
+        name: taken(source(number, x[:count]), np.array(channels), 1)
+        for number, (name, (x, channels)) in enumerate(values.items())
+    }
+    found = [traced(value) for value in step.program.run(given, step.ys)]
+    shapes = [(value.shape[0] * (images // count), *value.shape[1:]) for value in found]
+    made = [target(number, shape, found[number].dtype) for number, shape in enumerate(shapes)]
+    plan = fused.plan([taker(number, *pair) for number, pair in enumerate(zip(found, made, strict=True))])
+    return plan, found, made
+
+
+def memory_of(compiled: Compiled) -> tuple[int, int]:
+    """Bytes of GPU memory of what runs as generated kernels and matrix products: of its constants, which executions
+    share, and of what each execution has beside the arena, workspaces and results.
+
+    Raises:
+        ModelError: a node asks for what its operator cannot do.
+    """
+    constants, each = dict[Hashable, int](), 0
+    for step in compiled.network.general:
+
+        def target(number: int, shape: tuple[int, ...], dtype: Any, step: General = step) -> Any:
+            if step is compiled.network.tail:
+                return _stand_in(shape, [math.prod(shape[axis + 1 :]) for axis in range(len(shape))], dtype)
+            return _value(compiled, step.ys[number])
+
+        values = {name: (_value(compiled, name), compiled.network.kept(name)) for name in step.xs}
+        plan, _, made = planned(step, compiled.batch, values, target)
+        each += workspace_of(plan) + sum(y.nbytes for y in made if step is compiled.network.tail)
+        for value in given_to(plan):
+            if not isinstance(value.source, int):
+                array = np.ascontiguousarray(value.source)
+                constants[identity(array)] = array.nbytes
+    return sum(constants.values()), each
+
+
+def workspace_of(plan: fused.Plan) -> int:
+    """Bytes of the values between the steps of a plan, and of what its matrix products use beside them."""
+    return plan.size + (blas.WORKSPACE if any(isinstance(step, Multiplied) for step in plan.steps) else 0)
+
+
+def given_to(plan: fused.Plan) -> list[Given]:
+    """What a plan reads and does not compute."""
+    read = (
+        step.values.values() if isinstance(step, fused.Launch) else [arg.value for arg in step.args]
+        for step in plan.steps
+    )
+    return [value for values in read for value in values if isinstance(value, Given)]
+
+
+def identity(array: Any) -> tuple[Hashable, ...]:
+    """Of a contiguous array, by what it holds."""
+    return array.dtype.str, array.shape, hashlib.sha256(array).digest()
+
+
+def _value(compiled: Compiled, name: str) -> Any:
+    """Has the shape, strides and type of `Execution.values`."""
+    view, dtype = compiled.view(name), np.float16 if compiled.wide == "fp16" else np.float32
+    return _stand_in((compiled.batch, *view.shape), (compiled.image(name), 1, view.row, view.column), dtype)
+
+
+def _stand_in(shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Any:
+    """An array of that shape, with strides in elements and no memory of its own."""
+    one = np.empty(1, dtype)
+    return as_strided(one, shape, [int(stride) * one.itemsize for stride in strides])
 
 
 def source(number: int, x: Any) -> Traced:

@@ -25,11 +25,22 @@ from framefuse.engines.cudnn import network as ir
 from framefuse.engines.cudnn.array_program import counted
 from framefuse.engines.cudnn.import_state import CHANNEL_MULTIPLE
 from framefuse.engines.cudnn.importer import import_network
-from framefuse.engines.cudnn.network import ComputeOp, Concat, Conv, Flatten, Network, Shape, Split, Type, Upsample
+from framefuse.engines.cudnn.network import (
+    BYTES,
+    ComputeOp,
+    Concat,
+    Conv,
+    Flatten,
+    Network,
+    Shape,
+    Split,
+    Type,
+    Upsample,
+)
 from framefuse.errors import FramefuseError, ModelError
 
 ALIGNMENT = 128
-"""Elements; 256 bytes of float16."""
+"""Elements; 256 bytes of float16, 512 of float32."""
 
 
 def rewrite(network: Network) -> Network:
@@ -363,12 +374,19 @@ class Compiled:
     height: int
     width: int
     types: tuple[Type, ...] = ()
-    """Of each buffer; empty: float16 everywhere. An 8-bit buffer uses the first half of its memory."""
+    """Of each buffer; empty: `wide` everywhere. An 8-bit buffer uses the first half of its memory."""
     scales: tuple[float, ...] = ()
     """Of each buffer: value = 8-bit number * scale."""
+    wide: Type = "fp16"
+    """Of buffers that are not 8-bit: fp16, fp32 or tf32; only beside fp16 there are `types`."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the arena."""
+        return BYTES[self.wide]
 
     def type(self, name: str) -> Type:
-        return self.types[self.view(name).buffer] if self.types else "fp16"
+        return self.types[self.view(name).buffer] if self.types else self.wide
 
     def scale(self, name: str) -> float:
         return self.scales[self.view(name).buffer]
@@ -376,7 +394,7 @@ class Compiled:
     def byte(self, name: str) -> int:
         """Offset of a value in the arena, in bytes."""
         view = self.view(name)
-        return self.memory.offsets[view.buffer] * 2 + view.offset * (2 if self.type(name) == "fp16" else 1)
+        return self.memory.offsets[view.buffer] * self.itemsize + view.offset * BYTES[self.type(name)]
 
     def view(self, name: str) -> View:
         return self.placement.views[name]
@@ -413,10 +431,24 @@ def forget() -> None:
     _compiled.cache_clear()
 
 
+def check_wide(network: Network, wide: Type) -> None:
+    """
+    Raises:
+        ModelError: a convolution has no kernel in this type.
+    """
+    for op in network.operations:
+        if wide == "fp32" and isinstance(op, Conv) and op.groups > 1 and not op.depthwise:
+            message = f"engine cudnn has no kernel in fp32 for {op.name}, a convolution of {op.groups} groups"
+            raise ModelError(message, remedy="use --precision tf32, or another engine")
+
+
 def why_not(path: Path, precision: str, height: int, width: int) -> str | None:
     """Why the engine cannot run a model, or why another may be better."""
     try:
         network = compile_network(path, 1, height, width).network
+        if precision == "fp32":
+            check_wide(network, "fp32")
+            return Doubt("its kernels for fp32 are made to be exact and to start at once, not to be fast")
     except FramefuseError as error:
         return error.message
     kinds = [call.kind for step in network.general for call in step.program.calls]

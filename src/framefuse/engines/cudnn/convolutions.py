@@ -67,7 +67,7 @@ class Layer:
         return cls(shape(conv.x), strides(conv.x), tuple(conv.weight.shape), shape(conv.y), strides(conv.y),
                    None if conv.residual is None else strides(conv.residual), conv.stride, conv.pads, conv.dilation,
                    activation, compiled.type(conv.x), compiled.type(conv.y),
-                   "fp16" if conv.residual is None else compiled.type(conv.residual), conv.last)  # fmt: skip
+                   compiled.wide if conv.residual is None else compiled.type(conv.residual), conv.last)  # fmt: skip
 
     @classmethod
     def all_of(cls, compiled: Compiled) -> dict[int, Self]:
@@ -89,7 +89,12 @@ class Layer:
     @property
     def low_precision(self) -> bool:
         """Whether it reads or writes 8-bit numbers."""
-        return {self.x_type, self.y_type, self.residual_type} != {"fp16"}
+        return not {self.x_type, self.y_type, self.residual_type}.isdisjoint(LOW_PRECISIONS)
+
+    @property
+    def stored(self) -> Type:
+        """What weights and bias are stored in, if x is not 8-bit."""
+        return "fp16" if self.x_type in LOW_PRECISIONS else self.x_type
 
 
 @dataclass
@@ -130,7 +135,8 @@ def frontend() -> Any:
 
 
 OWN = Plan(None, 0, -1, {})
-"""Our kernel, which runs any layer in float16 without groups at once."""
+"""Our kernel, which runs any layer without groups and without 8-bit numbers at once. It adds and multiplies in float32,
+without tensor cores."""
 
 _handles = StreamPool(lambda: (frontend().create_handle(), new_stream()))
 """Handles, each with its own stream. They are reused because cuDNN does not free a handle's memory by itself, and
@@ -170,8 +176,14 @@ class Builder:
     def graph(self, layer: Layer) -> Any:
         """The validated and lowered cuDNN graph of a layer, without plans."""
         types = self.cudnn.data_type
-        kinds = {"fp16": types.HALF, "fp8": types.FP8_E4M3, "int8": types.INT8, "fp32": types.FLOAT}
-        graph = self.cudnn.pygraph(io_data_type=types.HALF, intermediate_data_type=types.FLOAT,
+        kinds = {
+            "fp16": types.HALF,
+            "fp8": types.FP8_E4M3,
+            "int8": types.INT8,
+            "fp32": types.FLOAT,
+            "tf32": types.FLOAT,
+        }
+        graph = self.cudnn.pygraph(io_data_type=kinds[layer.stored], intermediate_data_type=types.FLOAT,
                                    compute_data_type=types.FLOAT, handle=self.handle)  # fmt: skip
 
         def tensor(uid: int, shape: Sequence[int], strides: Sequence[int], kind: str = "fp16") -> Any:
@@ -186,8 +198,8 @@ class Builder:
         value = graph.conv_fprop(image=x, weight=weight, pre_padding=[top, left], post_padding=[bottom, right],
                                  stride=list(layer.stride), dilation=list(layer.dilation),
                                  compute_data_type=accumulator)  # fmt: skip
-        if layer.x_type == "fp16":
-            value = graph.bias(input=value, bias=tensor(BIAS, *per_channel))
+        if layer.x_type == layer.stored:
+            value = graph.bias(input=value, bias=tensor(BIAS, *per_channel, layer.stored))
         else:
             value.set_data_type(accumulator)
             value = graph.mul(a=value, b=tensor(SCALE, *per_channel, "fp32"))
@@ -198,13 +210,13 @@ class Builder:
         if layer.residual_strides is not None:
             value.set_data_type(types.FLOAT)
             residual = tensor(RESIDUAL, layer.y, layer.residual_strides, layer.residual_type)
-            if layer.residual_type != "fp16":
+            if layer.residual_type in LOW_PRECISIONS:
                 residual = graph.mul(a=residual, b=tensor(RESIDUAL_SCALE, *scalar, "fp32"))
             value = graph.add(a=value, b=residual)
         if layer.last != "none":
             value.set_data_type(types.FLOAT)
             value = activations[layer.last](input=value)
-        if layer.y_type != "fp16":
+        if layer.y_type in LOW_PRECISIONS:
             value.set_data_type(types.FLOAT)
             value = graph.mul(a=value, b=tensor(OUTPUT_SCALE, *scalar, "fp32"))
         value.set_output(True).set_data_type(kinds[layer.y_type])
@@ -297,7 +309,7 @@ class Builder:
             return values.astype("float16" if kind == "fp16" else "float32")
 
         fan_in, per_channel = int(np.prod(layer.weight[1:])), ((layer.weight[0],), (1,))
-        wide = "fp16" if layer.x_type == "fp16" else "fp32"
+        wide = "fp32" if layer.x_type in LOW_PRECISIONS else layer.stored
         with self.stream:
             arrays = {
                 X: random(layer.x, layer.x_strides, layer.x_type),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from framefuse.engines.backend import Backend
 from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.engines.cudnn import BACKEND
 from framefuse.engines.cudnn.autotune import MIN_AGREEMENT, PrecisionTuner, TuningResult
-from framefuse.engines.cudnn.compiled import Compiled, compile_network, forget
-from framefuse.engines.cudnn.convolutions import CANDIDATES, Builder, Layer, frontend
+from framefuse.engines.cudnn.compiled import Compiled, check_wide, compile_network, forget
+from framefuse.engines.cudnn.convolutions import CANDIDATES, OWN, Builder, Layer, frontend
 from framefuse.engines.cudnn.execution import Execution, Weights
 from framefuse.engines.cudnn.later import LaterTuning
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
@@ -40,24 +40,32 @@ NOISE_IMAGES = 8
 """Noise images to compare on, where the file states ranges and there are no calibration frames."""
 SIDE_BY_SIDE = 8
 """Layers that are worth starting processes for."""
-FP8_CAPABILITY = 89
-"""Lowest compute capability with FP8."""
+HOW: dict[Type, str] = {
+    "fp16": "convolutions multiply float16 and add in float32",
+    "fp32": "all numbers are float32, and no tensor cores multiply them",
+    "tf32": "all numbers are float32; tensor cores round factors to the 10 bits of float16 after the point",
+}
+FP8_CAPABILITY, TF32_CAPABILITY = 89, 80
+"""Lowest compute capability with FP8, and with TF32."""
 
 
 class Precisions:
     """The requested precision, and the tuned precisions of each shape.
 
     Attributes:
-        precision: of the last network that was tuned, such as "fp16+int8"; "fp16" before.
+        wide: of what is not 8-bit.
+        precision: of the last network that was tuned, such as "fp16+int8"; `wide` before.
         layers: of that network, as `TuningResult.layers`.
 
     Raises:
-        CapabilityError: FP8 is requested on a GPU without it.
+        CapabilityError: FP8 or TF32 is requested on a GPU without it.
         UsageError: an 8-bit precision is requested without calibration frames, for a model that states no ranges.
     """
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        self.requested, self.precision = options.precision, "fp16"
+        self.requested = options.precision
+        self.wide: Type = options.precision if options.precision in ("fp32", "tf32") else "fp16"
+        self.precision: str = self.wide
         self.layers: list[dict[str, Any]] = []
         self._model, self._frames = model, options.calibration
         self._results: dict[tuple[int, int, int], TuningResult] = {}
@@ -71,6 +79,8 @@ class Precisions:
                 raise UsageError(message, remedy=remedy)
         elif options.precision == "auto" and self._frames:
             self.kinds = LOW_PRECISIONS
+        if self.wide == "tf32" and int(device.cupy().cuda.Device().compute_capability) < TF32_CAPABILITY:
+            raise CapabilityError("this GPU has no TF32", remedy="use --precision fp32 or fp16")
         if "fp8" in self.kinds and int(device.cupy().cuda.Device().compute_capability) < FP8_CAPABILITY:
             if options.precision == "fp8":
                 raise CapabilityError("this GPU has no FP8", remedy="use --precision fp16 or int8")
@@ -78,7 +88,7 @@ class Precisions:
         if self.kinds:
             self.reason = f"precision {options.precision}: each layer in fp16 or {' or '.join(self.kinds)}, as measured"
         else:
-            self.reason = "precision fp16: convolutions multiply float16 and add in float32"
+            self.reason = f"precision {self.wide}: {HOW[self.wide]}"
             if options.precision == "auto":
                 self.reason += "; 8 bits are tried if calibration frames are given"
             if quantised:
@@ -150,7 +160,8 @@ class Precisions:
 
 
 class CudnnEngine(Engine):
-    """A model on the current GPU, in float16; layer by layer in 8 bits where that was asked for and is faster.
+    """A model on the current GPU, in float16; layer by layer in 8 bits where that was asked for and is faster; or in
+    float32, where fp32 or tf32 was asked for.
 
     Its precision is that of the last network made, such as "fp16+int8". If the caller states the layout "yolov8" and
     the model has that head, `execution` leaves the decoding of boxes to post-processing.
@@ -159,14 +170,14 @@ class CudnnEngine(Engine):
     name = BACKEND.name
     capabilities = BACKEND.capabilities
     device = "cuda"
-    input_dtype = np.dtype(np.float16)
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
         options.refuse_threads(self.name)
         device.cupy()
         self._precisions = Precisions(model, options)
-        self.precision = self._precisions.precision
-        self._model, self._fold = model, options.layout == "yolov8"
+        self.precision, wide = self._precisions.precision, self._precisions.wide
+        self.input_dtype = np.dtype(np.float16 if wide == "fp16" else np.float32)
+        self._model, self._fold = model, options.layout == "yolov8" and wide == "fp16"
         self._builder = Builder(max_workspace=(options.workspace_mb or 64) << 20)
         self._plans = Plans(self._builder, later=options.tunes_later and not self._precisions.kinds)
         self._weights: Weights | None = None
@@ -184,6 +195,10 @@ class CudnnEngine(Engine):
         if self._plans.unmeasured:
             self._later.tune()
 
+    @property
+    def settled(self) -> bool:
+        return not self._later.running
+
     def close(self) -> None:
         self._later.close()
         self._weights = None
@@ -195,9 +210,12 @@ class CudnnEngine(Engine):
         return self._precisions.layers
 
     def _compiled(self, batch: int, height: int, width: int) -> Compiled:
-        compiled = compile_network(self._model, batch, height, width, streams=STREAMS)
+        wide = self._precisions.wide
+        compiled = replace(compile_network(self._model, batch, height, width, streams=STREAMS), wide=wide)
+        check_wide(compiled.network, wide)
         if self._weights is None:  # the same for every batch and size
-            self._weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+            convs = [step for step in compiled.placement.steps if isinstance(step, Conv)]
+            self._weights = Weights(convs, self.input_dtype)
         compiled, reasons = self._precisions.apply(compiled, self._plans, self._weights)
         self.precision = self._precisions.precision
         self.reasons += [reason for reason in reasons if reason not in self.reasons]
@@ -207,7 +225,7 @@ class CudnnEngine(Engine):
         started = time.perf_counter()
         plans = self._plans
         before = plans.measured, plans.cached, plans.rebuilt
-        size = compiled.memory.size * 2 * count
+        size = compiled.memory.size * compiled.itemsize * count
         try:
             assert self._weights is not None
             if self._helpers and not plans.later:
@@ -221,10 +239,13 @@ class CudnnEngine(Engine):
         for execution in made:
             self._later.add(execution)
         rebuilt = plans.rebuilt - before[2]
+        settled = compiled.wide != "fp16" and not plans.unmeasured
+        ours = sum(plan is OWN for plan in made[0].kernels.plans.values()) if settled else 0
         self.reasons.append(
             f"batch {compiled.batch} of {compiled.width}x{compiled.height}: {len(compiled.placement.steps)} steps, "
             f"{plans.measured - before[0]} kernels measured, {plans.cached - before[1]} cached"
             f"{f' ({rebuilt} built again)' if rebuilt else ''}, "
+            f"{f'{ours} convolutions in our kernels, in fp32, ' if ours else ''}"
             f"{f'{len(plans.unmeasured)} to be measured later, ' if plans.unmeasured else ''}"
             f"{time.perf_counter() - started:.1f} s"
         )
@@ -235,7 +256,8 @@ class CudnnEngine(Engine):
     def _measure(self, compiled: Compiled) -> None:
         """Measure the layers that are not known side by side, if they are so many that this is faster."""
         plans = self._plans
-        unknown = [layer for layer in {*Layer.all_of(compiled).values()} if plans.microseconds(layer) is None]
+        layers = {layer for layer in Layer.all_of(compiled).values() if layer.x_type != "fp32"}
+        unknown = [layer for layer in layers if plans.microseconds(layer) is None]
         if len(unknown) >= SIDE_BY_SIDE:
             try:
                 plans.measure(unknown, CANDIDATES)

@@ -1,8 +1,8 @@
 """A compiled network on the GPU: its memory, weights and plans, and how to start it or capture it in a CUDA graph.
 
-Weights are in float16, and quantised with their scales for 8-bit layers. 8-bit numbers are INT8, and FP8 as E4M3 (4
-bits of exponent, 3 of mantissa, no infinity; "FP8 formats for deep learning", Micikevicius et al., 2022). Conversion
-saturates.
+Weights are in float16, in float32 if the network is, and quantised with their scales for 8-bit layers. 8-bit numbers
+are INT8, and FP8 as E4M3 (4 bits of exponent, 3 of mantissa, no infinity; "FP8 formats for deep learning", Micikevicius
+et al., 2022). Conversion saturates.
 """
 
 from __future__ import annotations
@@ -19,8 +19,20 @@ from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.arrays import ArrayStep
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, OUTPUT_SCALE, RESIDUAL, RESIDUAL_SCALE, SCALE, WEIGHT, X, Y
-from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, General, Head, Pool, Type, Upsample, cells
-from framefuse.engines.requests import DeviceExecution
+from framefuse.engines.cudnn.network import (
+    BYTES,
+    LOW_PRECISIONS,
+    AnchorHead,
+    Attention,
+    Conv,
+    General,
+    Head,
+    Pool,
+    Type,
+    Upsample,
+    cells,
+)
+from framefuse.engines.requests import CHANNELS, DeviceExecution
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.network import call as network
 
@@ -59,17 +71,17 @@ def _nearest(numbers: Any, kind: Type, xp: Any) -> Any:
 
 
 def parameters(compiled: Compiled, conv: Conv) -> dict[int, NDArray[Any]]:
-    """Tensors by their unique id in cuDNN's graph; empty if the layer is all float16."""
+    """Tensors by their unique id in cuDNN's graph; empty if the layer has no 8-bit numbers."""
     found: dict[int, NDArray[Any]] = {}
     kind = compiled.type(conv.x)
-    if kind != "fp16":
+    if kind in LOW_PRECISIONS:
         scales = weight_scales(conv.weight, kind)
         found[WEIGHT] = encode(conv.weight / scales[:, None, None, None], kind).transpose(0, 2, 3, 1)
         found[SCALE] = scales * np.float32(compiled.scale(conv.x))
         found[BIAS] = conv.bias.astype(np.float32)
-    if conv.residual is not None and compiled.type(conv.residual) != "fp16":
+    if conv.residual is not None and compiled.type(conv.residual) in LOW_PRECISIONS:
         found[RESIDUAL_SCALE] = np.array([compiled.scale(conv.residual)], np.float32)
-    if compiled.type(conv.y) != "fp16":
+    if compiled.type(conv.y) in LOW_PRECISIONS:
         found[OUTPUT_SCALE] = np.array([1 / compiled.scale(conv.y)], np.float32)
     return found
 
@@ -101,17 +113,20 @@ class Packed:
 
 
 class Weights(Packed):
-    """Weights and biases of all convolutions by name, float16, which batches and sizes share.
+    """Weights and biases of all convolutions by name, which batches and sizes share.
 
     Their layout is (out channels, rows, columns, in channels), that of depthwise filters (rows, columns, channels).
+
+    Args:
+        dtype: float16, or float32 for a network of that type.
     """
 
-    def __init__(self, convs: Sequence[Conv]) -> None:
+    def __init__(self, convs: Sequence[Conv], dtype: Any = np.float16) -> None:
         arrays: dict[Hashable, dict[int, NDArray[Any]]] = {}
         for conv in convs:
             order = (2, 3, 1, 0) if conv.depthwise else (0, 2, 3, 1)
             found = {WEIGHT: conv.weight.transpose(order), BIAS: conv.bias}
-            arrays[conv.name] = {uid: values.astype(np.float16) for uid, values in found.items()}
+            arrays[conv.name] = {uid: values.astype(dtype) for uid, values in found.items()}
         super().__init__(arrays)
 
 
@@ -128,8 +143,9 @@ class Execution(DeviceExecution):
     """One compiled network with its memory.
 
     Attributes:
-        arena: the planned memory, float16.
-        input: (batch, height, width, 8) float16, in the arena.
+        arena: the planned memory, float16, or float32 if `Compiled.wide` says so.
+        input: (batch, height, width, 8) float16, in the arena. Of a network in float32, (batch, 3, height, width)
+            beside it, which `start` packs.
         results: float32: (batch, 4 + classes, anchors) of a head without anchors, (batch, anchors, 5 + classes) of one
             with anchors, else the outputs in NCHW. With `fold`, a head without anchors gives its logits as float16
             views of the arena: for each level distances and classes.
@@ -142,8 +158,10 @@ class Execution(DeviceExecution):
     ) -> None:  # fmt: skip
         cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
-        network.prepare()
-        self.arena = cp.zeros(compiled.memory.size, cp.float16)
+        self._dtype = np.float16 if compiled.wide == "fp16" else np.float32
+        self._kind: Literal["f16", "f32"] = "f16" if compiled.wide == "fp16" else "f32"
+        network.prepare(self._kind)
+        self.arena = cp.zeros(compiled.memory.size, self._dtype)
         convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
         self.scaled = Packed({index: parameters(compiled, conv) for index, conv in convs.items()})
         self.kernels = self._kernels(plan_of)
@@ -152,8 +170,12 @@ class Execution(DeviceExecution):
         self.side = [cp.cuda.Stream(non_blocking=True) for _ in self.kernels.workspaces[1:]]
         head, tail, batch = compiled.network.head, compiled.network.tail, compiled.batch
         image = compiled.network.input
-        # The channels after the image's own stay 0, so writers of the input may leave them out.
-        self.input = self._channels(image, compiled.view(image).shape[0])
+        if compiled.wide == "fp16":
+            # The channels after the image's own stay 0, so writers of the input may leave them out.
+            self.input = self._channels(image, compiled.view(image).shape[0])
+        else:
+            self.memory_format = "nchw"  # no kernel writes float32 images with further channels
+            self.input = cp.zeros((batch, CHANNELS, compiled.height, compiled.width), np.float32)
         self.results: list[Any] = []
         if isinstance(head, Head) and fold:
             self.layout = head_cuda.LAYOUT
@@ -163,7 +185,8 @@ class Execution(DeviceExecution):
             self.sizes = [cp.asarray(np.array(sizes, np.float32)) for sizes in head.sizes]
             self.results.append(cp.empty((batch, head.anchors, head.fields), cp.float32))
         elif tail is not None:
-            self.tail = ArrayStep(tail, batch, self._read(tail), lambda number, *kind: cp.empty(*kind))
+            exact = {"exact": compiled.wide == "fp32"}
+            self.tail = ArrayStep(tail, batch, self._read(tail), lambda number, *kind: cp.empty(*kind), **exact)
             self.results = self.tail.made
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
@@ -176,7 +199,13 @@ class Execution(DeviceExecution):
                 shape = (batch, compiled.network.channels(name), *compiled.view(name).shape[1:])
                 self.results.append(cp.empty(shape, cp.float32))
         self.general = {
-            index: ArrayStep(step, batch, self._read(step), lambda number, *kind, ys=step.ys: self.values(ys[number]))
+            index: ArrayStep(
+                step,
+                batch,
+                self._read(step),
+                lambda number, *kind, ys=step.ys: self.values(ys[number]),
+                exact=compiled.wide == "fp32",
+            )
             for index, step in enumerate(compiled.placement.steps)
             if isinstance(step, General)
         }
@@ -212,6 +241,8 @@ class Execution(DeviceExecution):
         """
         cp, kernels = device.cupy(), self.kernels
         order = self.compiled.schedule
+        if self.memory_format == "nchw":
+            self.pack(self.input, stream)
         streams = [stream, *self.side]
         waited = {other for waits in order.waits for other in waits}
         ended: dict[int, Any] = {}
@@ -250,7 +281,7 @@ class Execution(DeviceExecution):
             after(step)
 
     def values(self, name: str) -> Any:
-        """A float16 value in the arena, (batch, channels, rows, columns), until another value overwrites it."""
+        """A value in the arena, (batch, channels, rows, columns), until another overwrites it; it is not 8-bit."""
         return self._channels(name, self.compiled.view(name).shape[0]).transpose(0, 3, 1, 2)
 
     def convolve(self, plan: convolutions.Plan, index: int, step: Conv, workspace: Any, stream: Any) -> None:
@@ -270,7 +301,7 @@ class Execution(DeviceExecution):
             self.tail.run(stream)
         elif self.compiled.network.head is not None:
             levels, cells, output = (int(at.data.ptr) for at in (self.levels, self.cells, self.results[0]))
-            network.decode(self.head, levels=levels, cells=cells, output=output, stream=stream.ptr)
+            network.decode(self.head, levels=levels, cells=cells, output=output, stream=stream.ptr, kind=self._kind)
         else:
             for name, result in zip(self.compiled.network.outputs, self.results, strict=True):
                 unpack(self.compiled, name, output=int(result.data.ptr), arena=self._base, stream=stream.ptr)
@@ -287,12 +318,7 @@ class Execution(DeviceExecution):
 
     def _read(self, step: General) -> dict[str, tuple[Any, list[int]]]:
         """The values that a step reads, (batch, channels, rows, columns), with the channels that do not pad them."""
-        found = {name: self.values(name) for name in step.xs}
-        padding = self.compiled.network.padding
-        return {
-            name: (x, [at for at, channel in enumerate(padding.get(name, range(x.shape[1]))) if channel >= 0])
-            for name, x in found.items()
-        }
+        return {name: (self.values(name), self.compiled.network.kept(name)) for name in step.xs}
 
     def _channels(self, name: str, channels: int) -> Any:
         """The first channels of a value in the arena, (batch, rows, columns, channels)."""
@@ -310,7 +336,7 @@ class Execution(DeviceExecution):
 def block(compiled: Compiled, name: str, arena: int) -> network.Block:
     """Where a value lies, with the channels that pad it."""
     view = compiled.view(name)
-    itemsize = 2 if compiled.type(name) == "fp16" else 1
+    itemsize = BYTES[compiled.type(name)]
     address, image = arena + compiled.byte(name), compiled.image(name)
     return network.Block(address, compiled.batch, *view.shape, image, view.row, view.column, itemsize)
 

@@ -39,10 +39,15 @@ class LaterTuning:
     def add(self, execution: Execution) -> None:
         """Give an execution faster kernels later, if it has some that were not measured."""
         self._executions.add(execution)
-        if self._plans.unmeasured and (self._thread is None or not self._thread.is_alive()):
+        if self._plans.unmeasured and not self.running:
             gpu = device.current_gpu()
             self._thread = threading.Thread(target=self._run, args=(gpu,), name="ff-tune", daemon=True)
             self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it measures or is about to."""
+        return self._thread is not None and self._thread.is_alive()
 
     def tune(self) -> None:
         """Measure now."""

@@ -18,8 +18,10 @@ from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.kernels.boxes.head_cuda import cells as cells
 
 Activation = Literal["none", "silu", "relu"]
-Type: TypeAlias = Literal["fp16", "fp8", "int8"]
-"""Number format of a buffer; fp8 is E4M3."""
+Type: TypeAlias = Literal["fp16", "fp8", "int8", "fp32", "tf32"]
+"""Number format of a buffer, and how a convolution multiplies it. fp8 is E4M3. fp32 and tf32 are stored alike, but in
+tf32 factors are rounded to the 10 bits of float16 after the point."""
+BYTES: dict[Type, int] = {"fp16": 2, "fp8": 1, "int8": 1, "fp32": 4, "tf32": 4}
 LOW_PRECISIONS: tuple[Type, ...] = ("fp8", "int8")
 Shape: TypeAlias = tuple[int, int, int]
 Floats: TypeAlias = NDArray[np.float32]
@@ -230,7 +232,12 @@ class Network:
 
     def channels(self, name: str) -> int:
         """Channels of a value without padding."""
-        return sum(channel >= 0 for channel in self.padding.get(name, range(self.shapes[name][0])))
+        return len(self.kept(name))
+
+    def kept(self, name: str) -> list[int]:
+        """The channels of a value that do not pad it."""
+        padding = self.padding.get(name, range(self.shapes[name][0]))
+        return [at for at, channel in enumerate(padding) if channel >= 0]
 
     def spans(self, names: Iterable[str]) -> Iterator[tuple[str, int, int]]:
         """Each value with its first channel among the concatenated ones, and its channels."""

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ from framefuse.common.files import user_cache, write_atomically
 from framefuse.cuda import device
 from framefuse.engines import cache
 from framefuse.engines.backend import NetworkMemory
+from framefuse.engines.cudnn.arrays import memory_of
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import OWN, Builder, Layer, Plan, frontend
-from framefuse.engines.cudnn.network import AnchorHead, Conv
+from framefuse.engines.cudnn.network import AnchorHead, Conv, Type
+from framefuse.engines.requests import CHANNELS
 from framefuse.errors import EngineError
 
 _logger = logging.getLogger(__name__)
@@ -232,15 +234,28 @@ class Plans:
 
     def __call__(self, layer: Layer) -> Plan:
         if layer not in self._plans:
-            plan = self._from_cache(layer)
-            if plan is None and self.later and not layer.low_precision and not layer.grouped:
-                plan = OWN
-                self.unmeasured.append(layer)
-            if plan is None:
-                plan = self.builder.autotune(layer)
-                self._record(layer, plan)
-            self._plans[layer] = plan
+            self._plans[layer] = self._first(layer)
         return self._plans[layer]
+
+    def _first(self, layer: Layer) -> Plan:
+        if layer.x_type == "fp32":  # what cuDNN fuses is for tensor cores, which have no float32
+            return OWN
+        ours = not layer.low_precision and not layer.grouped
+        if (plan := self._from_cache(layer)) is not None:
+            return plan
+        if self.later and ours:
+            self.unmeasured.append(layer)
+            return OWN
+        try:
+            if layer.x_type == "tf32" and layer in self.unsupported:
+                raise EngineError(self.unsupported[layer])
+            plan = self.builder.autotune(layer)
+        except EngineError:
+            if layer.x_type != "tf32" or not ours:
+                raise
+            return OWN
+        self._record(layer, plan)
+        return plan
 
     def measure(
         self,
@@ -377,26 +392,36 @@ def fastest_plans(
         yield layer, best or reason
 
 
-def network_memory(path: Path, batch: int, height: int, width: int) -> NetworkMemory:
-    """The memory of a network in float16, with its float32 outputs, and with the workspaces of those convolutions that
-    the plan cache knows. Outputs of nodes without kernels, and what these take, are known when they have run.
+def network_memory(path: Path, batch: int, height: int, width: int, precision: str = "auto") -> NetworkMemory:
+    """The memory of a network with its float32 outputs, with what nodes without kernels take, and with the workspaces
+    of those convolutions that the plan cache knows.
+
+    Args:
+        precision: fp32 and tf32 take twice as much for weights and activations as others.
 
     Raises:
-        ModelError: as `import_network`, or the channels cannot be padded.
+        ModelError: as `import_network`, or the channels cannot be padded, or a node cannot be computed.
     """
-    compiled = compile_network(path, batch, height, width)
+    wide: Type = "fp32" if precision == "fp32" else "tf32" if precision == "tf32" else "fp16"
+    compiled = replace(compile_network(path, batch, height, width), wide=wide)
     known, layers = known_workspaces(), Layer.all_of(compiled)
     workspaces = compiled.schedule.largest({index: known.get(layer.text, 0) for index, layer in layers.items()})
     convs = [step for step in compiled.placement.steps if isinstance(step, Conv)]
-    weights = 2 * sum(conv.weight.size + conv.bias.size for conv in convs)
-    return NetworkMemory(weights, 2 * compiled.memory.size + sum(workspaces) + 4 * batch * _output_size(compiled))
+    weights = compiled.itemsize * sum(conv.weight.size + conv.bias.size for conv in convs)
+    constants, fused = memory_of(compiled)
+    images = 0 if wide == "fp16" else 4 * batch * CHANNELS * height * width
+    arena = compiled.itemsize * compiled.memory.size
+    activations = arena + images + fused + sum(workspaces) + 4 * batch * _output_size(compiled)
+    return NetworkMemory(weights + constants, activations)
 
 
 def _output_size(compiled: Compiled) -> int:
-    """Numbers in the outputs for an image; a head without anchors leaves its logits where they are."""
+    """Numbers in the outputs for an image; a head without anchors leaves its float16 logits where they are."""
     network = compiled.network
     if isinstance(network.head, AnchorHead):
         return network.head.anchors * network.head.fields
+    if network.head is not None and compiled.wide != "fp16":
+        return network.head.anchors * (4 + network.head.classes)
     if network.head is not None or network.tail is not None:
         return 0
     sizes = ((network.channels(name), *network.shapes[name][1:]) for name in network.outputs)

@@ -1,21 +1,25 @@
 // Where the raw logits of a level of a detection head lie, as `head_cuda.py` writes it.
 
-struct Level {
+template <class Sample>
+struct LevelOf {
   int64_t first;  // anchor
-  const half* sides;
+  const Sample* sides;
   int64_t sides_image, sides_pitch;  // elements from image to image, and from anchor to anchor
-  const half* scores;
+  const Sample* scores;
   int64_t scores_image, scores_pitch, spare;
 
-  __device__ const half* sides_of(int image, int anchor) const {
+  __device__ const Sample* sides_of(int image, int anchor) const {
     return sides + image * sides_image + (anchor - first) * sides_pitch;
   }
-  __device__ const half* scores_of(int image, int anchor) const {
+  __device__ const Sample* scores_of(int image, int anchor) const {
     return scores + image * scores_image + (anchor - first) * scores_pitch;
   }
 };
 
-static __device__ const Level& level_of(const Level* table, int levels, int anchor) {
+using Level = LevelOf<half>;
+
+template <class Sample>
+static __device__ const LevelOf<Sample>& level_of(const LevelOf<Sample>* table, int levels, int anchor) {
   int level = 0;
   for (int other = 1; other < levels; ++other)
     if (table[other].first <= anchor) level = other;

@@ -11,11 +11,31 @@ constexpr int AHEAD = 8;                // values that a warp asks for before it
 constexpr float LOWEST = -3.0e38f;
 constexpr unsigned ALL = 0xffffffff;
 
+// Two channels as they lie in memory.
+template <class Sample>
+struct Pair;
+
+template <>
+struct Pair<half> {
+  unsigned word;
+
+  __device__ float operator[](int c) const { return half_of(word, c); }
+};
+
+template <>
+struct __align__(8) Pair<float> {
+  float values[2];
+
+  __device__ float operator[](int c) const { return values[c]; }
+};
+
 // A block makes QUERIES queries of a head. Its warps share the keys, 32 at a time, each with a softmax of its own: first a
 // lane is a key, then two channels of every value. In the end the sums of the warps are put together.
+// kernels: network_attention_f16 <half>, network_attention_f32 <float>
 // launch: grid ((pixels + 7) / 8, heads, batch), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS, 2) network_attention(
-    const half* x_, int64_t x_image, int x_column, half* y_, int64_t y_image, int y_column, int heads, int keys,
+template <class Sample>
+__global__ void __launch_bounds__(THREADS, 2) network_attention(
+    const Sample* x_, int64_t x_image, int x_column, Sample* y_, int64_t y_image, int y_column, int heads, int keys,
     int values, int pixels, float scale) {
   wait_for_previous();
   __shared__ float4 query[QUERIES][KEYS / 4], shares[THREADS][QUERIES / 4];
@@ -23,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) network_attention(
   __shared__ float peaks[WARPS][QUERIES], totals[WARPS][QUERIES];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, head = blockIdx.y;
   const int tile = blockIdx.x * QUERIES;
-  const half* x = x_ + blockIdx.z * x_image;
-  const half *key_at = x + (heads + head) * keys, *value_at = x + 2 * heads * keys + head * values + lane * 2;
+  const Sample* x = x_ + blockIdx.z * x_image;
+  const Sample *key_at = x + (heads + head) * keys, *value_at = x + 2 * heads * keys + head * values + lane * 2;
 #pragma unroll
   for (int item = thread; item < QUERIES * KEYS; item += THREADS)
     if (item % KEYS < keys) {
@@ -37,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) network_attention(
   __syncthreads();
 
   for (int first = warp * 32; first < pixels; first += THREADS) {
-    const Eight* mine = (const Eight*)(key_at + (int64_t)min(first + lane, pixels - 1) * x_column);
-    Eight key[KEYS / 8];
+    const Eight<Sample>* mine = (const Eight<Sample>*)(key_at + (int64_t)min(first + lane, pixels - 1) * x_column);
+    Eight<Sample> key[KEYS / 8];
 #pragma unroll
     for (int group = 0; group < KEYS / 8; ++group)
       if (group * 8 < keys) key[group] = mine[group];
@@ -78,13 +98,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) network_attention(
       shares[thread][part] = {score[part * 4], score[part * 4 + 1], score[part * 4 + 2], score[part * 4 + 3]};
     __syncwarp();
     for (int some = 0; some < 32; some += AHEAD) {
-      unsigned value[AHEAD][PAIRS];
+      Pair<Sample> value[AHEAD][PAIRS];
 #pragma unroll
       for (int j = 0; j < AHEAD; ++j) {
-        const half* row = value_at + (int64_t)min(first + some + j, pixels - 1) * x_column;
+        const Sample* row = value_at + (int64_t)min(first + some + j, pixels - 1) * x_column;
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair)
-          if (pair * 64 + lane * 2 < values) value[j][pair] = *(const unsigned*)(row + pair * 64);
+          if (pair * 64 + lane * 2 < values) value[j][pair] = *(const Pair<Sample>*)(row + pair * 64);
       }
 #pragma unroll
       for (int j = 0; j < AHEAD; ++j)
@@ -97,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) network_attention(
             if (pair * 64 < values)
 #pragma unroll
               for (int k = 0; k < 8; ++k)
-                sums[part * 4 + k / 2][pair][k % 2] += share[k / 2] * half_of(value[j][pair], k % 2);
+                sums[part * 4 + k / 2][pair][k % 2] += share[k / 2] * value[j][pair][k % 2];
         }
     }
   }
@@ -128,6 +148,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) network_attention(
       whole += weight * totals[w][q];
       result += weight * ((const float*)parts[w][q])[c];
     }
-    y_[blockIdx.z * y_image + (int64_t)(tile + q) * y_column + head * values + c] = half(result / whole);
+    y_[blockIdx.z * y_image + (int64_t)(tile + q) * y_column + head * values + c] = Sample(result / whole);
   }
 }

@@ -1,8 +1,8 @@
-"""The kernels between a network's convolutions, on float16 images in NHWC that may be slices of wider ones.
+"""The kernels between a network's convolutions, on float16 or float32 images in NHWC that may be slices of wider ones.
 
 A call only launches, so it may be captured in a CUDA graph; `prepare` compiles every kernel before. Addresses are those
-of device memory that the caller keeps. Channels come in groups of 8, which are 16 bytes: addresses, pitches and numbers
-of channels are multiples of a group unless a function says otherwise.
+of device memory that the caller keeps. Channels come in groups of 8: pitches and numbers of channels are multiples of a
+group, and addresses of 16 bytes, unless a function says otherwise. All images of a call, and weights, have one type.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class Block(NamedTuple):
     row: int
     column: int
     itemsize: int = 2
-    """Bytes of an element; only `upsample` takes elements of 1 byte."""
+    """Bytes of an element: 2 of float16, 4 of float32; only `upsample` takes elements of 1 byte."""
+
+    @property
+    def kind(self) -> str:
+        """Of the elements, in the names of kernels."""
+        return "f32" if self.itemsize == 4 else "f16"
 
     @property
     def pitches(self) -> tuple[int, int, int]:
@@ -59,15 +64,16 @@ class Block(NamedTuple):
         return {"batch": self.batch, "pixels": self.height * self.width}
 
 
-def prepare() -> None:
-    """Compile and load every kernel of this module for the current device.
+def prepare(kind: Literal["f16", "f32"] = "f16") -> None:
+    """Compile and load every kernel of this module for the current device, for images of float16 or float32.
 
     Raises:
         CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
     """
-    kernel.prepare(["network_pack_f16", "network_pack_f32", "network_upsample", "network_pool", "network_decode",
-                    "network_unpack", "network_depthwise", "network_convolve", "network_attention", "network_anchors",
-                    "network_smallest"])  # fmt: skip
+    names = "pool", "decode", "unpack", "depthwise", "convolve", "attention", "anchors"
+    alone = "network_pack_f16", "network_pack_f32", "network_upsample", "network_smallest"
+    wide = "network_pack_f16_f32", "network_pack_f32_f32"
+    kernel.prepare([*(wide if kind == "f32" else alone[:2]), *alone[2:], *(f"network_{name}_{kind}" for name in names)])
 
 
 def pack(images: int, channels: int, sample: Literal["f16", "f32"], y: Block, *, stream: int) -> None:
@@ -78,12 +84,15 @@ def pack(images: int, channels: int, sample: Literal["f16", "f32"], y: Block, *,
         y: dense.
     """
     arrays = {"x_": images, "y_": y.address, "channels": channels, "groups": y.channels // 8}
-    kernel.launch(f"network_pack_{sample}", stream=stream, **arrays, **y.area)
+    to = "_f32" if y.itemsize == 4 else ""
+    kernel.launch(f"network_pack_{sample}{to}", stream=stream, **arrays, **y.area)
 
 
 def unpack(x: Block, output: int, *, stream: int) -> None:
     """output[b, c] = x[b, :, :, c], dense float32 at an address. The channels of x need not be a multiple of 8."""
-    kernel.launch("network_unpack", stream=stream, **_strided("x", x), **x.size, y_=output, channels=x.channels)
+    kernel.launch(
+        f"network_unpack_{x.kind}", stream=stream, **_strided("x", x), **x.size, y_=output, channels=x.channels
+    )
 
 
 def smallest(keys: int, places: int, *, rows: int, columns: int, count: int, stream: int) -> None:
@@ -100,15 +109,21 @@ def smallest(keys: int, places: int, *, rows: int, columns: int, count: int, str
 def upsample(x: Block, y: Block, scale: int, *, stream: int) -> None:
     """y[b, i, j] = x[b, i // scale, j // scale]; scale 1 copies.
 
-    Elements of 1 byte are moved in pairs: their channels, address and pitches are multiples of 16.
+    Elements are moved 16 bytes at a time, whatever they are. Of those of 1 byte, channels, address and pitches are
+    multiples of 16.
     """
-    pair = 2 // x.itemsize
+
+    def in_halves(count: int) -> int:
+        """Elements of 2 bytes."""
+        return count * x.itemsize // 2
+
     source, target = (
-        block._replace(image=block.image // pair, row=block.row // pair, column=block.column // pair)
+        block._replace(image=in_halves(block.image), row=in_halves(block.row), column=in_halves(block.column))
         for block in (x, y)
     )
     places = {**_strided("x", source), **_strided("y", target)}
-    kernel.launch("network_upsample", stream=stream, **places, **y.size, groups=y.channels // 8 // pair, scale=scale)
+    groups = in_halves(y.channels) // 8
+    kernel.launch("network_upsample", stream=stream, **places, **y.size, groups=groups, scale=scale)
 
 
 def pool(x: Block, ys: Sequence[Block], window: int, *, stream: int) -> None:
@@ -134,7 +149,7 @@ def pool(x: Block, ys: Sequence[Block], window: int, *, stream: int) -> None:
         places = {f"y{k}_": group[min(k, len(group) - 1)].address for k in range(POOLS)}
         places |= _strided("x", x) | _pitches("y", y)
         counts = {"groups": y.channels // 8, "pools": len(group), "radius": radius}
-        kernel.launch("network_pool", stream=stream, **places, **y.size, **counts)
+        kernel.launch(f"network_pool_{y.kind}", stream=stream, **places, **y.size, **counts)
         x = group[-1]
 
 
@@ -166,12 +181,12 @@ def depthwise(
     s, d and f are stride, dilation and activation of the axis; x is 0 outside its edges. Sums are float32.
 
     Args:
-        weight: address of (rows, columns, channels) float16.
-        bias: address of (channels,) float16.
+        weight: address of (rows, columns, channels).
+        bias: address of (channels,).
         residual: an image of the size of y.
     """
     given = window.arguments(x, weight, bias, y, residual)
-    kernel.launch("network_depthwise", stream=stream, **given, activation=_ACTIVATIONS[activation])
+    kernel.launch(f"network_depthwise_{x.kind}", stream=stream, **given, activation=_ACTIVATIONS[activation])
 
 
 def convolve(
@@ -182,12 +197,12 @@ def convolve(
     activation, `last`, after the residual.
 
     Args:
-        weight: address of (channels of y, rows, columns, channels of x) float16.
-        bias: address of (channels of y,) float16.
+        weight: address of (channels of y, rows, columns, channels of x).
+        bias: address of (channels of y,).
     """
     given = window.arguments(x, weight, bias, y, residual)
     kinds = {"activation": _ACTIVATIONS[activation], "last": _ACTIVATIONS[last]}
-    kernel.launch("network_convolve", stream=stream, **given, **kinds, depth_groups=x.channels // 8)
+    kernel.launch(f"network_convolve_{x.kind}", stream=stream, **given, **kinds, depth_groups=x.channels // 8)
 
 
 def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: float, stream: int) -> None:
@@ -202,10 +217,12 @@ def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: 
     """
     shape = {"heads": heads, "keys": keys, "values": values}
     places = {**_in_line("x", x), **_in_line("y", y)}
-    kernel.launch("network_attention", stream=stream, **places, **y.area, **shape, scale=scale)
+    kernel.launch(f"network_attention_{x.kind}", stream=stream, **places, **y.area, **shape, scale=scale)
 
 
-def decode(head: Head, *, levels: int, cells: int, output: int, stream: int) -> None:
+def decode(
+    head: Head, *, levels: int, cells: int, output: int, stream: int, kind: Literal["f16", "f32"] = "f16"
+) -> None:
     """Boxes and scores of a head without anchors, as exporters of YOLOv8 write them.
 
     A side of a box lies sum(k softmax(logits)[k]) cells from the centre of its cell; a score is sigmoid(logit).
@@ -216,6 +233,7 @@ def decode(head: Head, *, levels: int, cells: int, output: int, stream: int) -> 
         cells: address of (4, anchors) float32: centre x and y of each cell, in cells; its width and height in pixels
             of the model.
         output: address of (batch, 4 + classes, anchors) float32: centre x, centre y, width, height, scores.
+        kind: of the logits, float16 or float32.
 
     Raises:
         UsageError: the head has more bins.
@@ -224,7 +242,7 @@ def decode(head: Head, *, levels: int, cells: int, output: int, stream: int) -> 
         raise UsageError(f"a side of a box has {head.bins} bins, more than {MAX_BINS}")
     arrays = {"levels_": levels, "cells_": cells, "y_": output, "levels": len(head.levels)}
     shape = {"batch": head.batch, "anchors": head.anchors, "bins": head.bins, "classes": head.classes}
-    kernel.launch("network_decode", stream=stream, **arrays, **shape)
+    kernel.launch(f"network_decode_{kind}", stream=stream, **arrays, **shape)
 
 
 def decode_anchors(
@@ -256,7 +274,7 @@ def decode_anchors(
     places = {**_in_line("x", x), "table_": sizes, "y_": output}
     shape = {"per_cell": per_cell, "fields": fields, "first": first, "anchors": anchors}
     strides = {"stride_x": stride[0], "stride_y": stride[1]}
-    kernel.launch("network_anchors", stream=stream, **places, **x.size, **shape, **strides)
+    kernel.launch(f"network_anchors_{x.kind}", stream=stream, **places, **x.size, **shape, **strides)
 
 
 def _strided(name: str, block: Block) -> dict[str, int]:

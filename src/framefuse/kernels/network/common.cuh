@@ -1,6 +1,6 @@
-// What kernels between convolutions share. Images are float16 in NHWC, slices of wider ones: element (c, y, x) of image b
-// lies at b * image + y * row + x * column + c elements from an address. Channels come in eights, 16 bytes; addresses,
-// pitches and slices are multiples of that.
+// What kernels between convolutions share. Images are float16 or float32 in NHWC, slices of wider ones: element (c, y, x)
+// of image b lies at b * image + y * row + x * column + c elements from an address. Channels come in eights; addresses are
+// multiples of 16 bytes, pitches and slices of eights.
 
 constexpr int THREADS = 256;
 
@@ -10,7 +10,11 @@ static __device__ float half_of(unsigned words, int odd) {
   return value;
 }
 
-struct __align__(16) Eight {
+template <class Sample>
+struct Eight;
+
+template <>
+struct __align__(16) Eight<half> {
   unsigned words[4];
 
   __device__ float operator[](int c) const { return half_of(words[c / 2], c % 2); }
@@ -18,6 +22,14 @@ struct __align__(16) Eight {
     const unsigned bits = half(value).bits;
     words[c / 2] = c % 2 ? words[c / 2] | bits << 16 : bits;
   }
+};
+
+template <>
+struct __align__(16) Eight<float> {
+  float values[8];
+
+  __device__ float operator[](int c) const { return values[c]; }
+  __device__ void set(int c, float value) { values[c] = value; }
 };
 
 static __device__ float sigmoid(float value) { return 1 / (1 + expf(-value)); }

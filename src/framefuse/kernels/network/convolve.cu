@@ -17,10 +17,12 @@ static __device__ float activated(float value, int activation) {
   return activation == 2 ? max(value, 0.0f) : value;
 }
 
+// kernels: network_convolve_f16 <half>, network_convolve_f32 <float>
 // launch: grid ((height * width + 63) / 64, (groups + 7) / 8, batch), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) network_convolve(
-    const Eight* x_, int64_t x_image, int x_row, int x_column, const Eight* weight_, const Eight* bias_,
-    const Eight* residual_, int64_t residual_image, int residual_row, int residual_column, Eight* y_, int64_t y_image,
+template <class Sample>
+__global__ void __launch_bounds__(THREADS) network_convolve(
+    const Eight<Sample>* x_, int64_t x_image, int x_row, int x_column, const Eight<Sample>* weight_, const Eight<Sample>* bias_,
+    const Eight<Sample>* residual_, int64_t residual_image, int residual_row, int residual_column, Eight<Sample>* y_, int64_t y_image,
     int y_row, int y_column, int depth_groups, int groups, int in_height, int in_width, int height, int width, int rows,
     int columns, int stride_y, int stride_x, int top, int left, int dilation_y, int dilation_x, int activation, int last) {
   wait_for_previous();
@@ -40,10 +42,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_convolve(
     for (int i = 0; i < columns; ++i) {
       const int y = row * stride_y - top + j * dilation_y, x = column * stride_x - left + i * dilation_x;
       const bool inside = valid && (!reads_x || (y >= 0 && y < in_height && x >= 0 && x < in_width));
-      const Eight* from = reads_x ? x_ + at(x_image, x_row, x_column, inside ? y : 0, inside ? x : 0)
+      const Eight<Sample>* from = reads_x ? x_ + at(x_image, x_row, x_column, inside ? y : 0, inside ? x : 0)
                                   : weight_ + ((int64_t)(inside ? channel : 0) * rows * columns + j * columns + i) * depth_groups;
       for (int depth = 0; depth < depth_groups; depth += DEPTH / 8) {
-        Eight read = {};
+        Eight<Sample> read = {};
         if (inside && depth + part < depth_groups) read = from[depth + part];
         __syncthreads();  // what was read before is used
         float(*to)[PIXELS] = reads_x ? values : weights;
@@ -60,12 +62,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_convolve(
     }
   }
   if (group >= groups) return;
-  const Eight bias = bias_[group];
+  const Eight<Sample> bias = bias_[group];
 #pragma unroll
   for (int p = 0; p < MINE; ++p) {
     const int pixel = first_pixel + mine + p, row = pixel / width, column = pixel % width;
     if (pixel >= height * width) return;
-    Eight residual = {}, result;
+    Eight<Sample> residual = {}, result;
     if (residual_) residual = residual_[at(residual_image, residual_row, residual_column, row, column) + group];
 #pragma unroll
     for (int c = 0; c < 8; ++c)

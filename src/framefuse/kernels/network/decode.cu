@@ -6,16 +6,18 @@
 // YOLOv8: (batch, 4 + classes, anchors). A side is the mean of its bins, weighted with their softmax. A block turns the
 // rows of 32 anchors into columns; a warp reads a row, and its lanes then each take an anchor.
 // `cells` (4, anchors): centre of the cell in cells, x and y, and its width and height in units of the boxes.
+// kernels: network_decode_f16 <half>, network_decode_f32 <float>
 // launch: grid ((anchors + 31) / 32, batch), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) network_decode(
-    const Level* levels_, int levels, const float* cells_, float* y_, int anchors, int bins, int classes) {
+template <class Sample>
+__global__ void __launch_bounds__(THREADS) network_decode(
+    const LevelOf<Sample>* levels_, int levels, const float* cells_, float* y_, int anchors, int bins, int classes) {
   wait_for_previous();
   constexpr int ROWS = 32, WIDEST = 256;  // anchors of a block, channels of a row that are read at once
   __shared__ float tile[ROWS][WIDEST + 1], distances[4][ROWS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, image = blockIdx.y, first = blockIdx.x * ROWS;
   for (int row = warp; row < ROWS; row += 8) {  // 4 * bins are at most WIDEST
     const int anchor = min(first + row, anchors - 1);
-    const half* sides = level_of(levels_, levels, anchor).sides_of(image, anchor);
+    const Sample* sides = level_of(levels_, levels, anchor).sides_of(image, anchor);
     for (int column = lane; column < 4 * bins; column += 32) tile[row][column] = sides[column];
   }
   __syncthreads();
@@ -45,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_decode(
     __syncthreads();
     for (int row = warp; row < ROWS; row += 8) {
       const int anchor = min(first + row, anchors - 1);
-      const half* scores = level_of(levels_, levels, anchor).scores_of(image, anchor) + chunk;
+      const Sample* scores = level_of(levels_, levels, anchor).scores_of(image, anchor) + chunk;
       for (int column = lane; column < columns; column += 32) tile[row][column] = sigmoid(scores[column]);
     }
     __syncthreads();
@@ -56,9 +58,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_decode(
 }
 
 // One level of YOLOv5: a thread makes one number. `table_`: width and height of each anchor in model pixels.
+// kernels: network_anchors_f16 <half>, network_anchors_f32 <float>
 // launch: grid ((height * width * per_cell * fields + 255) / 256, batch), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) network_anchors(
-    const half* x_, int64_t x_image, int x_column, const float* table_, float* y_, int per_cell, int fields,
+template <class Sample>
+__global__ void __launch_bounds__(THREADS) network_anchors(
+    const Sample* x_, int64_t x_image, int x_column, const float* table_, float* y_, int per_cell, int fields,
     int height, int width, int first, int anchors, float stride_x, float stride_y) {
   wait_for_previous();
   const int item = blockIdx.x * THREADS + threadIdx.x;

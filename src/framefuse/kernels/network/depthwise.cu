@@ -7,10 +7,12 @@
 #include "common.cuh"
 
 // A thread makes 8 channels of a pixel.
+// kernels: network_depthwise_f16 <half>, network_depthwise_f32 <float>
 // launch: grid ((height * width * groups + 255) / 256, batch), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) network_depthwise(
-    const Eight* x_, int64_t x_image, int x_row, int x_column, const Eight* weight_, const Eight* bias_,
-    const Eight* residual_, int64_t residual_image, int residual_row, int residual_column, Eight* y_, int64_t y_image,
+template <class Sample>
+__global__ void __launch_bounds__(THREADS) network_depthwise(
+    const Eight<Sample>* x_, int64_t x_image, int x_row, int x_column, const Eight<Sample>* weight_, const Eight<Sample>* bias_,
+    const Eight<Sample>* residual_, int64_t residual_image, int residual_row, int residual_column, Eight<Sample>* y_, int64_t y_image,
     int y_row, int y_column, int groups, int in_height, int in_width, int height, int width, int rows, int columns,
     int stride_y, int stride_x, int top, int left, int dilation_y, int dilation_x, int activation) {
   wait_for_previous();
@@ -21,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_depthwise(
     return blockIdx.y * (image / 8) + (int64_t)y * (row_pitch / 8) + (int64_t)x * (column_pitch / 8) + group;
   };
   float sums[8];
-  const Eight bias = bias_[group];
+  const Eight<Sample> bias = bias_[group];
 #pragma unroll
   for (int c = 0; c < 8; ++c) sums[c] = bias[c];
   for (int j = 0; j < rows; ++j) {
@@ -30,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_depthwise(
     for (int i = 0; i < columns; ++i) {
       const int x = column * stride_x - left + i * dilation_x;
       if (x < 0 || x >= in_width) continue;
-      const Eight values = x_[at(x_image, x_row, x_column, y, x)], weights = weight_[(j * columns + i) * groups + group];
+      const Eight<Sample> values = x_[at(x_image, x_row, x_column, y, x)], weights = weight_[(j * columns + i) * groups + group];
 #pragma unroll
       for (int c = 0; c < 8; ++c) sums[c] += values[c] * weights[c];
     }
@@ -41,11 +43,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_depthwise(
     if (activation == 2) sums[c] = max(sums[c], 0.0f);
   }
   if (residual_) {
-    const Eight residual = residual_[at(residual_image, residual_row, residual_column, row, column)];
+    const Eight<Sample> residual = residual_[at(residual_image, residual_row, residual_column, row, column)];
 #pragma unroll
     for (int c = 0; c < 8; ++c) sums[c] += residual[c];
   }
-  Eight result;
+  Eight<Sample> result;
 #pragma unroll
   for (int c = 0; c < 8; ++c) result.set(c, sums[c]);
   y_[at(y_image, y_row, y_column, row, column)] = result;

@@ -1,6 +1,6 @@
 // What a network needs between its convolutions; common.cuh says how images lie.
 //
-//   network_pack      float32 or float16 NCHW -> NHWC, the further channels 0
+//   network_pack      float32 or float16 NCHW -> NHWC of either type, the further channels 0
 //   network_unpack    NHWC -> float32 NCHW
 //   network_upsample  each pixel `scale` times along both axes; scale 1 copies
 //   network_smallest  places of the smallest keys of each row
@@ -9,18 +9,19 @@
 #include "common.cuh"
 
 // A thread makes the `groups` times 8 channels of a pixel.
-// kernels: network_pack_f32 <float>, network_pack_f16 <half>
+// kernels: network_pack_f32 <float, half>, network_pack_f16 <half, half>
+// kernels: network_pack_f32_f32 <float, float>, network_pack_f16_f32 <half, float>
 // launch: grid ((pixels + 255) / 256, batch), block 256, waits
-template <class Sample>
+template <class Sample, class Result>
 __global__ void __launch_bounds__(THREADS) network_pack(
-    const Sample* __restrict__ x_, Eight* __restrict__ y_, int pixels, int channels, int groups) {
+    const Sample* __restrict__ x_, Eight<Result>* __restrict__ y_, int pixels, int channels, int groups) {
   wait_for_previous();
   const int pixel = blockIdx.x * THREADS + threadIdx.x;
   if (pixel >= pixels) return;
   const Sample* x = x_ + (int64_t)blockIdx.y * channels * pixels + pixel;
-  Eight* y = y_ + ((int64_t)blockIdx.y * pixels + pixel) * groups;
+  Eight<Result>* y = y_ + ((int64_t)blockIdx.y * pixels + pixel) * groups;
   for (int group = 0; group < groups; ++group) {
-    Eight values;
+    Eight<Result> values;
 #pragma unroll
     for (int c = 0; c < 8; ++c)
       values.set(c, group * 8 + c < channels ? (float)x[(int64_t)(group * 8 + c) * pixels] : 0.0f);
@@ -29,9 +30,11 @@ __global__ void __launch_bounds__(THREADS) network_pack(
 }
 
 // A thread makes a pixel of a channel.
+// kernels: network_unpack_f16 <half>, network_unpack_f32 <float>
 // launch: grid ((height * width + 255) / 256, channels, batch), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) network_unpack(
-    const half* __restrict__ x_, int64_t x_image, int x_row, int x_column, float* __restrict__ y_, int channels,
+template <class Sample>
+__global__ void __launch_bounds__(THREADS) network_unpack(
+    const Sample* __restrict__ x_, int64_t x_image, int x_row, int x_column, float* __restrict__ y_, int channels,
     int height, int width) {
   wait_for_previous();
   const int pixel = blockIdx.x * THREADS + threadIdx.x, channel = blockIdx.y, image = blockIdx.z;
@@ -77,8 +80,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_smallest(
   if (column < columns && before < count) places_[(int64_t)blockIdx.y * count + before] = column;
 }
 
-// Of two pairs of float16.
-static __device__ unsigned max_pair(unsigned a, unsigned b) {
+// What `network_pool` compares at once: a pair of float16, or a float32.
+template <class Sample>
+struct Word;
+
+template <>
+struct Word<half> {
+  static constexpr int COUNT = 4;  // in 8 channels
+  using Type = unsigned;
+  static __device__ unsigned lowest() { return 0xfc00fc00; }  // two of minus infinity
+};
+
+template <>
+struct Word<float> {
+  static constexpr int COUNT = 8;
+  using Type = float;
+  static __device__ float lowest() { return __uint_as_float(0xff800000u); }
+};
+
+static __device__ float largest(float a, float b) { return max(a, b); }
+
+static __device__ unsigned largest(unsigned a, unsigned b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   unsigned both;
   asm("max.f16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
@@ -92,44 +114,48 @@ static __device__ unsigned max_pair(unsigned a, unsigned b) {
 
 // A block makes TILE x TILE pixels of 8 channels: maxima of all windows along x in shared memory, then along y. The
 // maximum of windows of maxima is that of one larger window, so pool k sees (k + 1) * radius pixels around.
+// kernels: network_pool_f16 <half>, network_pool_f32 <float>
 // launch: grid ((width + 9) / 10, (height + 9) / 10, batch * groups), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) network_pool(
-    const unsigned* x_, int64_t x_image, int x_row, int x_column, unsigned* y0_, unsigned* y1_, unsigned* y2_,
+template <class Sample>
+__global__ void __launch_bounds__(THREADS) network_pool(
+    const Sample* x_, int64_t x_image, int x_row, int x_column, Sample* y0_, Sample* y1_, Sample* y2_,
     int64_t y_image, int y_row, int y_column, int height, int width, int groups, int pools, int radius) {
   wait_for_previous();
+  using Type = typename Word<Sample>::Type;
   constexpr int TILE = 10, REACH = 6, SPAN = TILE + 2 * REACH, POOLS = 3;  // REACH: three windows of 5
-  constexpr unsigned LOWEST = 0xfc00fc00;                                  // two of minus infinity
-  __shared__ unsigned source[SPAN][SPAN][4], rows[POOLS][SPAN][TILE][4];
+  constexpr int COUNT = Word<Sample>::COUNT, EACH = 8 / COUNT;
+  __shared__ Type source[SPAN][SPAN][COUNT], rows[POOLS][SPAN][TILE][COUNT];
   const int image = blockIdx.z / groups, group = blockIdx.z - image * groups;
   const int top = (int)blockIdx.y * TILE - REACH, left = (int)blockIdx.x * TILE - REACH;
-  for (int item = threadIdx.x; item < SPAN * SPAN * 4; item += THREADS) {
-    const int y = top + item / 4 / SPAN, x = left + item / 4 % SPAN;
-    unsigned value = LOWEST;
+  const Type* words = (const Type*)x_;
+  for (int item = threadIdx.x; item < SPAN * SPAN * COUNT; item += THREADS) {
+    const int y = top + item / COUNT / SPAN, x = left + item / COUNT % SPAN;
+    Type value = Word<Sample>::lowest();
     if (y >= 0 && y < height && x >= 0 && x < width)
-      value = x_[(image * x_image + group * 8 + (int64_t)y * x_row + (int64_t)x * x_column) / 2 + item % 4];
-    ((unsigned*)source)[item] = value;
+      value = words[(image * x_image + group * 8 + (int64_t)y * x_row + (int64_t)x * x_column) / EACH + item % COUNT];
+    ((Type*)source)[item] = value;
   }
   __syncthreads();
-  for (int item = threadIdx.x; item < SPAN * TILE * 4; item += THREADS) {
-    const unsigned* centre = &source[item / 4 / TILE][item / 4 % TILE + REACH][item % 4];
-    unsigned best = *centre;
+  for (int item = threadIdx.x; item < SPAN * TILE * COUNT; item += THREADS) {
+    const Type* centre = &source[item / COUNT / TILE][item / COUNT % TILE + REACH][item % COUNT];
+    Type best = *centre;
     for (int p = 0; p < pools; ++p) {
       for (int d = p * radius + 1; d <= (p + 1) * radius; ++d)
-        best = max_pair(best, max_pair(centre[-4 * d], centre[4 * d]));
-      ((unsigned*)rows[p])[item] = best;
+        best = largest(best, largest(centre[-COUNT * d], centre[COUNT * d]));
+      ((Type*)rows[p])[item] = best;
     }
   }
   __syncthreads();
-  for (int item = threadIdx.x; item < TILE * TILE * 4; item += THREADS) {
-    const int line = item / 4 / TILE, y = top + REACH + line, x = left + REACH + item / 4 % TILE;
+  for (int item = threadIdx.x; item < TILE * TILE * COUNT; item += THREADS) {
+    const int line = item / COUNT / TILE, y = top + REACH + line, x = left + REACH + item / COUNT % TILE;
     if (y >= height || x >= width) continue;
-    const int64_t to = (image * y_image + (int64_t)y * y_row + x * y_column + group * 8) / 2 + item % 4;
+    const int64_t to = (image * y_image + (int64_t)y * y_row + x * y_column + group * 8) / EACH + item % COUNT;
     for (int p = 0; p < pools; ++p) {
-      const unsigned* centre = &rows[p][line + REACH][item / 4 % TILE][item % 4];
-      unsigned best = *centre;
+      const Type* centre = &rows[p][line + REACH][item / COUNT % TILE][item % COUNT];
+      Type best = *centre;
       for (int d = 1; d <= (p + 1) * radius; ++d)
-        best = max_pair(best, max_pair(centre[-d * TILE * 4], centre[d * TILE * 4]));
-      (p == 0 ? y0_ : p == 1 ? y1_ : y2_)[to] = best;
+        best = largest(best, largest(centre[-d * TILE * COUNT], centre[d * TILE * COUNT]));
+      ((Type*)(p == 0 ? y0_ : p == 1 ? y1_ : y2_))[to] = best;
     }
   }
 }

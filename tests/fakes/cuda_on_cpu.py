@@ -31,6 +31,7 @@ SHIM = r"""
 #include <algorithm>
 using std::min; using std::max;
 #define CUDART_INF_F __builtin_inff()
+#define __expf expf
 #define __global__
 #define __device__
 #define __forceinline__ inline

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -27,6 +28,7 @@ from framefuse.errors import (
     SourceError,
     UsageError,
 )
+from framefuse.frame import Frame
 from framefuse.runtime import batcher as batchers
 from framefuse.runtime.batcher import Batcher
 from framefuse.runtime.priority_lock import POLITE, PriorityLock
@@ -421,6 +423,40 @@ def test_a_batch_that_ends_to_make_room_is_not_waited_for_again(images: list[Any
             answered += [found for found, _ in runner.finish()]
         assert sorted(answered) == list(range(count))
         runner.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        ({1: 1.0, 2: 1.0, 4: 0.5, 8: 0.49, 16: 0.48}, [1, 2, 4]),
+        ({1: 1.0, 2: 1.1, 4: 0.95}, [1]),
+        ({1: 1.0, 2: 0.7, 4: 0.69, 8: 0.4, 16: 0.2, 32: 0.1, 64: 0.1}, [1, 2, 4, 8, 16, 32]),
+    ],
+)
+def test_one_rough_measurement_on_a_gpu_does_not_end_the_search_for_sizes(
+    seconds: dict[int, float], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opened:
+        gpu = 0
+
+        def __init__(self, batch: int) -> None:
+            self.batch = batch
+
+        def prepare(self, width: int, height: int) -> None: ...
+
+        def warm_up(self, frame: Frame) -> None: ...
+
+        def close(self) -> None:
+            closed.add(self.batch)
+
+    closed = set[int]()
+    monkeypatch.setattr(ModelRunner, "_row_seconds", lambda self, program: seconds[program.batch])
+    facts = {"settings": SimpleNamespace(on_gpu=True), "card": SimpleNamespace(dynamic_batch=True)}
+    model: Any = SimpleNamespace(**facts, program=Opened, has_views=False)
+    runner = ModelRunner(model, 0, closes=False)
+    assert runner.sizes == sorted(runner.seconds) == sizes
+    assert closed == set(seconds) - set(sizes), "the sizes that were tried in vain"
+    runner.close()
 
 
 def test_a_callback_of_a_late_request_may_wait_for_another_thread() -> None:

@@ -26,6 +26,8 @@ BATCHES = 4
 """One after another, when their time is measured."""
 WORTH = 0.1
 """Share by which a batch of twice the size must be faster a row for the size to be kept."""
+PATIENCE = 2
+"""Sizes in a row that are not, on a GPU, before larger ones are given up: single measurements there are rough."""
 
 Answer = tuple[int, Any]
 """Number of a request, and its result."""
@@ -169,6 +171,7 @@ class ModelRunner(Runner):
         """Open programs of 1, 2, 4, ... rows until more gain nothing, or do not fit."""
         example = Frame.from_array(np.zeros((LIKELY[1], LIKELY[0], 3), np.uint8))
         rows: dict[int, float] = {}
+        vain = list[int]()
         most = asked or MAX_BATCH
         for size in _doubled(most if self._model.card.dynamic_batch else 1):
             try:
@@ -184,8 +187,13 @@ class ModelRunner(Runner):
                 break
             self.seconds = {**self.seconds, size: rows[size] * size * self.servers}
             if size > 1 and not all_sizes and rows[size] > (1 - WORTH) * min(list(rows.values())[:-1]):
-                self._programs.pop(size).close()
-                break
+                vain.append(size)
+                if len(vain) == (PATIENCE if self._model.settings.on_gpu else 1):
+                    break
+            else:
+                vain.clear()
+        for size in vain:
+            self._programs.pop(size).close()
 
     def _row_seconds(self, program: Program) -> float:
         """On a GPU those of whole batches: to copy the frames there may take longer than the model."""

@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
       some *= again;
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) {
-        const float power = from + a < classes ? expf(ahead[a] - most) : 0;
+        const float power = from + a < classes ? __expf(ahead[a] - most) : 0;
         all += power;
         some += wanted_address[min(from + a, classes - 1)] ? power : 0;
       }
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_change(
     const float* __restrict__ guide_address, const float* __restrict__ before_address,
     const Grid* __restrict__ grids_address, float* __restrict__ change_address, int parts) {
   wait_for_previous();
-  constexpr int SPAN = 8;
+  constexpr int SPAN = 12;
   __shared__ float sums[THREADS / 32];
   const Grid grid = grids_address[blockIdx.y];
   const int samples = grid.rows * grid.columns, stride = parts * THREADS;
@@ -168,16 +168,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_steady(
                                   change_5, change_6, change_7, change_8};
   // Whether a frame shows the scene of the one before it; a change that is not a number ends it.
   __shared__ bool follows[AROUND];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 1; n < AROUND; ++n)
-    if (threadIdx.x == n) {
+    if (warp == n - 1) {
       bool same = alphas[n - 1] && alphas[n];
       for (int view = 0; same && view < views; ++view) {
         float change = 0;
-        for (int part = 0; part < parts; ++part) change += changes[n][view * parts + part];
+        for (int part = lane; part < parts; part += 32) change += changes[n][view * parts + part];
+        for (int half = 16; half; half /= 2) change += __shfl_xor_sync(~0u, change, half);
         same = change <= cut;
       }
-      follows[n] = same;
+      if (lane == 0) follows[n] = same;
     }
   __syncthreads();
   if (x >= columns || y >= rows) return;

@@ -27,7 +27,7 @@ MOVES = 0.02
 REACH = 3
 """Frames before and after one that say something about it."""
 
-PARTS = 8
+PARTS = 16
 """Blocks of a GPU that measure the change of one view."""
 
 

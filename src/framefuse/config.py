@@ -224,7 +224,7 @@ class Settings(BaseModel):
     matte_steady: Share = option(1.0, "weight of the frames around one in its matte, where nothing moves")
     matte_eyes: Share = option(0.0, "weight of the other eye in the matte of each, where both see the same")
     matte_holes: float = option(
-        0.0, "share of the picture or eye up to which holes in its matte are filled; 0: none is", ge=0, le=0.01
+        0.0, "share of the picture or eye up to which small holes in its matte are filled; 0: none is", ge=0, le=0.01
     )
     matte_feather: float = option(2.0, "width of the matte's soft edge in pixels", gt=0, le=64)
     show: bool = option(

@@ -155,7 +155,7 @@ class Pipeline:
             # A live source is opened last, or anew: its frames would be lost while the model loads.
             live = is_live(plan.source)
             info = SourceInfo("", "live", *LIKELY) if live else self._open(plan, opened)
-            plan = plan.for_input(info)
+            plan = plan.for_input(info, views=views is not None)
             asked = plan.engine_options() if opens else None
             if asked:
                 engine = open_engine(plan.engine, self.card.path, asked)

@@ -258,10 +258,15 @@ class Matte:
         Args:
             luma: (height, width) uint8, on the host: the frame as displayed, whose edges the matte follows; None: it
                 is stretched.
+
+        Raises:
+            UsageError: luma lies on a GPU.
         """
-        from framefuse.kernels.arrays import to_host
+        from framefuse.kernels.arrays import on_gpu, to_host
         from framefuse.kernels.masks.guided import guided, shrink
 
+        if luma is not None and on_gpu(luma):
+            raise UsageError("luma lies on a GPU", remedy="pass a NumPy array")
         whole: Array = np.zeros(self.size[::-1], np.uint8)
         for (x, y, width, height), alpha, guide in self.parts:
             alpha, own = to_host(alpha), whole[y : y + height, x : x + width]

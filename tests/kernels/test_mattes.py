@@ -192,6 +192,21 @@ def test_composed_frames(name: str, size: tuple[int, int], content: str, move: M
                 np.testing.assert_array_equal(found, composite(over, under, matte_of_plane))
 
 
+@pytest.mark.parametrize("regions", [[(0, 0, 40, 30), (25, 3, 39, 20)], [(0, 0, 64, 31), (10, 5, 20, 9)]])
+def test_where_views_overlap_the_last_counts(regions: list[tuple[int, int, int, int]], move: Move) -> None:
+    frame, planes = surface("nv12", (64, 31), move)
+    random, views, matte = np.random.default_rng(8), list[Any](), np.zeros((31, 64), np.uint8)
+    for region in regions:
+        x, y, wide, high = region
+        alpha, guide = (random.uniform(0, 1, (4, 5)).astype(np.float32) for _ in range(2))
+        part = np.ascontiguousarray(planes[0][y : y + high, x : x + wide])
+        matte[y : y + high, x : x + wide] = guided(alpha, guide, part, gain=max(1.0, wide / 5 / 2))
+        views.append((Grid(region, (4, 5)), move(alpha), move(guide)))
+    canvas = Canvas((planes[0].shape, planes[1].shape, planes[1].shape, planes[0].shape))
+    compose(frame, views, Layers((None,) * 3, (None,) * 3), 2.0, canvas.planes)
+    within_one(canvas.download()[3][:31], matte)
+
+
 def test_what_only_the_host_composes() -> None:
     for name, facts in (("yuv422p", {}), ("rgb24", {"matrix": "rgb"}), ("nv12", {"rotation": 90})):
         format = PIXEL_FORMATS[name]

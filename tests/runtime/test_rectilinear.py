@@ -178,10 +178,19 @@ def test_what_has_no_rectilinear_views(name: str, options: dict[str, Any], probl
     assert settled(tmp_path, name, matte_view="auto", **options)[0].matte_view == "panorama"
 
 
+def test_a_matte_is_no_finer_than_its_eye() -> None:
+    region = (64, 0, 64, 50)
+    alphas = (np.full(shape, value, np.float32) for shape, value in (((50, 60), 0.0), ((96, 96), 1.0)))
+    (joined,) = Rectilinear("fisheye190").joined([MattePart(region, alpha) for alpha in alphas])
+    assert joined.alpha.shape == (50, 64) and joined.alpha[25, 32] == 1 and joined.alpha[0, 0] == 0
+
+
 def test_views_of_a_function_are_no_eyes(tmp_path: Path) -> None:
     clip, look = make_clip(tmp_path / "a_FISHEYE.mp4", seconds=0.1), lambda frame, latest: [View()]
     with pytest.raises(UsageError, match="views was given beside matte_view"):
         Pipeline(clip, "body-n", save_matte="gray", matte_view="rectilinear", views=look)
+    with Pipeline(clip, "body-n", save_matte="gray", views=look, project=tmp_path) as pipeline:
+        assert len(list(pipeline)) > 0, "by default the function has its way"
 
 
 def test_other_runs_than_those_for_mattes_have_none(tmp_path: Path) -> None:

@@ -334,7 +334,8 @@ def test_frames_that_the_encoder_holds_back(rate: int, low_latency: bool, held: 
     """None on request, and none of a slow video, of which a few frames are many seconds."""
     options, threads = encoder_options("libx264", rate=Fraction(rate), threads=4, low_latency=low_latency)
     facts = Fraction(1, rate), Fraction(rate), 256, 144, "bt709", False, Fraction(1)
-    file = Mp4File(tmp_path / "out.mp4", Encoding("libx264", options, threads, *facts))
+    sliced = options.get("tune") == "zerolatency"
+    file = Mp4File(tmp_path / "out.mp4", Encoding("libx264", options, threads, *facts, slices=sliced))
     seen = list[int]()
     for index in range(12):
         for plane in file.planes():

@@ -153,7 +153,7 @@ def load_onnx(path: Path, *, weights: bool = True) -> Any:
 
 
 def model_hash(model: Path) -> str:
-    """SHA-256 of a model file and of the external files with its weights.
+    """SHA-256 of a model file and of the files beside it with its weights.
 
     Raises:
         OSError: one of them cannot be read.
@@ -163,6 +163,8 @@ def model_hash(model: Path) -> str:
     if model.suffix == ".onnx":
         for name in sorted(external_files(model)):
             digest.update((model.parent / name).read_bytes())
+    elif model.suffix == ".xml" and (weights := model.with_suffix(".bin")).exists():  # OpenVINO's
+        digest.update(weights.read_bytes())
     return digest.hexdigest()
 
 

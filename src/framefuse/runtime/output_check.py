@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Self
 
@@ -226,6 +227,10 @@ class OutputCheck:
         return "" if gpus.memory()[0] >= GPU_BYTES else "too little GPU memory is free"
 
     def _ask(self) -> Verdict | str:
+        with TemporaryDirectory() as scratch:  # of the process, which cannot tidy up when it is killed
+            return self._asked(scratch)
+
+    def _asked(self, scratch: str) -> Verdict | str:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with self._lock:
             if self._stopped.is_set():
@@ -233,7 +238,7 @@ class OutputCheck:
             # In a session of its own, it does not get the Ctrl-C that the run answers by killing it.
             self._process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE,
                                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                                             env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+                                             env={**os.environ, "PYTHONPATH": path, "TMPDIR": scratch})  # fmt: skip
         with self._process as process:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, 19)

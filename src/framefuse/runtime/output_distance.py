@@ -23,11 +23,12 @@ from framefuse.cuda import device as gpus
 from framefuse.engines import Engine, EngineOptions, open_engine
 from framefuse.engines.cache import EngineCache
 from framefuse.engines.cudnn.network import Head, decode
-from framefuse.errors import CapabilityError, FramefuseError
+from framefuse.errors import CapabilityError, FramefuseError, HostMemoryError
 from framefuse.kernels.boxes.call import HEAD
 from framefuse.models.card import Card
 from framefuse.models.fp16 import to_fp32
 from framefuse.models.onnx_file import is_quantised, load_onnx
+from framefuse.models.openvino_file import SUFFIXES
 from framefuse.runtime.output_check import FOLDER, FRAMES, NO_REFERENCE, SOURCE, SUFFIX, Subject, Verdict, limit_of
 from framefuse.sources import SourceOptions, open_spread
 
@@ -38,7 +39,7 @@ def check(subject: Subject, *, again: bool = False) -> Verdict:
     """The verdict, from the cache or made now. A process that makes the same one is waited for.
 
     Args:
-        again: whether to leave the cache alone.
+        again: whether to measure even if the verdict is known.
 
     Raises:
         CapabilityError: there is nothing to compare with.
@@ -51,10 +52,11 @@ def check(subject: Subject, *, again: bool = False) -> Verdict:
         path.write_text(json.dumps(asdict(compare(subject, reference))))
 
     with gpus.current(subject.gpu, "check the outputs"):
-        if not again:
-            with suppress(OSError):  # of a folder that cannot be written
-                cached = EngineCache(FOLDER).get(subject.key(reference), build, suffix=SUFFIX)
-                return Verdict.read(cached.path)
+        cache, key = EngineCache(FOLDER), subject.key(reference)
+        with suppress(OSError):  # of a folder that cannot be written
+            if again and (known := cache.find(key, suffix=SUFFIX)):
+                known.path.unlink()
+            return Verdict.read(cache.get(key, build, suffix=SUFFIX).path)
         return compare(subject, reference)
 
 
@@ -70,16 +72,20 @@ def compare(subject: Subject, reference: str) -> Verdict:
     alone = replace(subject.options, streams=1, threads=1) if subject.options.device == "cpu" else subject.options
     with closing(open_engine(subject.engine, card.path, alone)) as engine:
         found = outputs_of(engine, images[rows].reshape(count, subject.batch, *images.shape[1:]))
-    what = f"engine {subject.engine} in {subject.precision}"
-    against = f"{reference} in {'int8' if is_quantised(card.path) else 'fp32'} on the CPU"
+        precision = engine.precision  # which some engines know only now
+    what = f"engine {subject.engine} in {precision}"
+    quantised = card.path.suffix not in SUFFIXES and is_quantised(card.path)
+    against = f"{reference} in {'int8' if quantised else 'fp32'} on the CPU"
     try:
         expected = _reference_outputs(card, reference, images)
+    except HostMemoryError:  # another time there may be enough
+        raise
     except FramefuseError as error:
         return Verdict(what, against, failed=f"fails: {error.message}")
     pairs = [(found[index], expected[index][rows]) for index in card.output_indices]
     whole, exact = (parts(card, side) for side in zip(*pairs, strict=True))
     distances = {name: distance(whole[name], values) for name, values in exact.items()}
-    return Verdict(what, against, distances, limit_of(subject.precision))
+    return Verdict(what, against, distances, limit_of(precision))
 
 
 def model_inputs(card: Card, height: int, width: int) -> Array:

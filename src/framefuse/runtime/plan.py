@@ -68,11 +68,15 @@ class RunPlan:
     """Most views of a frame that run in one batch, where a GPU merges their boxes; 0: none need to."""
     live: bool = False
 
-    def for_input(self, info: SourceInfo) -> Self:
-        """The plan with the size of the model input; UsageError if the model does not take the requested size."""
+    def for_input(self, info: SourceInfo, *, views: bool = False) -> Self:
+        """The plan with the size of the model input; UsageError if the model does not take the requested size.
+
+        Args:
+            views: whether a function of the caller gives the views.
+        """
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
         settings, eyes = choices.choose_stereo(self.settings, info)
-        settings, turned = rectilinear.chosen(settings, self.card, info)
+        settings, turned = rectilinear.chosen(settings, self.card, info, views=views)
         reasons = {**self.reasons, "input": reason, "stereo": eyes, "matte view": turned}
         return replace(self, settings=settings, preprocess=preprocess, reasons=reasons, live=info.live)
 
@@ -88,6 +92,9 @@ class RunPlan:
         views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)
         if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
             batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
+        if mattes and self.settings.matte_view == "rectilinear" and batch > views:
+            # What eyes and what rectilinear views show takes turns, frame by frame.
+            batch, reasons["batch"] = views, f"batch {views}: the eyes of a frame, then their rectilinear views"
         if mattes:
             viewer.together = views if views == batch and viewer.is_fixed else 0
             return replace(self, batch=batch, reasons=reasons, merges=viewer.together)

@@ -42,9 +42,12 @@ Size = tuple[int, int]
 Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
-def chosen(settings: Settings, card: Card, info: SourceInfo) -> tuple[Settings, str | None]:
+def chosen(settings: Settings, card: Card, info: SourceInfo, *, views: bool = False) -> tuple[Settings, str | None]:
     """The settings with `matte_view`, where that is left open, and why. Others than fisheye videos have rectilinear
     views only if that is asked for.
+
+    Args:
+        views: whether a function of the caller gives the views.
 
     Raises:
         UsageError: rectilinear views were asked for where there are none.
@@ -53,6 +56,8 @@ def chosen(settings: Settings, card: Card, info: SourceInfo) -> tuple[Settings, 
         return settings, None
     found = find(info)
     others = [name for name in ("tiles", "roi", "adaptive") if getattr(settings, name)]
+    if views and settings.matte_view == "auto":
+        others.append("views")
     problem = f"{info.uri} is neither VR180 nor fisheye, as far as its metadata and its name say"
     if found.projection == "equirect180" or _fisheye(str(found.projection)):
         simple = card.task == "semantic" and not card.states
@@ -123,7 +128,7 @@ class Rectilinear:
         show something."""
         count = len(parts) // 2
         return tuple(
-            eye._replace(alpha=self._joined(eye.alpha, view.alpha), guide=None)
+            eye._replace(alpha=self._joined(eye.alpha, view.alpha, eye.region[2:]), guide=None)
             for eye, view in zip(parts[:count], parts[count:], strict=True)
         )
 
@@ -137,13 +142,13 @@ class Rectilinear:
             made.append(remap(part if on_gpu(plane) else np.ascontiguousarray(part), *tables, layout="CHW"))
         return tuple(made)
 
-    def _joined(self, own: Any, view: Any) -> Any:
+    def _joined(self, own: Any, view: Any, eye: Size) -> Any:
         """Both beside each other are one picture, from which each sample is taken."""
         (rows, columns), (high, wide) = own.shape, view.shape
         both = zeros(on_gpu(own), (max(rows, high), columns + wide), np.float32)  # what is between may count with 0
         both[:rows, :columns] = own
         both[:high, columns:] = view
-        key = self._projection, (columns, rows), (wide, high)
+        key = self._projection, (columns, rows), (wide, high), eye
         tables = device_table(_places, *key) if on_gpu(own) else _places(*key)
         return remap(both, *tables, layout="CHW")
 
@@ -157,15 +162,19 @@ def _seen(projection: str, eye: Size, view: Size) -> Tables:
 
 
 @lru_cache(maxsize=8)
-def _places(projection: str, own: Size, view: Size) -> Tables:
-    """Where the samples of a matte of an eye lie in its own coarser one, beside which that of the view is."""
-    size = round(own[0] * FINER), round(own[1] * FINER)
+def _places(projection: str, own: Size, view: Size, eye: Size) -> Tables:
+    """Where the samples of a matte of an eye lie in its own coarser one, beside which that of the view is. There are at
+    most as many as the eye has pixels."""
+    size = min(round(own[0] * FINER), eye[0]), min(round(own[1] * FINER), eye[1])
     if fov := _fisheye(projection):
         x, y = perspective_to_fisheye(view, size, horizontal_fov=DEGREES, fov=fov)
     else:
         x, y = perspective_to_equirectangular(view, size, horizontal_fov=DEGREES, span=180)
     seen = np.isfinite(x)
-    plain = [((np.arange(count) + 0.5) / FINER - 0.5).clip(0, most - 1) for count, most in zip(size, own, strict=True)]
+    plain = [
+        ((np.arange(count) + 0.5) * (samples / count) - 0.5).clip(0, samples - 1)
+        for count, samples in zip(size, own, strict=True)
+    ]
     across = np.where(seen, own[0] + x.clip(0, view[0] - 1), plain[0])
     down = np.where(seen, y.clip(0, view[1] - 1), plain[1][:, None])
     return across.astype(np.float32), down.astype(np.float32)

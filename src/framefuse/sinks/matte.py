@@ -78,7 +78,8 @@ class MatteSink(VideoSink):
         """The frame that is being written, if a GPU has composed it."""
         if mode == "alpha" and encoder == VP9:
             self.suffix, self.pixels, self.stored = WEBM, "yuva420p", "yuva420p"
-            self._options = partial(_vp9, options.get("crf", X264_CRF), options.get("threads", 0))
+            quality = options.get("crf", X264_CRF), options.get("threads", 0), self._low_latency
+            self._options = partial(_vp9, *quality)
         elif mode == "alpha":
             self.suffix, self.pixels, self.stored = ".mov", "yuva420p", "yuva444p10le"
             self._options = partial(_prores, options.get("threads", 0))
@@ -316,10 +317,11 @@ def _ends(format: VideoFormat) -> tuple[int, int]:
     return black, white
 
 
-def _vp9(crf: int, threads: int, **_: Any) -> tuple[dict[str, str], int]:
+def _vp9(crf: int, threads: int, low_latency: bool, **_: Any) -> tuple[dict[str, str], int]:
     """VP9 counts its quality from 0 to 63, stores transparency only where no frame shows a later one, and takes the
     fastest of its ways that still uses all cores."""
     quality = {"crf": str(min(63, crf + VP9_CRF - X264_CRF)), "b": "0", "auto-alt-ref": "0"}
+    quality |= {"lag-in-frames": "0"} if low_latency else {}
     return {**quality, "deadline": "realtime", "cpu-used": "8", "row-mt": "1"}, threads
 
 

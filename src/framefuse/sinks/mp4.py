@@ -47,9 +47,6 @@ MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus
 WEBM_AUDIO, OPUS, OPUS_RATE = frozenset({"opus", "vorbis"}), "libopus", 48000
 """Codecs that a WebM may have; the encoder of what has another, and its samples a second."""
 
-ZERO_LATENCY = "zerolatency"
-"""Tuning of x264 that holds back no frame."""
-
 
 @dataclass(frozen=True)
 class Encoding:
@@ -72,6 +69,8 @@ class Encoding:
     """Pixel format of the frames, 8 bits and planar."""
     stored: str = "yuv420p"
     """Pixel format of what is encoded."""
+    slices: bool = False
+    """Whether threads share each frame. Frame threads are faster, and hold back a frame each."""
 
 
 class Mp4File:
@@ -115,8 +114,7 @@ class Mp4File:
             context.color_range = ColorRange.JPEG if encoding.full_range else ColorRange.MPEG
             context.colorspace = MATRIX_CODE[encoding.matrix]
             context.sample_aspect_ratio = encoding.sample_aspect_ratio
-            # PyAV's default, slices, makes x264 slower. Frame threads hold back a frame each.
-            context.thread_type = "SLICE" if encoding.options.get("tune") == ZERO_LATENCY else "AUTO"
+            context.thread_type = "SLICE" if encoding.slices else "AUTO"
             context.thread_count = encoding.threads
             context.open()
         except (av.FFmpegError, ValueError) as error:

@@ -19,9 +19,11 @@ from framefuse.prediction import Result
 from framefuse.sinks import USUAL, BaseSink, SinkContext, Style
 from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.images import FrameConverter, Meaning, Plane, planes_of, upright
-from framefuse.sinks.mp4 import ENCODER_SECONDS, ZERO_LATENCY, Encoding, Mp4File
+from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
 
 NVENC, SOFTWARE = "h264_nvenc", "libx264"
+ZERO_LATENCY = "zerolatency"
+"""Tuning of x264 that holds back no frame, if its threads share each."""
 ENCODERS = (
     "libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_vaapi", "h264_v4l2m2m", "h264_videotoolbox",
     "mpeg4", "libx265", "libsvtav1", "libvpx-vp9",
@@ -172,6 +174,7 @@ class VideoSink(BaseSink):
     def __init__(self, *, encoder: str = SOFTWARE, style: Style = USUAL, **options: Any) -> None:
         super().__init__()
         self._encoder, self._style = encoder, style
+        self._low_latency = bool(options.get("low_latency"))
         self._options = partial(encoder_options, encoder, **options)
         self._converter = FrameConverter()
         self._format = self._largest = VideoFormat(0, 0, Meaning("bt601", False))
@@ -236,8 +239,10 @@ class VideoSink(BaseSink):
         self._times = Timeline(frame, rate, self._encoder)
         aspect = frame.sample_aspect_ratio ** (-1 if frame.rotation in (90, 270) else 1)
         self._format, self._annotator = format, annotator_of(format, self._style)
-        codec = self._encoder, *self._options(rate=rate), self._times.time_base, rate
-        encoding = Encoding(*codec, width, height, *format.meaning, aspect, self.pixels, self.stored)
+        options, threads = self._options(rate=rate)
+        slices = self._low_latency or options.get("tune") == ZERO_LATENCY
+        codec = self._encoder, options, threads, self._times.time_base, rate
+        encoding = Encoding(*codec, width, height, *format.meaning, aspect, self.pixels, self.stored, slices)
         file = Mp4File(path, encoding, part=self._context.ends)
         self.paths.append(path)
         if source.path is not None and source.kind == "file":

@@ -267,19 +267,17 @@ struct Column {
 // slope luma + level, between samples, in 0..255; 0 where no view is.
 static __device__ int alpha_at(Column& column, int x, int y, int luma, const Grid* grids, int views,
                                const float2* fits, const int* lower, const float* weights) {
-  if (!column.grid || (unsigned)(y - column.grid->y) >= column.grid->height) {
-    column.grid = nullptr;
-    for (const Grid* grid = grids; grid < grids + views; ++grid)
-      if ((unsigned)(x - grid->x) < grid->width && (unsigned)(y - grid->y) < grid->height) {
-        column.grid = grid;
-        column.left = lower[grid->tap + x - grid->x];
-        column.across = weights[grid->tap + x - grid->x];
-        column.top = -1;
-        break;
-      }
-    if (!column.grid) return 0;
+  int view = views;  // the last of several, as on the host
+  while (--view >= 0)
+    if ((unsigned)(x - grids[view].x) < grids[view].width && (unsigned)(y - grids[view].y) < grids[view].height) break;
+  if (view < 0) return 0;
+  const Grid& grid = grids[view];
+  if (column.grid != &grid) {
+    column.grid = &grid;
+    column.left = lower[grid.tap + x - grid.x];
+    column.across = weights[grid.tap + x - grid.x];
+    column.top = -1;
   }
-  const Grid& grid = *column.grid;
   const int row = grid.tap + grid.width + y - grid.y, top = lower[row];
   if (top != column.top) {
     const float2* upper = fits + grid.sample + top * grid.columns;

@@ -6,8 +6,8 @@
   mean IoU of an eye; F of the boundary as DAVIS defines it (a pixel counts within 0.8 % of the diagonal); both also by
   the share of the eye that people cover; flicker, the mean change of alpha, and flips, the share of pixels whose mask
   changes, where neither the truth nor the picture does; and how well the eyes agree: the IoU of both, moved by the true
-  disparity, where both see the same. Rows: what `framefuse matte` does by default; with its holes left open, and with
-  larger ones filled; with eyes that support each other; without the frames around; and stretched without a guide
+  disparity, where both see the same. Rows: what `framefuse matte` does by default; with small holes filled; with eyes
+  that support each other; without the frames around; and stretched without a guide
 - `speed`: frames/s from a 1920x960 clip with sound to a written video, in turns with a loop that decodes and encodes
   with PyAV as well, and takes the two eyes through OpenCV (resize, arg-max, morphology, Gaussian) and ONNX Runtime
 
@@ -54,7 +54,6 @@ SHARES = {"small": (0.0, 0.35), "medium": (0.35, 0.6), "large": (0.6, 1.0)}
 """Share of the eye that people cover."""
 WAYS: dict[str, dict[str, Any]] = {
     "framefuse matte": {},
-    "holes left open": {"matte_holes": 0.0},
     "holes filled up to 0.1 %": {"matte_holes": 0.001},
     "with the other eye": {"matte_eyes": 0.5},
     "without the frames around": {"matte_steady": 0.0},

@@ -6,7 +6,8 @@
 Sides, in FP16 unless --precision says otherwise. Each has its input in place, in the format that it takes, and leaves
 its outputs on the GPU:
 
-- `framefuse`: engine cudnn, in a CUDA graph; in FP32, which it lacks, the engine that is chosen then, onnxruntime
+- `framefuse`: engine cudnn, in a CUDA graph; in FP32, for which its kernels are exact rather than fast, the engine that
+  is chosen then, onnxruntime
 - `ONNX Runtime`: provider CUDA, IO binding, in a CUDA graph where that is possible
 - `PyTorch`: eager, channels last, with the kernels that cuDNN measures as fastest
 - `torch.compile`: mode max-autotune, which captures CUDA graphs, too

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fake_gpu import Array, Gpu
 from framefuse.engines.null import CudaNullEngine, NullEngine, NullExecution
-from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.frame import PIXEL_FORMATS, Frame, View
 from framefuse.kernels.masks.canvas import lies_on_gpu
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
@@ -199,6 +199,24 @@ def test_frames_that_only_the_host_composes(
     ]
     same(runs[1][0], runs[0][0])
     assert not any(runs[1][1])
+
+
+def test_frames_without_views_are_composed_on_the_host(
+    gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is found in them. The decoder gets their surfaces back."""
+    source = stereo_clip(tmp_path / "clip.mp4", (128, 64))
+    looks = lambda frame, latest: [] if frame.index % 3 == 1 else [View()]  # noqa: E731
+    options: dict[str, Any] = {"save_matte": "gray", "views": looks, "matte_steady": 0.0}
+    host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
+    expected, _, _ = composed(
+        monkeypatch, source, segmenter.path, tmp_path / "cpu", device="cpu", engine=host, **options
+    )
+    found, there, _ = composed(
+        monkeypatch, source, segmenter.path, tmp_path / "gpu", device="cuda", engine=BrightEngine(gpu), **options
+    )
+    same(found, expected)
+    assert there == [index % 3 != 1 for index in range(FRAMES)]
 
 
 def test_another_sink_that_needs_frames_brings_them_to_the_host(

@@ -64,7 +64,7 @@ def infer(
     if rows is None:
         return cast("Iterator[FrameResult]", _infer(frames, program, batcher, lambda frame, reader: [([frame], 1)]))
     viewer = rows
-    return viewer.join(_infer(frames, program, batcher, lambda frame, reader: viewer.rows(frame)))
+    return viewer.join(_infer(frames, program, batcher, lambda frame, reader: viewer.rows(frame)), program.passed)
 
 
 def watched(found: Threaded[FrameResult], program: Program, seconds: float) -> Iterator[FrameResult]:

@@ -184,8 +184,14 @@ class Viewer:
         self._pending.append(_Pending(frame, views, 1 if joined else len(views) + len(more), []))
         return [(rows, self.merges)] if joined else [([row], 1) for row in (*rows, *more)]
 
-    def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
-        """One result for each frame from those of its views. None: a frame without views may be due."""
+    def join(
+        self, results: Iterable[FrameResult | None], passed: Callable[[Frame], Frame | None] | None = None
+    ) -> Iterator[FrameResult]:
+        """One result for each frame from those of its views. None: a frame without views may be due.
+
+        Args:
+            passed: `Program.passed`, for frames without views; None: they stay as they are.
+        """
         for result in results:
             if result is not None:
                 of = result.result.frame.source_id, result.result.frame.index
@@ -196,7 +202,8 @@ class Viewer:
                 ).append(result)
             while self._pending and len(self._pending[0].found) == self._pending[0].awaited:
                 frame, views, _, found = self._pending.popleft()
-                yield self._merged(frame, views, found)
+                merged = self._merged(frame, views, found)
+                yield merged if found or passed is None else merged._replace(frame=passed(frame))
 
     def forget(self) -> None:
         """Drop the frames whose views are not complete, after an error."""

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
 ELSEWHERE = ("cuda", "--gpus", "--ray", "ptx", "rtsp://", "peer")
-ELSEWHERE += ("MOT17", "doctor", "power ", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
-"""In a command that is only parsed here: it needs a GPU, a network or minutes, and has tests of its own."""
+ELSEWHERE += ("MOT17", "doctor", "power ", "bench ", "parity ", "tune ", "demo", "synth ", "build ", "--show ")
+"""In a command that is only parsed here: it needs a GPU, a display, a network or minutes, and has tests of its own."""
 
 
 @pytest.fixture(scope="session")

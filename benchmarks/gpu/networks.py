@@ -55,7 +55,7 @@ from benchmarks.network_graphs import SIZES, pictures
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.onnx_shapes import at_shape, folded
-from framefuse.engines.requests import capture
+from framefuse.engines.requests import launcher
 from framefuse.engines.torch.importer import OnnxNetwork
 from framefuse.models.fp16 import ONLY_FP32, to_fp16
 from framefuse.models.onnx_file import load_onnx
@@ -181,14 +181,7 @@ def of_engine(engine: str, path: Path, shape: Shape, precision: str, stream: Any
         options["calibration"] = [one[None] for one in pictures(CALIBRATION, shape[2]).numpy()]
     opened = open_engine(engine, path, EngineOptions("cuda", **options))
     made = opened.execution(shape[0], *shape[2:])
-
-    def launch() -> None:
-        made.start(stream)
-        made.finish(stream)
-
-    launch()
-    stream.synchronize()
-    call = partial(capture(stream, launch).launch, stream) if made.capturable else launch
+    call = launcher(made, stream)
     given = torch.as_tensor(made.input, device="cuda")
     if made.memory_format == "nhwc":
         given = given.permute(0, 3, 1, 2)[:, :3]

@@ -263,14 +263,14 @@ class Matte:
             UsageError: luma lies on a GPU.
         """
         from framefuse.kernels.arrays import on_gpu, to_host
-        from framefuse.kernels.masks.guided import guided, shrink
+        from framefuse.kernels.masks.guided import SHARPEST, guided, shrink
 
         if luma is not None and on_gpu(luma):
             raise UsageError("luma lies on a GPU", remedy="pass a NumPy array")
         whole: Array = np.zeros(self.size[::-1], np.uint8)
         for (x, y, width, height), alpha, guide in self.parts:
             alpha, own = to_host(alpha), whole[y : y + height, x : x + width]
-            gain = max(1.0, width / alpha.shape[1] / max(self.feather, 0.1))
+            gain = max(1.0, width / alpha.shape[1] / max(self.feather, SHARPEST))
             # Black has no edges to follow.
             seen = np.zeros_like(own) if luma is None else luma[y : y + height, x : x + width]
             low = shrink(seen, alpha.shape) if luma is None or guide is None else to_host(guide)

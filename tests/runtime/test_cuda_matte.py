@@ -206,7 +206,10 @@ def test_frames_without_views_are_composed_on_the_host(
 ) -> None:
     """Nothing is found in them. The decoder gets their surfaces back."""
     source = stereo_clip(tmp_path / "clip.mp4", (128, 64))
-    looks = lambda frame, latest: [] if frame.index % 3 == 1 else [View()]  # noqa: E731
+
+    def looks(frame: Frame, latest: Any) -> list[View]:
+        return [] if frame.index % 3 == 1 else [View()]
+
     options: dict[str, Any] = {"save_matte": "gray", "views": looks, "matte_steady": 0.0}
     host = NullEngine(lambda pixels: [bright(pixels.mean(1))])
     expected, _, _ = composed(

@@ -6,6 +6,7 @@ On the GPU an execution is a model with its own memory; a request pool over exec
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -137,6 +138,22 @@ def capture(stream: Any, work: Callable[[], None]) -> Any:
             error.add_note(str(invalid))
         raise
     return stream.end_capture()
+
+
+def launcher(execution: DeviceExecution, stream: Any) -> Callable[[], None]:
+    """Run an execution once on a stream, and return what starts it again: its CUDA graph, if it can be captured.
+
+    Raises:
+        Exception: as `capture`.
+    """
+
+    def launch() -> None:
+        execution.start(stream)
+        execution.finish(stream)
+
+    launch()
+    stream.synchronize()
+    return partial(capture(stream, launch).launch, stream) if execution.capturable else launch
 
 
 def fork_join(outside: Any, inside: Any, work: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ from framefuse.engines.cache import EngineCache
 from framefuse.engines.cudnn.network import Head, decode
 from framefuse.errors import CapabilityError, FramefuseError, HostMemoryError
 from framefuse.kernels.boxes.call import HEAD
+from framefuse.kernels.boxes.reference import floats
 from framefuse.models.card import Card
 from framefuse.models.fp16 import to_fp32
 from framefuse.models.onnx_file import is_quantised, load_onnx
@@ -113,7 +114,7 @@ def outputs_of(engine: Engine, batches: Array) -> list[Array]:
                 slot.write(images)
             pool.submit(slot)
             pool.wait(slot)
-            outputs = [_floats(output) for output in slot.outputs]
+            outputs = [floats(output) for output in slot.outputs]
             found.append([_decoded(outputs, height, width)] if slot.layout == HEAD else outputs)
         pool.release(slot)
     return [np.concatenate(outputs) for outputs in zip(*found, strict=True)]
@@ -167,13 +168,6 @@ def _in_fp32(path: Path, folder: Path) -> Path:
     copy = folder / path.name
     onnx.save(to_fp32(load_onnx(path)), copy)
     return copy
-
-
-def _floats(values: Array) -> Array:
-    """A copy in float32; uint16 holds the bits of bfloat16."""
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
 
 
 def _decoded(logits: Sequence[Array], height: int, width: int) -> Array:

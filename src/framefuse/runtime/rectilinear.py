@@ -16,7 +16,7 @@ from framefuse.config import Settings
 from framefuse.cuda import device, driver
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Region
-from framefuse.kernels.arrays import device_table, new, on_gpu, to_host, zeros
+from framefuse.kernels.arrays import device_table, new, on_gpu, zeros
 from framefuse.kernels.geometry.call import remap
 from framefuse.kernels.geometry.projections import (
     equirectangular_to_perspective,
@@ -24,7 +24,7 @@ from framefuse.kernels.geometry.projections import (
     perspective_to_equirectangular,
     perspective_to_fisheye,
 )
-from framefuse.kernels.masks.canvas import is_composable, lies_on_gpu, planes_of
+from framefuse.kernels.masks.canvas import downloaded, is_composable, lies_on_gpu, planes_of
 from framefuse.models.card import Card
 from framefuse.prediction import MattePart
 from framefuse.sources import SourceInfo
@@ -98,11 +98,7 @@ class Rectilinear:
         the frame, which on a GPU may be read, and so given back, only after what makes the views has read it."""
         facts: dict[str, Any] = {"format": PIXEL_FORMATS["yuv420p"], "rotation": 0, "lease": None, "owner": None}
         if not (lies_on_gpu(frame) and is_composable(frame)):
-            there = frame
-            if lies_on_gpu(frame):
-                if frame.ready is not None:
-                    frame.ready.synchronize()
-                there = replace(frame, planes=tuple(map(to_host, frame.planes)), ready=None, owner=None)
+            there = downloaded(frame) if lies_on_gpu(frame) else frame
             coded, (matrix, full_range) = self._converter.yuv420p(there)
             planes = tuple(np.rot90(plane, -frame.rotation // 90) for plane in coded)
             facts |= {"matrix": matrix, "full_range": full_range, "ready": None}

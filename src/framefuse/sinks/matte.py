@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from framefuse.errors import SinkError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.kernels.arrays import new, on_gpu, to_host
+from framefuse.kernels.arrays import new, on_gpu
 from framefuse.kernels.geometry.call import remap
 from framefuse.kernels.geometry.projections import equirectangular_to_fisheye
 from framefuse.kernels.masks.call import box_blur, composite, upsample
-from framefuse.kernels.masks.canvas import OPAQUE, Canvas, Layers, compose, lies_on_gpu
+from framefuse.kernels.masks.canvas import OPAQUE, Canvas, Layers, compose, downloaded, lies_on_gpu
 from framefuse.kernels.masks.grids import Grid
 from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Matte, Result
@@ -203,7 +203,7 @@ class MatteImagesSink(StillsSink):
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink matte_images needs the frame"
         if lies_on_gpu(frame):  # in a run that begins with a video
-            frame = replace(frame, planes=tuple(map(to_host, frame.planes)), ready=None, owner=None)
+            frame = downloaded(frame)
         name = f"{self.folder}/{self._context.image_name(self.name, result.frame)}.png"
         self._save(name, image_of(frame, result, self._mode, self._converter))
 

@@ -56,11 +56,12 @@ class ShowSink(BaseSink):
 
     def __init__(self, *, style: Style = USUAL, matte: str | None = None) -> None:
         from framefuse.sinks.images import FrameConverter, RgbAnnotator  # imports PyAV
-        from framefuse.sinks.matte import COLOURS, image_of
 
         super().__init__()
         self._picture: Callable[[Frame, Result], Any] = RgbAnnotator(style).draw
         if matte is not None:
+            from framefuse.sinks.matte import COLOURS, image_of
+
             mode = matte if matte in (*COLOURS, "blur") else "gray"
             self._picture = partial(image_of, mode=mode, converter=FrameConverter())
         self._title = ""

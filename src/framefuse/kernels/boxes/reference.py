@@ -114,7 +114,7 @@ def detections(
     found = Found.make(len(maps), max_det, np.zeros, sides=5 if oriented else 4)
     extra = max(extra, int(oriented))
     for image, row in enumerate(maps):
-        values = [_floats(output[image]) for output in outputs]
+        values = [floats(output[image]) for output in outputs]
         if extra:
             anchors = values[0].T if layout == "yolov8" else values[0]
             plain = anchors[:, :-extra]
@@ -347,7 +347,7 @@ def yolov8_head(outputs: Sequence[Floats], conf: float, activation: str | None =
     return Candidates(boxes, points, labels, rows_of_all, sum(level.non_finite for level in levels))
 
 
-def _floats(values: NDArray[Any]) -> Floats:
+def floats(values: NDArray[Any]) -> Floats:
     """The values as float32; uint16 holds the bits of a bfloat16."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 from framefuse.cuda import device, kernel
 from framefuse.cuda.launch_plan import keep
 from framefuse.frame import Frame, PixelFormat
-from framefuse.kernels.arrays import address, kind, new, on_gpu, pitch
+from framefuse.kernels.arrays import address, kind, new, on_gpu, pitch, to_host
 from framefuse.kernels.masks.grids import Grid, joined, most, table
-from framefuse.kernels.masks.guided import SMALLEST_VARIANCE, shrunk
+from framefuse.kernels.masks.guided import SHARPEST, SMALLEST_VARIANCE, shrunk
 
 OPAQUE = 255
 
@@ -25,6 +26,13 @@ def is_composable(frame: Frame) -> bool:
 
 def lies_on_gpu(frame: Frame) -> bool:
     return on_gpu(frame.planes[0])
+
+
+def downloaded(frame: Frame) -> Frame:
+    """A frame on a GPU, in the memory of the host. It keeps its lease."""
+    if frame.ready is not None:
+        frame.ready.synchronize()
+    return replace(frame, planes=tuple(map(to_host, frame.planes)), ready=None, owner=None)
 
 
 def guides_of(frame: Frame, grids: Sequence[Grid]) -> list[Any]:
@@ -63,7 +71,7 @@ def compose(
     facts, lower, weights = table(grids)
     fits = keep(new(True, (sum(alpha.size for alpha in alphas), 2), np.float32))  # between both launches
     given = {"alpha_address": joined(alphas), "low_address": joined(guides), "grids_address": facts}
-    soft = {"variance": SMALLEST_VARIANCE, "feather": max(feather, 0.1), "target_address": fits}
+    soft = {"variance": SMALLEST_VARIANCE, "feather": max(feather, SHARPEST), "target_address": fits}
     kernel.launch("matte_fit", **given, **soft, **most(grids))
     places = {"grids_address": facts, "fits_address": fits, "lower_address": lower, "weight_address": weights}
     _draw(frame, layers, out, views=len(grids), **places)

@@ -23,6 +23,8 @@ RADIUS = 1
 """Samples of the model's grid on each side of a window."""
 SMALLEST_VARIANCE = 1e-3
 """Variance of luma (0..1) below which a window has no edge to follow."""
+SHARPEST = 0.1
+"""Width in pixels of the sharpest edge."""
 
 
 def shrink(plane: Any, size: tuple[int, int], *, white: float = 1.0) -> Any:

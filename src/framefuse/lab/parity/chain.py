@@ -18,6 +18,7 @@ from framefuse.engines import Engine, EngineOptions, RequestPool, Slot, open_eng
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
 from framefuse.kernels import reference
+from framefuse.kernels.boxes.reference import floats
 from framefuse.kernels.masks.instances import Runs, mask_runs
 from framefuse.lab.parity.compare import BoxDifference, Limits
 from framefuse.models.card import Card
@@ -198,9 +199,7 @@ def write_input(slot: Slot, image: Image) -> None:
 def read_input(slot: Slot) -> Image:
     """The first image of a slot as float32."""
     values = slot.input[0, ..., :3].transpose(2, 0, 1) if slot.memory_format == "nhwc" else slot.input[0]
-    if values.dtype == np.uint16:
-        return np.ascontiguousarray(values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+    return floats(values)
 
 
 def decoded(path: Path | None, like: list[Frame]) -> list[Frame]:

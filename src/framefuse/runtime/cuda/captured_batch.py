@@ -10,7 +10,7 @@ Title: what is inside the graph
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, chain, pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from os import sched_yield
 from time import monotonic, sleep
 from typing import Any
@@ -197,15 +197,14 @@ class CapturedBatch:
         next launch has ended, and that memory."""
         cp = device.cupy()
         sizes = [plane.strides[0] * (len(plane) - 1) + plane[:1].nbytes for plane in loaded.planes]
-        starts = [0, *accumulate(-(-size // device.GRAIN) * device.GRAIN for size in sizes)]
         with self._stream:
-            memory = cp.empty((starts[-1],), np.uint8)
+            bytes_of = [((size,), np.uint8) for size in sizes]
+            parts, memory = device.packed_allocation(bytes_of, lambda size: cp.empty((size,), np.uint8))
         planes = list[Any]()
         plane: Any
-        for plane, start, size in zip(loaded.planes, starts, sizes, strict=False):
-            to = memory[start:].data
-            driver.copy(to.ptr, plane.data.ptr, size, self._stream)
-            planes.append(cp.ndarray(plane.shape, plane.dtype, to, plane.strides))
+        for plane, to in zip(loaded.planes, parts, strict=True):
+            driver.copy(to.data.ptr, plane.data.ptr, to.nbytes, self._stream)
+            planes.append(cp.ndarray(plane.shape, plane.dtype, to.data, plane.strides))
         self._ledger.add("preprocess", "d2d", "pixels", sum(sizes))
         return tuple(planes), memory
 

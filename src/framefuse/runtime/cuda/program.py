@@ -8,17 +8,16 @@ from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.cuda import device, kernel
 from framefuse.engines import DeviceExecution
-from framefuse.engines.requests import capture
+from framefuse.engines.requests import launcher
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame, View
-from framefuse.kernels.masks.canvas import is_composable
+from framefuse.kernels.masks.canvas import downloaded, is_composable
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.runtime.batching import IN_FLIGHT, captured_rows
 from framefuse.runtime.cuda import uploads as memory
@@ -32,9 +31,9 @@ USUAL_KERNELS = ("preprocess_semiplanar_u8_nhwc8", "filter_head_f16", "rank", "s
 """Those for videos that the GPU decodes, and boxes; they are compiled while the model is loaded."""
 MATTE_KERNELS = (
     *("preprocess_semiplanar_u8_nhwc8", "matte_share", "matte_shrink_u8", "matte_change", "matte_steady", "matte_fit"),
-    *("matte_eyes", "matte_holes", "matte_frame_u8"),
+    "matte_frame_u8",
 )
-"""Those for mattes."""
+"""Those for mattes, without what is off by default."""
 LAUNCHES = 4
 """Of a model in a row, when its time is measured."""
 
@@ -94,14 +93,7 @@ class CudaProgram(Program):
         model = self._models((self.preprocess.height, self.preprocess.width))[0]
         with self._translating_errors("time the model"), (stream := device.cupy().cuda.Stream(non_blocking=True)):
             self.engine.tune()
-
-            def launch() -> None:
-                model.start(stream)
-                model.finish(stream)
-
-            launch()
-            stream.synchronize()
-            start = partial(capture(stream, launch).launch, stream) if model.capturable else launch
+            start = launcher(model, stream)
 
             def run() -> None:
                 for _ in range(LAUNCHES):
@@ -305,8 +297,6 @@ class CudaProgram(Program):
         """A copy of the frame in host memory, for the sinks."""
         if not is_cuda(frame):
             return replace(frame, lease=None)
-        if frame.ready is not None:
-            frame.ready.synchronize()
-        planes = tuple(device.cupy().asnumpy(plane) for plane in frame.planes)
-        self.ledger.add("write", "d2h", "pixels", sum(plane.nbytes for plane in planes))
-        return replace(frame, planes=planes, ready=None, lease=None, owner=None)
+        there = downloaded(frame)
+        self.ledger.add("write", "d2h", "pixels", sum(plane.nbytes for plane in there.planes))
+        return replace(there, lease=None)

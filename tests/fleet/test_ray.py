@@ -241,10 +241,18 @@ def test_ray_is_not_installed(clips: list[Path], tmp_path: Path, monkeypatch: py
     assert "framefuse[ray]" in str(caught.value.remedy)
 
 
+def test_a_cluster_of_its_own_beside_one_that_runs(cluster: Any) -> None:
+    lines = "from framefuse.fleet.ray import LOCAL, connected", "with connected(LOCAL) as ray:"
+    code = "\n".join([*lines, "    print(ray.get_runtime_context().gcs_address)"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert ":" in done.stdout
+    assert done.stdout.split()[-1] != cluster.address
+
+
 def test_the_command_line_starts_a_cluster_of_its_own(
     clips: list[Path], expected: dict[str, bytes], tmp_path: Path
 ) -> None:
-    words = ["predict", str(clips[0]), str(clips[1]), "-s", str(clips[2])]
     words = ["predict", "-s", str(clips[0]), "-s", str(clips[1]), "-m", "scout-n", "--imgsz", "96", "--ray"]
     words += ["--project", str(tmp_path), "--name", "run"]
     done = subprocess.run([sys.executable, "-m", "framefuse", *words], capture_output=True, text=True, timeout=300)

@@ -336,7 +336,8 @@ def connected(address: str) -> Iterator[Any]:
     ray = load()
     ours = not ray.is_initialized()
     if ours:
-        options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {"address": address}
+        # Without an address, Ray would join a cluster that happens to run on this machine.
+        options: dict[str, Any] = {"address": address} | ({"include_dashboard": False} if address == LOCAL else {})
         host, _, port = address.rpartition("/")[2].rpartition(":")
         try:
             if port.isdecimal():  # Ray itself tries for many minutes

@@ -18,13 +18,14 @@ import pytest
 from cudnn_nets import Net
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import engine, plans
+from framefuse.engines.cudnn import convolutions, engine, plans
 from framefuse.engines.cudnn.autotune import TuningResult
 from framefuse.engines.cudnn.compiled import compile_network
-from framefuse.engines.cudnn.convolutions import Layer, Plan
+from framefuse.engines.cudnn.convolutions import TENSOR, Builder, Layer, Plan, TensorPlan
 from framefuse.engines.cudnn.engine import Precisions
 from framefuse.engines.cudnn.plans import Workers, fastest_plans
 from framefuse.errors import CapabilityError, EngineError, SourceError, UsageError
+from framefuse.kernels.network.call import TILES
 from framefuse.models import find_model
 from framefuse.pipeline import Pipeline
 
@@ -72,10 +73,14 @@ def test_a_worker_that_ends_is_replaced(stand_in: None) -> None:
 
 
 class Offers:
-    """A builder whose plans take as long as their engine's number says."""
+    """A builder whose plans take as long as their engine's number says.
 
-    def __init__(self, candidate_engines: dict[str, list[int]]) -> None:
-        self.known = candidate_engines
+    Args:
+        tile_us: of our kernel, which runs float16.
+    """
+
+    def __init__(self, candidate_engines: dict[str, list[int]], tile_us: float) -> None:
+        self.known, self.tile_us = candidate_engines, tile_us
 
     def candidate_engines(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
         return [(engine, {}) for engine in self.known[layer.x_type]]
@@ -83,12 +88,39 @@ class Offers:
     def timer(self, layer: Layer) -> Any:
         return lambda plan: float(plan.engine)
 
+    def fastest_tile(self, layer: Layer, measure: Any) -> Plan | None:
+        if layer.x_type != "fp16":
+            return None
+        plan = TensorPlan(layer, TILES[0])
+        plan.microseconds = self.tile_us
+        return plan
+
     def load(self, binary: bytes, engine: int, knobs: dict[str, int]) -> Plan:
         return Plan(None, 0, engine, knobs, binary=binary)
 
 
+@pytest.mark.parametrize(("engines", "tile_us", "ours"), [([5, 3], 2.0, True), ([5, 3], 4.0, False), ([9], 4.0, True)])
+def test_our_kernel_is_taken_where_it_is_faster(engines: list[int], tile_us: float, ours: bool, stand_in: None) -> None:
+    builder: Any = Offers({"fp16": engines}, tile_us)
+    with contextlib.closing(Workers(0, 2)) as pool:
+        ((_, plan),) = fastest_plans(builder, pool, [LAYER], candidates=2)
+    assert isinstance(plan, Plan) and isinstance(plan, TensorPlan) == ours
+    assert plan.microseconds == (tile_us if ours else 3.0)
+
+
+def test_a_plan_of_our_kernel_is_made_again_from_what_the_cache_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolutions, "multiprocessors", lambda: (90, 132))
+    builder = object.__new__(Builder)  # without cuDNN
+    for plan in builder.on_tensor_cores(LAYER, None):
+        made = builder.build(LAYER, plan.engine, json.loads(json.dumps(plan.knobs)))
+        assert isinstance(made, TensorPlan) and made.tile == plan.tile
+    monkeypatch.setattr(convolutions, "multiprocessors", lambda: (86, 82))
+    with pytest.raises(EngineError, match="no tiles of"):
+        builder.build(LAYER, TENSOR, {"rows": 64, "columns": 64, "parts": 4})
+
+
 def test_the_fastest_of_the_first_is_taken(stand_in: None) -> None:
-    builder: Any = Offers({"fp16": [5, 3, 2], "fp8": [9], "int8": [9, 7]})
+    builder: Any = Offers({"fp16": [5, 3, 2], "fp8": [9], "int8": [9, 7]}, 10.0)
     layers = [replace(LAYER, x_type=kind) for kind in ("fp16", "fp8", "int8")]
     with contextlib.closing(Workers(0, 2)) as pool:
         found = dict(fastest_plans(builder, pool, layers, candidates=2))

@@ -1,6 +1,8 @@
 """CUDA kernels whose threads talk to each other, on the CPU: one fibre for each thread of a block.
 
 A fibre runs until it has to wait for others: at a barrier, a ballot or a shuffle. All lanes of a warp must take part.
+The blocks of a cluster run together; each has its own `__shared__ __align__(128)` memory. Tensor cores and copies into
+shared memory (kernels/network/tensor.cuh) are functions here.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ static std::vector<Fibre> fibres;
 static jmp_buf scheduler;
 static int current;
 static dim shape, gridDim;
-static void become(int thread) {
-  current = thread;
+static int first_z, threads;  // of the cluster's first block, and in a block
+static void become(int number) {
+  current = number;
+  blockIdx.z = first_z + number / threads;
+  int thread = number % threads;
   threadIdx = {thread % shape.x, thread / shape.x % shape.y, thread / (shape.x * shape.y)};
 }
 // Unlike swapcontext, these leave the mask of signals alone, so that a switch is no system call.
@@ -38,8 +43,8 @@ static __attribute__((noinline)) void resume() {
   fibre.begun = true;
   setcontext(&fibre.context);
 }
-static Barrier block;
-static std::vector<Barrier> warps;
+static Barrier cluster;
+static std::vector<Barrier> blocks, warps;
 static uint64_t lanes[32][32];
 static void wait(Barrier& barrier) {
   int turn = barrier.turn;
@@ -50,11 +55,13 @@ static void wait(Barrier& barrier) {
     become(me);
   }
 }
-static void __syncthreads() { wait(block); }
+static void __syncthreads() { wait(blocks[current / threads]); }
+static void sync_cluster() { wait(cluster); }
 static void __syncwarp(unsigned = ~0u) { wait(warps[current / 32]); }
 static void __threadfence() {}
 static int __syncthreads_or(int value) {
   static int gathered, result;
+  auto& block = blocks[0];
   wait(block); gathered = 0; wait(block); gathered |= value != 0; wait(block); result = gathered; wait(block);
   return result;
 }
@@ -90,7 +97,45 @@ static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static int atomicAdd(int* address, int value) { int old = *address; *address += value; return old; }
 static unsigned atomicAdd(unsigned* address, unsigned value) { unsigned old = *address; *address += value; return old; }
 static unsigned atomicOr(unsigned* address, unsigned value) { unsigned old = *address; *address |= value; return old; }
+
+#define CLUSTER(blocks)
+static size_t shared_size;
+static float4 load_from_block(const float* own, int block) {
+  return *(const float4*)((char*)own + (block - current / threads) * (int64_t)shared_size);
+}
+static void copy_async(void* to, const void* from, bool valid) { valid ? memcpy(to, from, 16) : memset(to, 0, 16); }
+static void close_group() {}
+template <int groups> void wait_for_groups() {}
+static void load_matrices(unsigned (&found)[4], const void* row) {
+  exchange(uint64_t(row), [&](uint64_t* shown) {
+    int lane = current % 32;
+    for (int k = 0; k < 4; ++k) memcpy(&found[k], (char*)shown[k * 8 + lane / 4] + lane % 4 * 4, 4);
+    return uint64_t(0);
+  });
+}
+static void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  struct Operands { unsigned short a[8], b[4]; };
+  static Operands shown[32][32];
+  int warp = current / 32, lane = current % 32;
+  auto& mine = shown[warp];
+  memcpy(mine[lane].a, a, 16);
+  memcpy(mine[lane].b, &b0, 4);
+  memcpy(mine[lane].b + 2, &b1, 4);
+  wait(warps[warp]);
+  for (int n = 0; n < 4; ++n)
+    for (int k = 0; k < 16; ++k) {
+      const auto& left = mine[lane / 4 * 4 + k % 8 / 2].a;
+      const auto& right = mine[(lane % 4 * 2 + n % 2) * 4 + k % 8 / 2].b;
+      sums[n] += half_value(left[(n / 2 + k / 8 * 2) * 2 + k % 2]) * half_value(right[k / 8 * 2 + k % 2]);
+    }
+  wait(warps[warp]);
+}
 """
+
+SHARED = re.compile(r"__shared__ __align__\(128\) unsigned char (\w+)\[(\w+)\];")
+EACH_ITS_OWN = r"""alignas(128) static unsigned char all[16][\2];
+  unsigned char* \1 = all[current / threads];
+  shared_size = sizeof all[0];"""
 
 # `alignas` may not follow `static`.
 RUN = """
@@ -101,15 +146,17 @@ static void start() {{
   _longjmp(scheduler, 1);
 }}
 extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
-  int threads = bx * by * bz;
+  threads = bx * by * bz;
+  const int together = threads * {cluster};
   parameters = p;
   shape = {{bx, by, bz}};
   gridDim = {{gx, gy, gz}};
-  fibres.resize(threads);
-  for (blockIdx.z = 0; blockIdx.z < gz; ++blockIdx.z) for (blockIdx.y = 0; blockIdx.y < gy; ++blockIdx.y)
+  fibres.resize(together);
+  for (first_z = 0; first_z < gz; first_z += {cluster}) for (blockIdx.y = 0; blockIdx.y < gy; ++blockIdx.y)
   for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x) {{
-    block = {{threads, 0, 0}};
-    warps.assign(threads / 32, {{32, 0, 0}});
+    cluster = {{together, 0, 0}};
+    blocks.assign({cluster}, {{threads, 0, 0}});
+    warps.assign(together / 32, {{32, 0, 0}});
     for (auto& fibre : fibres) {{
       fibre.begun = fibre.done = false;
       fibre.stack.resize(65536);
@@ -118,9 +165,9 @@ extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
       fibre.context.uc_stack.ss_size = fibre.stack.size();
       makecontext(&fibre.context, start, 0);
     }}
-    for (int left = threads; left;) {{
+    for (int left = together; left;) {{
       left = 0;
-      for (int thread = 0; thread < threads; ++thread) {{
+      for (int thread = 0; thread < together; ++thread) {{
         if (fibres[thread].done) continue;
         become(thread);
         resume();
@@ -139,5 +186,7 @@ class Fibres(Compiled):
         code = source(description)
         if not TALK.search(code) or (description.program and " across<" not in code):
             return super().text(description)
-        code = code.replace("__shared__ alignas(64)", "__shared__")
-        return SHIM + FIBRES + "#include <utility>\n" + code + CALL + RUN.format(entry=description.entry)
+        code = SHARED.sub(EACH_ITS_OWN, code.replace("__shared__ alignas(64)", "__shared__"))
+        split = re.search(r"constexpr int SPLIT = (\d+);", code)
+        run = RUN.format(entry=description.entry, cluster=split[1] if split and "CLUSTER(SPLIT)" in code else 1)
+        return SHIM + FIBRES + "#include <utility>\n" + code + CALL + run

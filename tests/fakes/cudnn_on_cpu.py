@@ -101,7 +101,7 @@ class NumpyPlan:
     workspace: int = 7
     microseconds: float = 1.0
 
-    def run(self, handle: Any, pointers: dict[int, int], workspace: int) -> None:
+    def run(self, handle: Any, pointers: dict[int, int], workspace: int, stream: int = 0) -> None:
         layer = self.layer
 
         def read(uid: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> Any:

@@ -9,9 +9,9 @@ The others are CUDA C++ in `kernels/*/*.cu`; two comments above a kernel say how
     __global__ void __launch_bounds__(256) shrink(const Sample* luma, int n) {
 
 The grid is an expression in the parameters or in further arguments of the launch. `block` is x, or `x * y`; `waits`
-says that the kernel begins with `wait_for_previous()`; options of NVRTC may follow. A kernel without a template is
-`extern "C"`, has its own name and needs no list. `prelude.cuh` comes first; a file includes others by paths relative
-to itself.
+says that the kernel begins with `wait_for_previous()`; options of NVRTC may follow. Attributes that are macros follow
+the launch bounds. A kernel without a template is `extern "C"`, has its own name and needs no list. `prelude.cuh` comes
+first; a file includes others by paths relative to itself.
 
 The first use of a kernel compiles it with NVRTC for the GPU's compute capability; the machine code is cached on disk.
 """
@@ -43,7 +43,7 @@ KERNEL = re.compile(
     r"(?P<kernels>(?:// kernels: .+\n)*)// launch: grid \((?P<grid>.+)\), block (?P<block>[\d *]+)"
     r"(?:, shared (?P<shared>\d+))?(?P<waits>, waits)?(?P<options>(?:, -\S+)*)\n"
     r"(?P<head>(?:template <(?P<formals>.+)>\n|extern \"C\" )__global__ void (?P<bounds>__launch_bounds__\(.+?\)\s)?"
-    r"(?P<name>\w+)\()(?P<parameters>[^{]+)\) \{\n"
+    r"(?P<name>[a-z]\w*)\()(?P<parameters>[^{]+)\) \{\n"
 )
 TYPES = dict(
     int="int32", unsigned="uint32", int64_t="int64", uint64_t="uint64", uint32_t="uint32", float="float32", bool="bool"

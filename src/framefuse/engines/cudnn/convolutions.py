@@ -1,8 +1,9 @@
-"""Fused convolutions of cuDNN: `conv + bias + activation (+ residual)` in one kernel each, autotuned.
+"""Fused convolutions: `conv + bias + activation (+ residual)` in one kernel each, autotuned.
 
 cuDNN offers several engines with knobs for each shape, and its heuristics often do not list the fastest first. So each
-distinct convolution is built with the first `candidates` of them, each is timed in a CUDA graph, and the fastest goes
-into the plan cache (`plans.py`).
+distinct convolution is built with the first `candidates` of them, each is timed in a CUDA graph, and so is our kernel
+on tensor cores with the tiles that look best; the fastest goes into the plan cache (`plans.py`). Ours begins before the
+kernel before it has ended, which cuDNN's cannot.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from framefuse.cuda import device
+from framefuse.cuda import device, kernel
 from framefuse.cuda.device import StreamPool, new_stream
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.errors import CapabilityError, EngineError
+from framefuse.kernels.network import call as network
+from framefuse.kernels.network.call import Tile
 
 X, WEIGHT, BIAS, Y, RESIDUAL, SCALE, RESIDUAL_SCALE, OUTPUT_SCALE = range(1001, 1009)
 """Unique ids of the tensors in every cuDNN graph; the last three where the layer reads or writes 8-bit numbers:
@@ -29,6 +32,14 @@ CANDIDATES = 3
 """Plans to measure for a layer: cuDNN mostly lists the fastest first or second, and builds three in a second."""
 REPEATS = 20
 """Kernel launches in the CUDA graph that times a plan."""
+TENSOR = -2
+"""The engine that a plan of our kernel on tensor cores states."""
+TRIED = 5
+"""Tiles of it to measure for a layer."""
+FIRST = Tile(64, 64, 1), Tile(64, 64, 4)
+"""Those of layers that are not measured yet: each kernel has to be compiled before the first image."""
+RESIDENT = 4
+"""Of its blocks on a multiprocessor."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +122,59 @@ class Plan:
     binary: bytes = b""
     """The serialised kernel, for `Builder.load`; empty where cuDNN cannot serialise it."""
 
-    def run(self, handle: Any, pointers: dict[int, int], workspace: int) -> None:
-        """Launch the kernel on the handle's stream. `pointers`: address by unique id."""
+    def run(self, handle: Any, pointers: dict[int, int], workspace: int, stream: int) -> None:
+        """Launch the kernel on a stream, which is the handle's, too. `pointers`: address by unique id."""
         self.graph.execute(pointers, workspace, handle)
+
+
+class TensorPlan(Plan):
+    """Our kernel on tensor cores for a layer."""
+
+    def __init__(self, layer: Layer, tile: Tile) -> None:
+        super().__init__(None, 0, TENSOR, tile._asdict())
+        self.layer, self.tile = layer, tile
+
+    def run(self, handle: Any, pointers: dict[int, int], workspace: int, stream: int) -> None:
+        layer = self.layer
+
+        def block(uid: int, shape: Sequence[int], strides: Sequence[int]) -> network.Block:
+            batch, channels, height, width = shape
+            image, _, row, column = strides
+            return network.Block(pointers[uid], batch, channels, height, width, image, row, column)
+
+        residual = None if layer.residual_strides is None else block(RESIDUAL, layer.y, layer.residual_strides)
+        network.convolve(
+            block(X, layer.x, layer.x_strides), pointers[WEIGHT], pointers[BIAS], block(Y, layer.y, layer.y_strides),
+            network.Window(layer.weight[2:], layer.stride, layer.pads[:2], layer.dilation),
+            activation=_OURS[layer.activation], residual=residual, last=_OURS[layer.last], tile=self.tile,
+            stream=stream,
+        )  # fmt: skip
+
+
+_OURS: dict[str, network.Activation] = {"identity": "none", "none": "none", "silu": "silu", "relu": "relu"}
+
+
+def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
+    """Tiles that our kernel may make a layer in on tensor cores, those that should be fastest first.
+
+    The estimate, in clocks of a multiprocessor: a block that is alone takes 300 for 64 numbers of each sum and 2,000 to
+    begin and to end, adding up parts takes 800, and all blocks of a multiprocessor together multiply 1,200 numbers a
+    clock.
+    """
+    types = {layer.x_type, layer.y_type, layer.residual_type}
+    if capability < network.TENSOR_CORES or layer.grouped or types != {"fp16"}:
+        return []
+    (batch, channels, height, width), (_, inner, rows, columns) = layer.y, layer.weight
+
+    def clocks(tile: Tile) -> float:
+        blocks = -(-batch * height * width // tile.rows) * -(-channels // tile.columns)
+        steps = rows * columns * inner / 64 / tile.parts
+        together = -(-blocks * tile.parts // multiprocessors)
+        alone = -(-together // RESIDENT) * (2000 + 300 * steps + 800 * (tile.parts > 1))
+        return max(alone, together * steps * 64 * tile.rows * tile.columns / 1200) + 0.1 * alone
+
+    found = network.TILES if capability >= network.CLUSTERS else [tile for tile in network.TILES if tile.parts == 1]
+    return sorted(found, key=clocks)
 
 
 @cache
@@ -135,8 +196,15 @@ def frontend() -> Any:
 
 
 OWN = Plan(None, 0, -1, {})
-"""Our kernel, which runs any layer without groups and without 8-bit numbers at once. It adds and multiplies in float32,
-without tensor cores."""
+"""Our kernel without tensor cores. It runs any layer without groups and without 8-bit numbers at once, in float32."""
+
+
+def multiprocessors() -> tuple[int, int]:
+    """Compute capability of the current GPU, such as 90, and the number of its multiprocessors."""
+    runtime = device.cupy().cuda.runtime
+    facts = runtime.getDeviceProperties(runtime.getDevice())
+    return facts["major"] * 10 + facts["minor"], facts["multiProcessorCount"]
+
 
 _handles = StreamPool(lambda: (frontend().create_handle(), new_stream()))
 """Handles, each with its own stream. They are reused because cuDNN does not free a handle's memory by itself, and
@@ -165,7 +233,7 @@ class Builder:
         """Launch a plan on a stream of CuPy, with an array on the GPU as its scratch memory."""
         self.cudnn.set_stream(handle=self.handle, stream=stream.ptr)
         try:
-            plan.run(self.handle, pointers, int(workspace.data.ptr))
+            plan.run(self.handle, pointers, int(workspace.data.ptr), stream.ptr)
         finally:
             self.release_handle()
 
@@ -231,6 +299,10 @@ class Builder:
         Raises:
             EngineError: this cuDNN cannot build it.
         """
+        if engine == TENSOR:
+            if plan := next((plan for plan in self.on_tensor_cores(layer, None) if plan.knobs == knobs), None):
+                return plan
+            raise EngineError(f"our kernel has no tiles of {knobs} for {layer.text} here")
         try:
             kinds = self.cudnn.knob_type
             graph = self.graph(layer)
@@ -253,14 +325,36 @@ class Builder:
         except Exception as error:
             raise EngineError(f"cuDNN cannot load a cached kernel: {error}") from error
 
+    def on_tensor_cores(self, layer: Layer, count: int | None = TRIED) -> list[TensorPlan]:
+        """Plans of our kernel, those that should be fastest first, as many as `count`; None: all that can run here."""
+        return [TensorPlan(layer, tile) for tile in tiles(layer, *multiprocessors())[:count]]
+
+    def first(self, layer: Layer) -> Plan:
+        """What runs a layer without groups and without 8-bit numbers at once, without a measurement."""
+        return next((plan for plan in self.on_tensor_cores(layer, None) if plan.tile in FIRST), OWN)
+
+    def fastest_tile(self, layer: Layer, measure: Callable[[Plan], float]) -> TensorPlan | None:
+        """The plan of our kernel that `measure` finds fastest; None: it cannot run the layer here."""
+        found = self.on_tensor_cores(layer)
+        kernel.prepare(plan.tile.symbol for plan in found)
+        for plan in found:
+            plan.microseconds = measure(plan)
+        return min(found, key=lambda plan: plan.microseconds, default=None)
+
     def autotune(self, layer: Layer) -> Plan:
         """Measure the first candidates and return the fastest.
 
         Raises:
-            EngineError: cuDNN has no kernel for the layer.
+            EngineError: there is no kernel for the layer.
         """
-        candidate_engines = self.candidate_engines(layer)
         measure = self.timer(layer)
+        ours = self.fastest_tile(layer, measure)
+        try:
+            candidate_engines = self.candidate_engines(layer)
+        except Exception:
+            if ours is None:
+                raise
+            return ours
         best: Plan | None = None
         for number, (engine, knobs) in enumerate(candidate_engines):
             if number >= self.candidates and best is not None:
@@ -274,6 +368,8 @@ class Builder:
                 continue
             if best is None or plan.microseconds < best.microseconds:
                 best = plan
+        if ours is not None and (best is None or ours.microseconds < best.microseconds):
+            return ours
         if best is None:
             raise EngineError(f"cuDNN has no kernel for {layer.text}", remedy="use engine onnxruntime")
         with suppress(Exception):  # the plan itself works
@@ -328,12 +424,12 @@ class Builder:
 
         def measure(plan: Plan) -> float:
             workspace = cp.empty(max(1, plan.workspace), cp.uint8)
-            plan.run(self.handle, pointers, workspace.data.ptr)
+            plan.run(self.handle, pointers, workspace.data.ptr, self.stream.ptr)
             self.stream.synchronize()
             self.stream.begin_capture()
             try:
                 for _ in range(REPEATS):
-                    plan.run(self.handle, pointers, workspace.data.ptr)
+                    plan.run(self.handle, pointers, workspace.data.ptr, self.stream.ptr)
             finally:
                 graph = self.stream.end_capture()
             times = []

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import device
+from framefuse.cuda import device, kernel
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.arrays import ArrayStep
 from framefuse.engines.cudnn.compiled import Compiled
@@ -213,6 +213,7 @@ class Execution(DeviceExecution):
 
     def _kernels(self, plan_of: Callable[[convolutions.Layer], convolutions.Plan]) -> Kernels:
         plans = {index: plan_of(layer) for index, layer in convolutions.Layer.all_of(self.compiled).items()}
+        kernel.prepare({plan.tile.symbol for plan in plans.values() if isinstance(plan, convolutions.TensorPlan)})
         sizes = self.compiled.schedule.largest({index: plan.workspace for index, plan in plans.items()})
         return Kernels(plans, [device.cupy().empty(size, np.uint8) for size in sizes])
 

@@ -35,13 +35,13 @@ from framefuse.engines import cache
 from framefuse.engines.backend import NetworkMemory
 from framefuse.engines.cudnn.arrays import memory_of
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
-from framefuse.engines.cudnn.convolutions import OWN, Builder, Layer, Plan, frontend
+from framefuse.engines.cudnn.convolutions import OWN, TENSOR, Builder, Layer, Plan, frontend
 from framefuse.engines.cudnn.network import AnchorHead, Conv, Type
 from framefuse.engines.requests import CHANNELS
 from framefuse.errors import EngineError
 
 _logger = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3
 WORKSPACE = "workspace"
 """Bytes that the kernel of an entry needs beside its tensors."""
 BUILD_TIMEOUT = 60.0
@@ -211,7 +211,7 @@ class Plans:
     """Plans by layer; `save` writes new ones to the cache. Threads may share it.
 
     Args:
-        later: a layer that is not known gets our kernel, if that can run it, and is noted in `unmeasured`.
+        later: a layer that is not known gets our kernel at once, if that can run it, and is noted in `unmeasured`.
 
     Attributes:
         unmeasured: layers for `measure`.
@@ -245,7 +245,7 @@ class Plans:
             return plan
         if self.later and ours:
             self.unmeasured.append(layer)
-            return OWN
+            return self.builder.first(layer)
         try:
             if layer.x_type == "tf32" and layer in self.unsupported:
                 raise EngineError(self.unsupported[layer])
@@ -333,7 +333,7 @@ class Plans:
         try:
             if plan is None:
                 plan = builder.build(layer, engine, knobs)
-                self.rebuilt += 1
+                self.rebuilt += engine != TENSOR
         except EngineError as error:  # measured again
             self.cache.note = str(error)
             return None
@@ -360,7 +360,7 @@ def room_for(workers: int, share: int) -> int:
 def fastest_plans(
     builder: Builder, workers: Workers, layers: Iterable[Layer], *, candidates: int
 ) -> Iterator[tuple[Layer, Plan | str]]:
-    """For each layer the fastest of cuDNN's first `candidates` kernels, or the reason why there is none.
+    """For each layer the fastest of cuDNN's first `candidates` kernels and of ours, or the reason why there is none.
 
     Worker processes build the candidates in parallel, this process times them in turn.
     """
@@ -374,12 +374,11 @@ def fastest_plans(
         builds = [(workers.build(layer, *engine), *engine) for engine in candidate_engines]
         queued.append((layer, builds, "cuDNN has no kernel"))
     for layer, futures, reason in queued:
-        best: Plan | None = None
-        measure = None
+        measure = builder.timer(layer)
+        best: Plan | None = builder.fastest_tile(layer, measure)
         for future, engine, knobs in futures:
             try:
                 binary = future.result(BUILD_TIMEOUT)
-                measure = measure or builder.timer(layer)
                 plan = builder.load(binary, engine, knobs)
                 plan.microseconds = measure(plan)
             except TimeoutError:

@@ -27,6 +27,9 @@ MAX_KEYS, MAX_VALUES = 64, 128
 MAX_BINS = 64
 """Logits of a side of a box, in `decode`."""
 
+TENSOR_CORES, CLUSTERS = 80, 90
+"""Compute capabilities from which on `convolve` may use tensor cores, and several `parts` of a `Tile`."""
+
 Activation = Literal["none", "silu", "relu"]
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
 
@@ -62,6 +65,30 @@ class Block(NamedTuple):
     @property
     def area(self) -> dict[str, int]:
         return {"batch": self.batch, "pixels": self.height * self.width}
+
+
+class Tile(NamedTuple):
+    """What a block of threads makes of a convolution on tensor cores."""
+
+    rows: int
+    """Pixels of the result."""
+    columns: int
+    """Channels of the result."""
+    parts: int
+    """Blocks that share the sums, each a part of the channels under the filter."""
+
+    @property
+    def symbol(self) -> str:
+        """The kernel's."""
+        return f"network_tensor_{self.rows}x{self.columns}x{self.parts}"
+
+
+TILES = tuple(
+    Tile(rows, columns, 1 << k)
+    for (rows, columns), kinds in {(64, 64): 4, (64, 32): 3, (128, 64): 2, (128, 32): 1}.items()
+    for k in range(kinds)
+)
+"""Those that there are kernels for."""
 
 
 def prepare(kind: Literal["f16", "f32"] = "f16") -> None:
@@ -191,7 +218,7 @@ def depthwise(
 
 def convolve(
     x: Block, weight: int, bias: int, y: Block, window: Window, *, activation: Activation = "none",
-    residual: Block | None = None, last: Activation = "none", stream: int,
+    residual: Block | None = None, last: Activation = "none", tile: Tile | None = None, stream: int,
 ) -> None:  # fmt: skip
     """As `depthwise`, but y[..., k] sums over all channels of x: weight[k, m, n, c] x[..., c]; then comes another
     activation, `last`, after the residual.
@@ -199,10 +226,16 @@ def convolve(
     Args:
         weight: address of (channels of y, rows, columns, channels of x).
         bias: address of (channels of y,).
+        tile: how tensor cores do it, one of TILES, for float16 on a GPU that has them; None: without.
     """
-    given = window.arguments(x, weight, bias, y, residual)
-    kinds = {"activation": _ACTIVATIONS[activation], "last": _ACTIVATIONS[last]}
-    kernel.launch(f"network_convolve_{x.kind}", stream=stream, **given, **kinds, depth_groups=x.channels // 8)
+    given = window.arguments(x, weight, bias, y, residual) | {"depth_groups": x.channels // 8}
+    given |= {"activation": _ACTIVATIONS[activation], "last": _ACTIVATIONS[last]}
+    if tile is None:
+        kernel.launch(f"network_convolve_{x.kind}", stream=stream, **given)
+    else:
+        across = {"row_blocks": -(-y.batch * y.height * y.width // tile.rows), "parts": tile.parts}
+        across["column_blocks"] = -(-y.channels // tile.columns)
+        kernel.launch(tile.symbol, stream=stream, **given, **across)
 
 
 def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: float, stream: int) -> None:

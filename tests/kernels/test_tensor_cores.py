@@ -1,0 +1,122 @@
+"""Convolutions on tensor cores, on fibres and on a GPU, against NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cuda_on_cpu import on_device
+from cudnn_on_cpu import NumpyPlan
+from framefuse.cuda import cubins
+from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Layer, Plan, TensorPlan, X, Y, tiles
+from framefuse.kernels.network.call import TILES, Tile
+
+Arrays = dict[int, NDArray[np.float16]]
+AROUND = 8
+"""Channels beside those of x and y: they are slices of wider images."""
+
+
+class Case(NamedTuple):
+    x: tuple[int, int, int, int]
+    """Batch, channels, height, width."""
+    channels: int
+    filter: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pads: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    activation: str = "identity"
+    residual: bool = False
+    last: str = "none"
+
+    @property
+    def layer(self) -> Layer:
+        batch, inner, *size = self.x
+        height, width = (
+            (size[k] + 2 * self.pads[k] - self.dilation[k] * (self.filter[k] - 1) - 1) // self.stride[k] + 1
+            for k in range(2)
+        )
+
+        def strides(channels: int, height: int, width: int) -> tuple[int, int, int, int]:
+            pitch = channels + 2 * AROUND
+            return height * width * pitch, 1, width * pitch, pitch
+
+        y = batch, self.channels, height, width
+        beside = strides(*y[1:]) if self.residual else None
+        pads = (*self.pads, *self.pads)
+        return Layer(self.x, strides(*self.x[1:]), (self.channels, inner, *self.filter), y, strides(*y[1:]), beside,
+                     self.stride, pads, self.dilation, self.activation, last=self.last)  # fmt: skip
+
+
+CASES = (
+    Case((1, 16, 7, 9), 24, (3, 3), pads=(1, 1), activation="silu", residual=True),
+    Case((2, 40, 9, 8), 72, activation="relu"),
+    Case((1, 8, 12, 11), 136, (3, 3), (2, 2), (1, 1), residual=True, last="relu"),
+    Case((3, 72, 5, 6), 16, (3, 3), pads=(2, 2), dilation=(2, 2), activation="silu"),
+    Case((1, 320, 8, 8), 64, last="relu", residual=True),
+    Case((1, 8, 13, 5), 8, (7, 1), (2, 1), (3, 0)),
+)
+
+
+def arrays(layer: Layer) -> Arrays:
+    random = np.random.default_rng(layer.weight[0])
+
+    def values(size: Sequence[int], scale: float = 1.0) -> NDArray[np.float16]:
+        return (random.standard_normal(size) * scale).astype(np.float16)
+
+    def image(shape: tuple[int, int, int, int]) -> NDArray[np.float16]:
+        batch, channels, height, width = shape
+        return values((batch, height, width, channels + 2 * AROUND))
+
+    fan_in = int(np.prod(layer.weight[1:]))
+    found = {X: image(layer.x), Y: image(layer.y), BIAS: values(layer.weight[:1])}
+    found[WEIGHT] = values((layer.weight[0], *layer.weight[2:], layer.weight[1]), fan_in**-0.5)
+    return found | ({RESIDUAL: image(layer.y)} if layer.residual_strides else {})
+
+
+def run(plan: Plan | NumpyPlan, given: Arrays, move: Callable[[Any], Any]) -> NDArray[np.float16]:
+    """Y with what lies beside it."""
+    there = {uid: move(array) for uid, array in given.items()}
+    offsets = {uid: 2 * AROUND if uid in (X, Y, RESIDUAL) else 0 for uid in there}
+    plan.run(None, {uid: int(array.data.ptr) + offsets[uid] for uid, array in there.items()}, 0, 0)
+    return np.asarray(there[Y].get())
+
+
+@pytest.fixture(params=["fibres", pytest.param("cuda", marks=pytest.mark.gpu)])
+def move(request: pytest.FixtureRequest) -> Callable[[NDArray[Any]], Any]:
+    """Takes an array to where the kernel under test runs."""
+    if request.param == "fibres":
+        request.getfixturevalue("fibres")
+        return lambda array: on_device(array.copy())
+    module: Any = pytest.importorskip("cupy")
+    return lambda array: module.array(array)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.symbol)
+def test_convolutions_of_many_shapes(tile: Tile, move: Callable[[Any], Any]) -> None:
+    for case in CASES:
+        given = arrays(case.layer)
+        found = run(TensorPlan(case.layer, tile), given, move)
+        expected = run(NumpyPlan(case.layer), given, lambda array: on_device(array.copy()))
+        np.testing.assert_allclose(found.astype(np.float32), expected, rtol=2e-3, atol=2e-3, err_msg=str(case))
+        for beside in (slice(AROUND), slice(-AROUND, None)):
+            np.testing.assert_array_equal(found[..., beside], given[Y][..., beside])
+
+
+def test_there_is_a_kernel_for_every_tile() -> None:
+    assert {tile.symbol for tile in TILES} == {name for name in cubins.descriptions() if "_tensor_" in name}
+
+
+def test_tiles_that_a_layer_may_take() -> None:
+    small, large = Case((1, 512, 7, 7), 512, (3, 3), pads=(1, 1)).layer, Case((8, 64, 160, 160), 64).layer
+    assert sorted(tiles(small, 90, 132)) == sorted(TILES)
+    assert tiles(small, 90, 132)[0].parts > 1  # eight blocks alone would sum 4,608 numbers each
+    assert tiles(large, 90, 132)[0].parts == 1
+    assert {tile.parts for tile in tiles(small, 89, 60)} == {1}
+    assert tiles(small, 75, 60) == []
+    for other in ({"x_type": "int8"}, {"y_type": "fp8"}, {"weight": (512, 256, 3, 3)}):
+        assert tiles(replace(small, **other), 90, 132) == []

@@ -17,8 +17,9 @@ module's is not. Peers multiply in FP16 where ours does in INT8: they have no IN
 
 Sides take turns in every round. `us`: microseconds of a call among CALLS in a row; `wait_us`: of one that is waited
 for; both by the wall clock between synchronisations, medians of the rounds. `apart`: the distance of framefuse's
-outputs from those of PyTorch, as a share of their spread. `built_s` includes everything that is compiled or measured
-before the first call. A side that fails, or is not built in time, has `failed` instead.
+outputs from those of PyTorch, as a share of their spread; `not finite`: sides whose outputs are not. `built_s` includes
+everything that is compiled or measured before the first call. A side that fails, or is not built in time, has `failed`
+instead.
 
 --surface: a call begins with NV12 surfaces of 1080p on the GPU and ends with objects, masks or labels. framefuse's are
 on the host then. Peers prepare and finish with PyTorch's operators (torch_surface.py), and leave them on the GPU. The
@@ -147,6 +148,9 @@ def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: An
         row["sides"][name] = side.about | {"built_s": round(time.perf_counter() - begun, 1)}
     for name, times in in_turns({name: side.call for name, side in made.items()}, args.rounds, CALLS).items():
         row["sides"][name] |= times
+    strange = [name for name, side in made.items() if not all(bool(one.isfinite().all()) for one in side.outputs())]
+    if strange:
+        row["not finite"] = strange
     if {"framefuse", "PyTorch"} <= made.keys():
         try:
             row["apart"] = apart(*(made[name].outputs() for name in ("framefuse", "PyTorch")))

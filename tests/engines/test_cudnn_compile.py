@@ -113,6 +113,15 @@ def test_memory_is_shared() -> None:
     assert alone.memory.size <= compiled.memory.size
 
 
+def test_nothing_overwrites_the_input() -> None:
+    compiled = compile_network(find_model("scout-n"), 1, 320, 320)
+    memory, sizes = compiled.memory, compiled.placement.sizes
+    own = compiled.view(compiled.network.input).buffer
+    begin, end = memory.offsets[own], memory.offsets[own] + sizes[own]
+    others = [other for other in range(len(sizes)) if other != own]
+    assert all(memory.offsets[other] >= end or memory.offsets[other] + sizes[other] <= begin for other in others)
+
+
 def test_values_that_two_want_are_copied_once(tmp_path: Path) -> None:
     net = Net()
     a, b = net.conv("images", 16), net.conv("images", 8)

@@ -323,7 +323,8 @@ def plan_memory(placement: Placement, order: Schedule, batch: int, outputs: tupl
 
     Args:
         outputs: values that are read after the last step; their memory is not reused.
-        first: the network's input, which is written before the first step.
+        first: the network's input, which is written before the first step. Its memory is not reused either: a run
+            that is repeated finds it as it was, and the channels after an image's own stay 0.
     """
     count = len(placement.sizes)
     touched = [0] * count
@@ -335,7 +336,7 @@ def plan_memory(placement: Placement, order: Schedule, batch: int, outputs: tupl
 
     def earlier(one: int, other: int) -> bool:
         """Whether every step that touches `one` has finished when the first that touches `other` starts."""
-        if one in live_at_end or other == live_at_start:
+        if one in live_at_end or live_at_start in (one, other):
             return False
         common = -1
         for index in range(len(placement.steps)):

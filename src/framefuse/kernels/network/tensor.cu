@@ -12,6 +12,7 @@
 constexpr int LANES = 128;           // threads of a block: four warps, two by two
 constexpr int RING = 48 * 1024;      // bytes
 constexpr int PITCH_MORE = 8;        // floats after each row of sums, so that rows begin in other banks
+constexpr int FEW = 264;             // blocks beside which the next kernel finds room on every multiprocessor
 
 static __device__ float activated(float value, int activation) {
   if (activation == 1) return value / (1 + __expf(-value));
@@ -83,6 +84,8 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
   for (int stage = 0; stage < STAGES - 1; ++stage)
     if (stage < count) copy_weights(stage, at + stage * CHUNKS);
   wait_for_previous();
+  const bool few = gridDim.x * gridDim.y * gridDim.z <= FEW;
+  if (few) let_next_begin();
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; ++stage) {
     if (stage < count) copy_pixels(stage);
@@ -115,7 +118,7 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
         for (int j = 0; j < WIDE; ++j) multiply_add(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
     }
   }
-  let_next_begin();
+  if (!few) let_next_begin();
 
   // Through shared memory, so that a thread has eight channels of a pixel.
   wait_for_groups<0>();

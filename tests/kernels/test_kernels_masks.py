@@ -147,6 +147,29 @@ def test_upsample(dtype: Any, source: tuple[int, int], size: tuple[int, int], pa
         np.testing.assert_allclose(found, peer.reshape(size), atol=0.05)
 
 
+@pytest.mark.parametrize("source", [(1, 1), (7, 9), (40, 3)])
+@pytest.mark.parametrize("size", [*SIZES, (300, 700)])
+@pytest.mark.parametrize("part", [None, (0.1, 0.3, 0.8, 0.45)])
+def test_classes_are_the_argmax_of_upsampled_scores(
+    source: tuple[int, int], size: tuple[int, int], part: Any, move: Move
+) -> None:
+    scores = np.random.default_rng(6).standard_normal((2, 11, *source)).astype(np.float32)
+    scores[0, 3] = scores[0, 5]  # a tie everywhere
+    scores[1, 2, 0, 0] = np.nan
+    content = part and tuple(float(f * source[1 - k % 2]) for k, f in enumerate(part))
+    found = host(masks.classes(move(scores), size, content=content))
+    stretched = [host(masks.upsample(move(item), size, content=content)) for item in scores]
+    np.testing.assert_array_equal(found, reference.argmax(np.stack(stretched)))
+
+
+def test_classes_of_a_part_of_an_array(move: Move) -> None:
+    whole = np.random.default_rng(7).standard_normal((3, 4, 12, 20)).astype(np.float32)
+    out = move(np.full((2, 30, 40), 9, np.uint8))
+    found = masks.classes(move(whole)[1:, :3, 2:, 4:], (30, 40), out=out)
+    assert found is out
+    np.testing.assert_array_equal(host(out), host(masks.classes(move(whole[1:, :3, 2:, 4:].copy()), (30, 40))))
+
+
 def scene(n: int, samples: tuple[int, int], size: tuple[int, int], channels: int = 8) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(6)
     noise = rng.standard_normal((channels, *samples)).astype(np.float32)
@@ -387,6 +410,10 @@ def test_bad_arguments_are_named() -> None:
         masks.ema(u8, u8.astype(np.float32), 2)
     with pytest.raises(UsageError, match="cannot be stretched"):
         masks.upsample(u8, (0, 4))
+    with pytest.raises(UsageError, match="expected"):
+        masks.classes(f32[0], (4, 4))
+    with pytest.raises(UsageError, match="cannot be stretched"):
+        masks.classes(f32, (0, 4))
     with pytest.raises(UsageError, match="unknown crop 'box'"):
         instances.instance_masks(f32[0], np.zeros((2, 3)), np.zeros((2, 4)), (4, 4), crop="box")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"coefficients is float32 \(2, 5\)"):

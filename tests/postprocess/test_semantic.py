@@ -19,7 +19,7 @@ from framefuse.lab.evaluation import open_data, validate
 from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.counters import OTHER, PixelCounter
 from framefuse.models.card import read_card
-from framefuse.postprocess import ClassMasks
+from framefuse.postprocess import class_masks
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Preprocess
 from framefuse.sinks.draw import Annotator
@@ -298,9 +298,9 @@ def test_scores_that_are_not_numbers(tmp_path: Path) -> None:
     scores = np.zeros((1, 3, 8, 12), np.float32)
     scores[0, 1, 2, 3] = np.nan
     with pytest.raises(NonFiniteError):
-        ClassMasks()(scores, [Preprocess(96, 64).place(96, 64)])
+        class_masks(scores, [Preprocess(96, 64).place(96, 64)])
     with pytest.raises(CardError, match="8x12 scores for an input of 96x64"):
-        ClassMasks()(np.zeros((1, 3, 12, 8), np.float32), [Preprocess(96, 64).place(96, 64)])
+        class_masks(np.zeros((1, 3, 12, 8), np.float32), [Preprocess(96, 64).place(96, 64)])
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from framefuse.kernels.geometry.projections import equirectangular_to_perspectiv
 from framefuse.kernels.geometry.projections import fisheye_to_perspective as fisheye_to_perspective
 from framefuse.kernels.masks.call import argmax as argmax
 from framefuse.kernels.masks.call import box_blur as box_blur
+from framefuse.kernels.masks.call import classes as classes
 from framefuse.kernels.masks.call import composite as composite
 from framefuse.kernels.masks.call import ema as ema
 from framefuse.kernels.masks.call import gaussian_blur as gaussian_blur

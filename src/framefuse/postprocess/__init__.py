@@ -179,43 +179,28 @@ class BoxCheck:
         return kept
 
 
-class ClassMasks:
-    """Upsamples scores to what the model saw, then takes the argmax of each pixel, as training frameworks do.
+def class_masks(scores: NDArray[Any], placements: Sequence[Placement]) -> list[NDArray[np.uint8]]:
+    """The class of each pixel, (height, width), of the images, or of the part of each that its placement uses.
 
-    The buffer of upsampled scores, classes x height x width float32 of the largest part, is reused between calls, so
-    instances are not thread-safe.
+    Scores are upsampled to what the model saw, and then the best is taken, as training frameworks do.
+
+    Args:
+        scores: (batch, classes, h, w), float32; other types are copied. Batch rows beyond `placements` are padding.
+        placements: where each image lies in the model input.
+
+    Raises:
+        CardError: h and w are not the same fraction of the input's sides.
+        NonFiniteError: NaN or infinity in the scores of an image.
     """
-
-    def __init__(self) -> None:
-        self._scores = np.empty(0, np.float32)
-
-    def __call__(self, scores: NDArray[Any], placements: Sequence[Placement]) -> list[NDArray[np.uint8]]:
-        """Class masks of the images, or of the part of each that its placement uses: (height, width).
-
-        Args:
-            scores: (batch, classes, h, w), float32; other types are copied. Batch rows beyond `placements` are padding.
-            placements: where each image lies in the model input.
-
-        Raises:
-            CardError: h and w are not the same fraction of the input's sides.
-            NonFiniteError: NaN or infinity in the scores of an image.
-        """
-        scores = np.asarray(scores[: len(placements)], np.float32)
-        with np.errstate(invalid="ignore", over="ignore"):
-            finite = np.isfinite([rows.sum(dtype=np.float64) for rows in scores]).all()
-        if not finite:
-            raise_non_finite(np.count_nonzero(~np.isfinite(scores), axis=(1, 2, 3)), "of its scores")
-        return [self._one(rows, placement) for rows, placement in zip(scores, placements, strict=True)]
-
-    def _one(self, scores: NDArray[Any], placement: Placement) -> NDArray[np.uint8]:
-        content, size = scored(scores.shape, placement), placement.shown[::-1]
-        count = len(scores) * size[0] * size[1]
-        if self._scores.size < count:
-            self._scores = np.empty(count, np.float32)
-        out = self._scores[:count].reshape(len(scores), *size)
-        upsampled = kernels.upsample(scores, size, content=content, out=out)
-        found: NDArray[np.uint8] = kernels.argmax(upsampled[None])[0]
-        return found
+    scores = np.asarray(scores[: len(placements)], np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        finite = np.isfinite([rows.sum(dtype=np.float64) for rows in scores]).all()
+    if not finite:
+        raise_non_finite(np.count_nonzero(~np.isfinite(scores), axis=(1, 2, 3)), "of its scores")
+    return [
+        kernels.classes(rows[None], placement.shown[::-1], content=scored(rows.shape, placement))[0]
+        for rows, placement in zip(scores, placements, strict=True)
+    ]
 
 
 def scored(shape: tuple[int, ...], placement: Placement) -> tuple[float, float, float, float]:
@@ -232,4 +217,4 @@ def scored(shape: tuple[int, ...], placement: Placement) -> tuple[float, float, 
     return left, top, across, down
 
 
-__all__ = ["MAX_CANDIDATES", "BoxCheck", "ClassMasks", "maps", "postprocess"]
+__all__ = ["MAX_CANDIDATES", "BoxCheck", "class_masks", "maps", "postprocess"]

@@ -15,7 +15,7 @@ from framefuse.errors import FramefuseError
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import HEAD
 from framefuse.models.card import Card
-from framefuse.postprocess import BoxCheck, ClassMasks, postprocess
+from framefuse.postprocess import BoxCheck, class_masks, postprocess
 from framefuse.postprocess.decoders import DECODERS, decoded
 from framefuse.postprocess.heads import Heads, classify
 from framefuse.postprocess.mattes import Foreground
@@ -320,7 +320,6 @@ class HostProgram(Program):
     def __post_init__(self) -> None:
         super().__post_init__()  # its ledger stays empty: nothing leaves the host
         card = self.card
-        self._class_masks = ClassMasks() if card.task == "semantic" else None
         self._foreground = None if self.mattes is None else Foreground(card.names, self.mattes)
         self._heads = heads_of(card, self.checked)
         self._pools: dict[Hashable, RequestPool] = {}
@@ -405,8 +404,8 @@ class HostProgram(Program):
             if self._foreground is not None:
                 mattes = self._foreground(outputs[0], flight.placements)
                 found = [FrameOutput(Detections.none(card.names), matte=matte) for matte in mattes]
-            elif self._class_masks is not None:
-                masks = self._class_masks(outputs[0], flight.placements)
+            elif self.card.task == "semantic":
+                masks = class_masks(outputs[0], flight.placements)
                 found = [FrameOutput(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
             elif card.task == "classify":
                 classes = classify(outputs[0][: len(flight.placements)], card.names, card.activation)

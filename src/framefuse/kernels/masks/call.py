@@ -25,6 +25,9 @@ Region = tuple[float, float, float, float]
 MAX_RADIUS = 64
 """Samples on each side that smoothing takes in; sums of uint8 stay exact in float32 up to here."""
 
+CACHED = 1 << 22
+"""Bytes of stretched scores that `classes` holds on the CPU."""
+
 SMOOTHED = ("u8_u8", "u8_f32", "f32_f32")
 """Types that smoothing reads and writes."""
 
@@ -168,9 +171,7 @@ def upsample(
     with on(gpu, stream):
         planes = batch(checked("plane", plane, gpu, plane.shape, "uint8", "float32"))
         height, width = plane.shape[-2:]
-        left, top, wide, high = content or (0, 0, width, height)
-        if not (wide > 0 and high > 0 and min(size) > 0 and min(height, width) > 0):
-            raise UsageError(f"content {content} of a plane {tuple(plane.shape)} cannot be stretched to {size}")
+        left, top, wide, high = _content(plane, size, content)
         rounds = kind(planes) == "f32" and out is not None and out.dtype == np.uint8
         if rounds and not gpu:
             np.copyto(out, upsample(plane, size, content=content) + np.float32(0.5), casting="unsafe")
@@ -187,6 +188,56 @@ def upsample(
             for one, result in zip(planes, to, strict=True):
                 _function(symbol)(*_plane(one), *_plane(result), height, *both, scratch)
     return stretched if out is None else out
+
+
+def classes(
+    scores: Any, size: tuple[int, int], *, content: Region | None = None, out: Any = None, stream: int | None = None
+) -> Any:
+    """`argmax` of `upsample`d scores, (n, classes <= 256, h, w) to (n, *size), without storing them upsampled.
+
+    Args:
+        scores: float32.
+        size, content: as for `upsample`.
+        out: (n, *size) uint8.
+
+    Raises:
+        UsageError: wrong shape, dtype or content.
+    """
+    gpu = on_gpu(scores)
+    if scores.ndim != 4 or not 1 <= scores.shape[1] <= 256:
+        raise UsageError(f"scores have shape {tuple(scores.shape)}, expected (n, 1..256 classes, h, w)")
+    n, count, height, width = scores.shape
+    with on(gpu, stream):
+        scores = checked("scores", scores, gpu, scores.shape, "float32")
+        left, top, wide, high = _content(scores, size, content)
+        labels = target(out, gpu, (n, *size), "uint8")
+        if gpu:
+            tables = device_taps(size, (left, top, wide, high), (height, width))
+            places = {"source_address": scores, "source_item": pitch(scores, 0), "class_pitch": pitch(scores, 1)}
+            places |= {"source_pitch": pitch(scores, 2), **_places("target", labels)}
+            kernel.launch("mask_classes", **places, n=n, classes=count, height=size[0], width=size[1], **tables)
+            return labels if out is None else out
+        across, (index, weight) = taps(size[1], left, wide, width), taps(size[0], top, high, height)
+        rows = max(1, CACHED // (4 * count * size[1]))
+        stretched, row = _scratch.get("scores", (count * rows * size[1],)), _scratch.get("stretched", (2 * size[1],))
+        for item, found in zip(scores, labels, strict=True):
+            for first in range(0, size[0], rows):
+                down = index[first : first + rows], weight[first : first + rows]
+                shape = count, len(down[0]), size[1]
+                strip = stretched[: count * len(down[0]) * size[1]].reshape(shape)
+                for one, to in zip(item, strip, strict=True):
+                    _function("mask_upsample_f32")(*_plane(one), *_plane(to), height, *across, *down, row)
+                argmax(strip[None], out=found[None, first : first + rows])
+    return labels if out is None else out
+
+
+def _content(planes: Any, size: tuple[int, int], content: Region | None) -> Region:
+    """The part of planes to stretch to a size, which is not empty."""
+    height, width = planes.shape[-2:]
+    left, top, wide, high = content or (0, 0, width, height)
+    if not (wide > 0 and high > 0 and min(size) > 0 and min(height, width) > 0):
+        raise UsageError(f"content {content} of a plane {tuple(planes.shape)} cannot be stretched to {size}")
+    return left, top, wide, high
 
 
 @lru_cache(maxsize=64)

@@ -115,6 +115,35 @@ __global__ void __launch_bounds__(THREADS) mask_upsample(
   store(target_address[place(target_item, target_pitch, x)], lerp(above, below, down));
 }
 
+// The class whose score, stretched as by mask_upsample, is the greatest; of equal ones the first. NaN wins nothing.
+// launch: grid ((width + 255) / 256, height, n), block 256, waits
+extern "C" __global__ void __launch_bounds__(THREADS) mask_classes(
+    const float* __restrict__ source_address, int64_t source_item, int64_t class_pitch, int source_pitch,
+    uint8_t* __restrict__ target_address, int64_t target_item, int target_pitch, int classes, int width,
+    const int* __restrict__ across_index, const float* __restrict__ across_weight, const int* __restrict__ down_index,
+    const float* __restrict__ down_weight) {
+  wait_for_previous();
+  const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y;
+  if (x >= width) return;
+  const float across = across_weight[x], down = down_weight[y];
+  const float* upper =
+      source_address + blockIdx.z * source_item + (int64_t)down_index[y] * source_pitch + across_index[x];
+  const int right = across > 0, lower = down > 0 ? source_pitch : 0;
+  float best = -INFINITY;
+  int label = 0;
+#pragma unroll 4
+  for (int c = 0; c < classes; ++c) {
+    const float* at = upper + c * class_pitch;
+    const float above = lerp(at[0], at[right], across), below = lerp(at[lower], at[lower + right], across);
+    const float score = lerp(above, below, down);
+    if (score > best) {
+      best = score;
+      label = c;
+    }
+  }
+  target_address[place(target_item, target_pitch, x)] = label;
+}
+
 // A thread makes one sample of one channel.
 // launch: grid ((width * channels + 255) / 256, height), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) mask_composite(

@@ -201,7 +201,7 @@ class BoxOutputs:
 
 
 class MaskOutputs:
-    """The class of every pixel: scores are resized to what the model saw, then the best class is taken.
+    """The class of every pixel of what the model saw.
 
     All frames, or their views, have the size that the graph is captured for.
 
@@ -216,11 +216,9 @@ class MaskOutputs:
     uploaded_bytes = 0
 
     def __init__(self, batch: int, shape: tuple[int, int, int], placement: Placement, card: Card) -> None:
-        cp = device.cupy()
-        self._card, self._placed, self._batch = card, _place_of(placement), batch
+        self._card, self._placed = card, _place_of(placement)
         self._content = scored(shape, placement)
         self._size = placement.shown[1], placement.shown[0]
-        self._resized = cp.empty((1, shape[0], *self._size), np.float32)
         shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
         (self._labels, self._non_finite), self._device_bytes = device.packed_allocation(shapes, _device_bytes)
         self._host, self._host_bytes = device.packed_allocation(shapes, _pinned_bytes)
@@ -236,9 +234,7 @@ class MaskOutputs:
         (scores,) = outputs
         self._non_finite.data.memset_async(0, self._non_finite.nbytes, stream)
         count_non_finite(scores, self._non_finite, stream=stream.ptr)
-        for slot in range(self._batch):
-            masks.upsample(scores[slot], self._size, content=self._content, out=self._resized[0])
-            masks.argmax(self._resized, out=self._labels[slot : slot + 1])
+        masks.classes(scores, self._size, content=self._content, out=self._labels)
         _download(self._device_bytes, self._host_bytes, stream)
 
     def read(self, count: int) -> list[FrameOutput]:

@@ -65,7 +65,7 @@ def test_outputs_are_checked(
 
 
 def test_outputs_that_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["engines", "check", "scout-n-int8", "--engine", "onnxruntime", "--device", "cpu"]) == 2
+    assert main(["engines", "check", "scout-n-int8", "--engine", "onnxruntime", "--device", "cpu"]) == 3
     assert "no other engine is installed" in capsys.readouterr().err
 
 

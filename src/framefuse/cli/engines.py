@@ -61,7 +61,7 @@ def check(
     imgsz: Annotated[str | None, option("N...", "height and width (default: those of the model)")] = None,
     batch: Annotated[int, option("N", "images per batch", min=1, max=64)] = 1,
     device: Annotated[str, option("auto|cpu|cuda|cuda:N", "where the engine runs")] = "auto",
-    calib: Annotated[str | None, option("SOURCE", "engine cudnn: sample frames by which each layer's precision is chosen")] = None,
+    calib: Annotated[str | None, option("SOURCE", "engine cudnn: sample frames, as those of predict")] = None,
     again: Annotated[bool, typer.Option("--again", help="measure even if the result is known")] = False,
     print_json: PrintJson = False,
 ) -> int:
@@ -69,9 +69,9 @@ def check(
     from framefuse.lab.checking import check_outputs
 
     check_choice("precision", precision, PRECISIONS)
-    options = {} if imgsz is None else {"imgsz": list(size(imgsz))}
-    options |= {"engine": engine, "precision": precision, "batch": batch, "device": device, "calib": calib}
-    verdict = check_outputs(model, again=again, **options)
+    options = {"engine": engine, "precision": precision, "batch": batch, "device": device, "calib": calib}
+    sides = {} if imgsz is None else {"imgsz": list(size(imgsz))}
+    verdict = check_outputs(model, again=again, **options, **sides)
     rows = [(name, f"{distance:.2g}", f"{verdict.limit:.2g}") for name, distance in verdict.distances.items()]
     print_rows(("output", "relative distance", "limit"), rows, print_json)
     if text := verdict.warning or verdict.failed:

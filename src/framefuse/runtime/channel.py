@@ -56,6 +56,7 @@ class Threaded(Generic[Item]):
         on_step: called after each item with the seconds the iterable worked on it, the seconds it was then blocked, and
             the CPU seconds of its thread.
         on_wait: called with the seconds the reader waited for an item.
+        on_end: called with the index of each iterable once all of its items have been delivered, by the reader.
     """
 
     iterables: InitVar[Iterable[Iterable[Item]]]
@@ -69,6 +70,7 @@ class Threaded(Generic[Item]):
     on_drop: Callable[[Item, str], None] = lambda item, cause: None
     on_step: Callable[[float, float, float], None] = lambda busy, blocked, cpu: None
     on_wait: Callable[[float], None] = lambda waited: None
+    on_end: Callable[[int], None] = lambda number: None
 
     def __post_init__(self, iterables: Iterable[Iterable[Item]]) -> None:
         self._queues: dict[int, _Queue[Item]] = {}
@@ -114,7 +116,8 @@ class Threaded(Generic[Item]):
                 yield item
 
     def get(self, timeout: float | None = None) -> Item | Empty | None:
-        """The next item; EMPTY if none arrives within `timeout` seconds; None at the end.
+        """The next item; EMPTY if none arrives within `timeout` seconds, or one of several iterables has ended; None at
+        the end.
 
         Raises:
             the error that ended an iterable, once, after all items that precede it.
@@ -145,12 +148,15 @@ class Threaded(Generic[Item]):
                     error, self._error = self._error, None
                     self._closed = True
                     raise error
-                for number in self._ended:
+                ended, self._ended = self._ended, set()
+                for number in ended:
                     self._turns.remove(number)
                     del self._queues[number]
-                self._ended.clear()
+                    self.on_end(number)
                 if not self._queues:
                     return None
+                if ended:
+                    return EMPTY
                 remaining = None if deadline is None else deadline - monotonic()
                 if remaining is not None and remaining <= 0:
                     return EMPTY

@@ -39,7 +39,7 @@ MERGED = slice(FOUND, FOUND + len(Merged._fields))
 class DeviceOutputs(Protocol):
     """Postprocessing of one captured batch."""
 
-    uploaded_bytes: int
+    uploaded_bytes: int = 0
     """Size of the tables that `upload` copies to the GPU."""
     downloaded_bytes: int
     """Size of the results that `start` copies to the host."""
@@ -48,10 +48,21 @@ class DeviceOutputs(Protocol):
         """Set where the frames of the next launch lie in the model input."""
 
     def upload(self, stream: Any) -> None:
-        """Start copying what `place` wrote."""
+        """Start copying what `place` wrote; by default nothing."""
+        return None
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         """Launch everything on a CuPy stream, which must be the current one."""
+
+    def hand_over(self, stream: Any, frames: Sequence[Frame], kept: Sequence[Frame | None]) -> None:
+        """Start copying the results of a launch that stay on the GPU before the next one overwrites them; by default
+        nothing.
+
+        Args:
+            frames: of each row.
+            kept: the first row of each frame that stays on the GPU has it as it is kept.
+        """
+        return None
 
     def read(self, count: int) -> list[FrameOutput]:
         """Copies of the results of the first `count` frames, once the launch has ended.
@@ -61,7 +72,7 @@ class DeviceOutputs(Protocol):
         """
 
 
-class BoxOutputs:
+class BoxOutputs(DeviceOutputs):
     """Boxes: confidence filter, NMS, and coordinates in source pixels.
 
     Args:
@@ -147,7 +158,7 @@ class BoxOutputs:
                 found, self._device_looks, self._merges, agnostic=self._selection.agnostic,
                 out=Merged(*self._device[MERGED]), workspace=self._merging,
             )  # fmt: skip
-        _download(self._device_bytes, self._host_bytes, stream)
+        device.copy_to_host(self._device_bytes, self._host_bytes, stream.ptr)
 
     def _start_masks(self, found: Found) -> None:
         """The masks of all rows, which share the memory between."""
@@ -200,7 +211,7 @@ class BoxOutputs:
         return results
 
 
-class MaskOutputs:
+class MaskOutputs(DeviceOutputs):
     """The class of every pixel: scores are resized to what the model saw, then the best class is taken.
 
     All frames, or their views, have the size that the graph is captured for.
@@ -212,8 +223,6 @@ class MaskOutputs:
     Raises:
         CardError: the scores have another aspect ratio than the model input.
     """
-
-    uploaded_bytes = 0
 
     def __init__(self, batch: int, shape: tuple[int, int, int], placement: Placement, card: Card) -> None:
         cp = device.cupy()
@@ -229,9 +238,6 @@ class MaskOutputs:
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         assert all(_place_of(placement) == self._placed for placement in placements)
 
-    def upload(self, stream: Any) -> None:
-        """Nothing to do: the placement is part of the graph."""
-
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
         self._non_finite.data.memset_async(0, self._non_finite.nbytes, stream)
@@ -239,7 +245,7 @@ class MaskOutputs:
         for slot in range(self._batch):
             masks.upsample(scores[slot], self._size, content=self._content, out=self._resized[0])
             masks.argmax(self._resized, out=self._labels[slot : slot + 1])
-        _download(self._device_bytes, self._host_bytes, stream)
+        device.copy_to_host(self._device_bytes, self._host_bytes, stream.ptr)
 
     def read(self, count: int) -> list[FrameOutput]:
         labels, bad = self._host
@@ -248,14 +254,12 @@ class MaskOutputs:
         return [FrameOutput(Detections.none(names), Masks(labels[row].copy(), names)) for row in range(count)]
 
 
-class ClassOutputs:
+class ClassOutputs(DeviceOutputs):
     """The scores of the classes of each image, which the host ranks.
 
     Args:
         scores: of the model, (batch, classes) or (batch, classes, 1, 1).
     """
-
-    uploaded_bytes = 0
 
     def __init__(self, scores: Any, card: Card) -> None:
         self._card, self._host = card, device.pinned(tuple(scores.shape), np.dtype(scores.dtype.name))
@@ -264,11 +268,8 @@ class ClassOutputs:
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         """Nothing to do: a class is one of the whole frame."""
 
-    def upload(self, stream: Any) -> None:
-        """Nothing to do."""
-
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
-        _download(outputs[0], self._host, stream)
+        device.copy_to_host(outputs[0], self._host, stream.ptr)
 
     def read(self, count: int) -> list[FrameOutput]:
         names = self._card.names
@@ -276,10 +277,8 @@ class ClassOutputs:
         return [FrameOutput(Detections.none(names), None, one) for one in classes]
 
 
-class UndecodedOutputs:
+class UndecodedOutputs(DeviceOutputs):
     """Outputs of a network that leaves their decoding to others, which the host decodes."""
-
-    uploaded_bytes = 0
 
     def __init__(self, outputs: Sequence[Any], card: Card, selection: Selection, checked: BoxCheck) -> None:
         self._card, self._selection, self._checked = card, selection, checked
@@ -291,12 +290,9 @@ class UndecodedOutputs:
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         self._placements = list(placements)
 
-    def upload(self, stream: Any) -> None:
-        """Nothing to do: the host knows where the frames lie."""
-
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         for output, array in zip(outputs, self._host, strict=True):
-            _download(output, array, stream)
+            device.copy_to_host(output, array, stream.ptr)
 
     def read(self, count: int) -> list[FrameOutput]:
         outputs = tuple(np.asarray(array[:count], np.float32) for array in self._host)
@@ -305,7 +301,7 @@ class UndecodedOutputs:
         return [FrameOutput(objects) for objects in boxes_of(decoded, "yolov5", *given)]
 
 
-class MatteOutputs:
+class MatteOutputs(DeviceOutputs):
     """The mattes of the images at the resolution of the model.
 
     Args:
@@ -314,8 +310,6 @@ class MatteOutputs:
         classes: see `Foreground`.
         stay: mattes stay on the GPU, each launch's in memory of its own (`hand_over`).
     """
-
-    uploaded_bytes = 0
 
     def __init__(self, scores: Any, card: Card, placement: Placement, classes: Sequence[int], *, stay: bool) -> None:
         self._card, self._placement, self._stay = card, placement, stay
@@ -334,9 +328,6 @@ class MatteOutputs:
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         assert all(_place_of(placement) == _place_of(self._placement) for placement in placements)
 
-    def upload(self, stream: Any) -> None:
-        """Nothing to do: the placement is part of the graph."""
-
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
         self._non_finite.data.memset_async(0, self._non_finite.nbytes, stream)
@@ -344,18 +335,13 @@ class MatteOutputs:
         self._share(scores)
         if self._cut is not None:
             masks.upsample(self._share.alpha, self._cut[1], content=self._cut[0], out=self._alpha)
-        _download(self._non_finite, self._bad, stream)
+        device.copy_to_host(self._non_finite, self._bad, stream.ptr)
         if not self._stay:
-            _download(self._alpha, self._host, stream)
+            device.copy_to_host(self._alpha, self._host, stream.ptr)
 
     def hand_over(self, stream: Any, frames: Sequence[Frame], kept: Sequence[Frame | None]) -> None:
-        """Start copying the mattes of a launch, where they stay, before the next one overwrites them, and shrinking the
-        luma that guides those of kept frames: the host does it now rather than when somebody waits.
-
-        Args:
-            frames: of each row.
-            kept: the first row of each frame that stays on the GPU has it as it is kept.
-        """
+        """Also start shrinking the luma that guides those of kept frames: the host does it now rather than when
+        somebody waits."""
         if not self._stay:
             return
         shape = self._alpha.shape[1:]
@@ -400,7 +386,3 @@ def _device_bytes(size: int) -> Any:
 def _place_of(placement: Placement) -> tuple[tuple[int, int], ...]:
     """What has to be the same for two views, wherever they lie in their frames."""
     return placement.shown, placement.size, placement.content[:2], placement.content[2:]
-
-
-def _download(source: Any, target: Any, stream: Any) -> None:
-    device.copy_to_host(source, target, stream.ptr)

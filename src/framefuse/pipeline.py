@@ -410,6 +410,7 @@ class Pipeline:
             on_drop=lambda frame, cause: self._drop(frame, frame.source_id, cause),
             on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
             on_wait=lambda waited: next_clock.add(0, items=0, wait_in=waited),
+            on_end=self._adapter.end if self._adapter else lambda number: None,
         )
         return frames
 
@@ -440,14 +441,14 @@ class Pipeline:
     def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
         results: Iterator[FrameResult] = watched(found, self._program, self.settings.request_timeout)
         if self._events is not None:
-            results = self._events.follow(results, self._inputs.reader_of, stopped=lambda: self._closed)
+            results = self._events.follow(results, self._inputs.completed, stopped=lambda: self._closed)
         if self._matting is not None:
             results = self._matting.follow(results, self._inputs.reader_of, self._inputs.left)
         if self._sink_set is None:
             return self._accounted(frame_result.result for frame_result in results)
         clock, inputs = self._recorder.stage("write"), self._inputs
         written = write(
-            results, self._sink_set, inputs.info_of, clock, reader_of=inputs.reader_of, stopped=lambda: self._closed
+            results, self._sink_set, inputs.info_of, clock, completed=inputs.completed, stopped=lambda: self._closed
         )
         written = self._accounted(written)
         if self.settings.show:

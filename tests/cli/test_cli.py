@@ -7,13 +7,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from command_line import spawn
 from framefuse import __version__
+from framefuse.cli.app import app
 from framefuse.cli.options import normalise
 from framefuse.config import Settings
 
@@ -49,6 +52,18 @@ def test_every_setting_is_an_option_under_both_spellings(run: Any) -> None:
         for spelling in (name, field):
             code, out, _ = run("config", "show", "--json", f"--{spelling}", *value)
             assert (code, json.loads(out)["settings"][field]["from"]) == (0, "command line")
+
+
+def verbs(group: Any, *before: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield from verbs(command, *before, name) if hasattr(command, "commands") else [(*before, name)]
+
+
+@pytest.mark.parametrize("words", list(verbs(typer.main.get_command(app))), ids=" ".join)
+def test_help_shows_no_types_of_python(words: tuple[str, ...], run: Any) -> None:
+    code, text, _ = run(*words, "--help")
+    assert code == 0
+    assert not re.search(r"<\w|None\b|\w\[\w|Path |\btuple|\{|\.{4}", text.replace("[OPTIONS]", "")), text
 
 
 def test_help_and_version_print_on_stdout(run: Any) -> None:

@@ -67,3 +67,9 @@ def test_outputs_are_checked(
 def test_outputs_that_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines", "check", "scout-n-int8", "--engine", "onnxruntime", "--device", "cpu"]) == 3
     assert "no other engine is installed" in capsys.readouterr().err
+
+
+def test_frames_are_for_an_engine_that_calibrates(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["engines", "check", "scout-n", "--device", "cpu", "--engine", "openvino"]
+    assert main([*words, "--calib", "synthetic://street?frames=20"]) == 2
+    assert "engine openvino has no use for calibration frames" in capsys.readouterr().err

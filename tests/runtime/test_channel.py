@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -139,3 +140,38 @@ def test_close_wakes_a_reader_that_waits() -> None:
     channel.close()
     reader.join(5)
     assert got == [None]
+
+
+def test_a_reader_that_waits_gets_what_comes_first() -> None:
+    """However old it is, and although a newer one may come before its thread runs again."""
+    turns = [threading.Event() for _ in range(2)]
+    done = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number, turn in enumerate(turns):
+            turn.wait(5)
+            yield from (2 * number, 2 * number + 1)
+        done.set()
+
+    dropped: list[int] = []
+    channel = Threaded(
+        [items()], name="old", too_old=lambda item: item % 2 == 0, keep_newest=True,
+        on_drop=lambda item, cause: dropped.append(item),
+    )  # fmt: skip
+    assert channel.get(timeout=0) is EMPTY
+    turns[0].set()
+    while len(channel._queues[0].items) < 2:
+        time.sleep(0.001)
+    assert channel.get(5) == 0
+    turns[1].set()
+    assert done.wait(5)
+    assert channel.get(5) == 1, "nobody waited"
+    assert channel.get(5) == 3 and dropped == [2]
+    channel.close()
+
+
+def test_the_end_of_each_iterable_is_told_once() -> None:
+    ended: list[int] = []
+    channel = Threaded([iter([1]), iter([2, 3])], name="two", on_end=ended.append)
+    assert sorted(channel) == [1, 2, 3]
+    assert sorted(ended) == [0, 1]

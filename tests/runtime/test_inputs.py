@@ -260,6 +260,52 @@ def test_swapping_sources_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
     assert len(lines) == 1 + 2 * 60
 
 
+def test_nothing_is_kept_of_a_source_but_its_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framefuse.runtime.inputs.KEPT", 3)
+    feed, image = FrameFeed("stays"), images(1)[0]
+    options: dict[str, Any] = {"save_jsonl": True, "save_events": True, "track": "bytetrack", "project": tmp_path}
+    with Pipeline(feed, "squares", name="run", **options).start() as pipeline:
+
+        def swap(number: int) -> None:
+            silent, other = FrameFeed(f"silent {number}"), FrameFeed(f"camera {number}")
+            pipeline.add_source(silent)
+            pipeline.add_source(other)
+            other.submit(image)
+            taken(pipeline, 1)
+            pipeline.remove_source(silent.info.uri)
+            pipeline.remove_source(other.info.uri)
+            time.sleep(0.05)
+            feed.submit(image)
+            taken(pipeline, 1)
+
+        def held() -> Counter[str]:
+            gc.collect()
+            return Counter(type(one).__name__ for one in gc.get_objects() if "framefuse" in str(type(one)))
+
+        for number in range(5):
+            swap(number)
+        before = held()
+        for number in range(5, 25):
+            swap(number)
+        assert not [name for name, count in (held() - before).items() if count >= 10]
+        feed.finish()
+    assert sum(path.endswith(".jsonl") for path in map(str, pipeline.report.outputs)) >= 1 + 25
+
+
+def test_the_frames_of_a_removed_source_are_not_held_back() -> None:
+    """With adaptive, most results wait for the next look of the model, which a source that has ended does not have."""
+    stays, image = FrameFeed("stays"), images(1)[0]
+    with Pipeline(stays, "squares", adaptive=True).start() as pipeline:
+        for number in range(2):
+            other = FrameFeed(f"camera {number}")
+            pipeline.add_source(other)
+            for _ in range(5):
+                other.submit(image)
+            other.finish()
+            assert [result.frame.index for result in taken(pipeline, 5)] == list(range(5))
+        stays.finish()
+
+
 def test_only_the_latest_sources_that_have_ended_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("framefuse.runtime.inputs.KEPT", 3)
     feed, image = FrameFeed("stays"), images(1)[0]

@@ -22,6 +22,7 @@ from framefuse.common.files import user_cache
 from framefuse.engines import EngineOptions
 from framefuse.engines.cache import KEYS
 from framefuse.errors import CapabilityError
+from framefuse.lab.checking import check_outputs
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.runtime import output_check, output_distance
@@ -120,6 +121,16 @@ def test_a_wrong_engine_is_said_with_its_numbers(monkeypatch: pytest.MonkeyPatch
     assert "engine scaled in fp32 differs from onnxruntime in fp32" in verdict.warning
     assert " 0.1, where rounding explains 0.00024" in verdict.warning
     assert "--engine" in verdict.warning
+
+
+def test_it_can_be_asked_for_at_once(opened: Path) -> None:
+    """The engine that tells the precision is also the one that is compared."""
+    asked: dict[str, Any] = {"engine": "scaled", "device": "cpu", "imgsz": [96, 160]}
+    first = check_outputs("scout-n", **asked)
+    assert "engine scaled in fp32" in first.engine and first.distances
+    assert len(opened.read_text().splitlines()) == 1
+    assert check_outputs("scout-n", **asked) == first
+    assert len(opened.read_text().splitlines()) == 2
 
 
 @pytest.mark.usefixtures("opened")

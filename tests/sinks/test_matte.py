@@ -86,7 +86,8 @@ def test_alpha_is_transparent(tmp_path: Path) -> None:
     assert [path.name for path in sink.paths] == ["clip_alpha.mov"]
     with av.open(sink.paths[0]) as container:
         stream = container.streams.video[0]
-        assert (stream.codec_context.name, stream.pix_fmt) == ("prores", "yuva444p10le")
+        assert (stream.codec_context.name, stream.pix_fmt) == ("prores", "yuva444p12le")
+        assert stream.codec_context.codec_tag == "ap4h", "ProRes 4444, which FFmpeg decodes to 12 bits"
         images = [one.to_ndarray(format="rgba") for one in container.decode(video=0)]
     assert len(images) == 3
     assert images[0][:, :20, 3].max() == 0 and images[0][:, -20:, 3].min() == 255
@@ -199,7 +200,7 @@ def test_what_a_killed_run_leaves_can_be_completed(tmp_path: Path, mode: str) ->
     (video,) = left.iterdir()
     assert video.name == sink.paths[0].name and 40 <= len(decoded(video)) <= 75
     with av.open(str(video)) as container:
-        assert container.streams.video[0].pix_fmt == ("yuva444p10le" if mode == "alpha" else "yuv420p")
+        assert container.streams.video[0].pix_fmt == ("yuva444p12le" if mode == "alpha" else "yuv420p")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from av.sidedata.sidedata import Type
 from framefuse.prediction import Matte, MattePart
 from framefuse.sinks import open_sink
 from framefuse.sinks.mp4 import add_boxes
+from framefuse.sinks.repair import repair_folder
 from framefuse.sinks.webm import add_vr
-from framefuse.sources.stereo import box
+from framefuse.sources.stereo import box, said_by_file
 from sink_frames import NONE, context, frame, make_clip, result
 from sink_frames import run as write
 
@@ -46,6 +48,28 @@ def written(tmp_path: Path, boxes: bytes) -> Any:
         sink.write(replace(result(one, NONE), matte=Matte((part,), (one.width, one.height), 1.0)), one)
     sink.close()
     return sink
+
+
+@pytest.mark.parametrize("mode", ["gray", "alpha"])
+def test_a_repaired_video_says_what_its_source_says(mode: str, tmp_path: Path) -> None:
+    source = write(open_sink("video"), context(tmp_path), [frame(i) for i in range(30)]).paths[0]
+    assert add_boxes(source, said())
+    sink: Any = open_sink("matte", mode=mode)
+    (run := tmp_path / "run").mkdir()
+    sink.open(context(run, path=source, kind="file"))
+    for index in range(30):
+        one = frame(index)
+        part = MattePart((0, 0, one.width, one.height), np.full((8, 12), 1, np.float32))
+        sink.write(replace(result(one, NONE), matte=Matte((part,), (one.width, one.height), 1.0)), one)
+    shutil.copytree(run, tmp_path / "killed")
+    sink.close()
+    assert [done.done for done in repair_folder(tmp_path / "killed") if not done.failed]
+    for folder in (run, tmp_path / "killed"):
+        (path,) = folder.iterdir()
+        assert said_by_file(path).boxes == said()
+        with av.open(path) as container:
+            assert "comment" not in container.metadata and next(container.decode(video=0))
+            assert container.streams.video[0].codec_context.codec_tag == {"gray": "avc1", "alpha": "ap4h"}[mode]
 
 
 def seen(path: Path) -> tuple[list[Any], list[Any], dict[Type, bytes]]:

@@ -279,7 +279,7 @@ def run_by_hand(
         for frame_info, found in frames:
             yield tracks.follow(FrameResult(Result(frame_info, found), None))
 
-    followed = events.follow(results(), lambda source: 0, stopped=lambda: False)
+    followed = events.follow(results(), lambda source: None, stopped=lambda: False)
     return [event for found in followed for event in found.result.events], events
 
 

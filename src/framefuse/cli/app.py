@@ -16,26 +16,26 @@ from framefuse.cli import config, doctor, engines, interrupts, matte, models, pr
 from framefuse.cli.console import print_error, set_up_logs
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.mistakes import explain, reconsider
-from framefuse.cli.options import Command, normalise
+from framefuse.cli.options import App, normalise
 from framefuse.common.machine import lacks_memory
 from framefuse.common.version import __version__
 from framefuse.errors import FramefuseError, SinkError
 
 ABOUT = "Video in, detections out, with as little work per frame as the hardware allows."
 SHOWN = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-app = typer.Typer(name="framefuse", help=ABOUT, context_settings=SHOWN, rich_markup_mode=None)
-app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
-app.command(cls=Command, epilog="Example: framefuse matte clip_180_LR.mp4 --mode green")(matte.matte)
-app.command(cls=Command)(synth.demo)
-app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
-app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
-app.command(cls=Command, epilog="Example: framefuse profile scout-n scout-s --source video.mp4")(profile.profile)
-app.command(cls=Command, epilog="Example: framefuse tune-batch yolov8n.onnx --max-latency 20ms")(profile.tune_batch)
-app.command(cls=Command, epilog="Example: framefuse plan yolov8n.onnx --streams 16 --size 1920x1080")(profile.plan)
+app = App(name="framefuse", help=ABOUT, context_settings=SHOWN, rich_markup_mode=None)
+app.command(epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
+app.command(epilog="Example: framefuse matte clip_180_LR.mp4 --mode green")(matte.matte)
+app.command()(synth.demo)
+app.command(epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
+app.command(epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
+app.command(epilog="Example: framefuse profile scout-n scout-s --source video.mp4")(profile.profile)
+app.command(epilog="Example: framefuse tune-batch yolov8n.onnx --max-latency 20ms")(profile.tune_batch)
+app.command(epilog="Example: framefuse plan yolov8n.onnx --streams 16 --size 1920x1080")(profile.plan)
 app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(models.build)
 app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(models.export)
-app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(val.parity)
-app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
+app.command(epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(val.parity)
+app.command(epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
 app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(models.tune)
 app.command(epilog="Example: framefuse repair runs/predict/predict")(predict.repair)
 app.command()(doctor.doctor)

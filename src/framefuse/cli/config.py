@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from framefuse.cli.console import print_table
-from framefuse.cli.options import Command, ConfigFile, Preset, PrintJson, flag, text, with_fields
+from framefuse.cli.options import App, ConfigFile, Preset, PrintJson, flag, text, with_fields
 from framefuse.cli.predict import DEFAULTS
 from framefuse.common.files import os_errors_as
 from framefuse.common.redact import redact_source
 from framefuse.config import PRESET_ALIASES, PRESETS, VARIABLE, Settings, group_of, load_settings, takes
 from framefuse.errors import UsageError
 
-app = typer.Typer(name="config", help="Show the options, or write a configuration file.")
+app = App(name="config", help="Show the options, or write a configuration file.")
 
 
-@app.command(cls=Command)
+@app.command()
 @with_fields
 def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson = False, **given: Any) -> int:
     """Print the values that 'predict' would use, and where each one comes from."""

@@ -14,12 +14,12 @@ import typer
 
 from framefuse.cli.console import check_choice, check_out, print_rows, print_table, progress_printer, write_out
 from framefuse.cli.interrupts import stop_if_interrupted
-from framefuse.cli.options import PrintJson, option, size
+from framefuse.cli.options import App, PrintJson, option, size
 from framefuse.common.names import nearest
 from framefuse.errors import CapabilityError, UsageError
 
-bench = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=None)
-kernels = typer.Typer(name="kernels", help="List the compiled kernels and show their code.")
+bench = App(name="bench", help="Measure this machine.", rich_markup_mode=None)
+kernels = App(name="kernels", help="List the compiled kernels and show their code.")
 Form = Literal["tir", "cuda", "ptx", "asm"]
 Device = Literal["cpu", "cuda"]
 FORMS: dict[Form | None, Device] = {"cuda": "cuda", "ptx": "cuda", "asm": "cpu"}

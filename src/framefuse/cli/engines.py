@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from framefuse.cli.console import check_choice, print_rows
-from framefuse.cli.options import PrintJson, option, size
+from framefuse.cli.options import App, PrintJson, option, size
 
 PRECISIONS = "auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"
-app = typer.Typer(
+app = App(
     name="engines", help="Show what an engine makes of a model, and how exact its results are.", rich_markup_mode=None
 )
 
@@ -61,6 +61,7 @@ def check(
     imgsz: Annotated[str | None, option("N...", "height and width (default: those of the model)")] = None,
     batch: Annotated[int, option("N", "images per batch", min=1, max=64)] = 1,
     device: Annotated[str, option("auto|cpu|cuda|cuda:N", "where the engine runs")] = "auto",
+    calib: Annotated[str | None, option("SOURCE", "engine cudnn: sample frames, as those of predict")] = None,
     again: Annotated[bool, typer.Option("--again", help="measure even if the result is known")] = False,
     print_json: PrintJson = False,
 ) -> int:
@@ -68,8 +69,9 @@ def check(
     from framefuse.lab.checking import check_outputs
 
     check_choice("precision", precision, PRECISIONS)
+    options = {"engine": engine, "precision": precision, "batch": batch, "device": device, "calib": calib}
     sides = {} if imgsz is None else {"imgsz": list(size(imgsz))}
-    verdict = check_outputs(model, again=again, engine=engine, precision=precision, batch=batch, device=device, **sides)
+    verdict = check_outputs(model, again=again, **options, **sides)
     rows = [(name, f"{distance:.2g}", f"{verdict.limit:.2g}") for name, distance in verdict.distances.items()]
     print_rows(("output", "relative distance", "limit"), rows, print_json)
     if text := verdict.warning or verdict.failed:

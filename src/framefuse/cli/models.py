@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from framefuse.cli.console import check_choice, check_out, print_rows, print_table, progress_printer, stderr
-from framefuse.cli.options import PrintJson, PrintReport, Quiet, option, size
+from framefuse.cli.options import App, PrintJson, PrintReport, Quiet, option, size
 from framefuse.common.redact import redact_source
 from framefuse.common.text import counted
 from framefuse.errors import CardError, ModelError, UsageError
@@ -26,7 +26,7 @@ CALIB = (
     "and --data the others measure the accuracy, with the FP32 boxes as ground truth"
 )
 PLAN_PRECISIONS = ("fp32", *PRECISIONS, "fp8")
-app = typer.Typer(name="models", help="List the models known by name, show the card of one, or fetch one.")
+app = App(name="models", help="List the models known by name, show the card of one, or fetch one.")
 
 
 @app.callback(invoke_without_command=True)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 import typer.core
@@ -30,6 +30,7 @@ PrintJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 PrintReport = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only errors")]
 
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 _NUMBER = re.compile(r"\d+([x,]\d+)*")
 
 
@@ -73,7 +74,11 @@ def size(imgsz: str) -> tuple[int, int]:
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help lists the options by group, and shows --no-option only where the default is on."""
+    """A command whose help lists the options by group, shows --no-option only where the default is on, and no types of
+    Python."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [re.sub(r"\{(.*\.\.\..*)\}\.\.\.|[{}]", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -82,11 +87,20 @@ class Command(typer.core.TyperCommand):
             if record is not None:
                 on_by_default = getattr(Settings.model_fields.get(str(parameter.name)), "default", None) is True
                 names = record[0] if on_by_default else record[0].partition(" / ")[0]
+                known, _, type_name = names.partition(" <")
+                names = f"{known} {type_name[:-1].upper()}" if type_name and known.startswith("-") else known
                 title = getattr(parameter, "rich_help_panel", None) or parameter.param_type_name.capitalize() + "s"
                 sections[title].append((names, record[1]))
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+class App(typer.Typer):
+    """Commands of that kind."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Verb], Verb]:
+        return super().command(name, **{"cls": Command} | options)
 
 
 def text(value: Any) -> str:

@@ -16,7 +16,7 @@ import typer
 
 from framefuse.cli.console import check_out, counter, deliver, print_notes, print_table, stderr, write_out
 from framefuse.cli.doctor import bench
-from framefuse.cli.options import Command, ConfigFile, PrintJson, Quiet, option, with_fields
+from framefuse.cli.options import ConfigFile, PrintJson, Quiet, option, with_fields
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
 
@@ -100,7 +100,7 @@ def _sizes(text: str) -> list[int]:
     return list(dict.fromkeys(sides))
 
 
-@bench.command(cls=Command, epilog="Example: framefuse bench adaptive scout-s --source street.mp4")
+@bench.command(epilog="Example: framefuse bench adaptive scout-s --source street.mp4")
 @partial(with_fields, fields=OF_ADAPTIVE)
 def adaptive(
     model: Annotated[

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -118,11 +120,44 @@ def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     Raises:
         CapabilityError: as `cupy`.
     """
-    count = int(np.prod(shape))
-    memory = cupy().cuda.alloc_pinned_memory(max(1, count * np.dtype(dtype).itemsize))
-    array: NDArray[Any] = np.frombuffer(memory, dtype, count).reshape(shape)
+    array = _pinned(shape, dtype).reshape(shape)
     array[...] = 0
     return array
+
+
+def _pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    count = int(np.prod(shape))
+    memory = cupy().cuda.alloc_pinned_memory(max(1, count * np.dtype(dtype).itemsize))
+    found: NDArray[Any] = np.frombuffer(memory, dtype, count)
+    return found
+
+
+LENT = 256 << 20
+"""Bytes of page-locked memory at most in what `lent` returned and somebody still holds."""
+_lent, _lending = [0], threading.Lock()
+
+
+def lent(shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
+    """An array in page-locked host memory for a result that a caller may keep; its values are anything. Its memory goes
+    to another when nobody holds the array, or a view of it, any more. None: LENT bytes are held, so that the result is
+    to be copied into ordinary memory.
+
+    Raises:
+        CapabilityError: as `cupy`.
+    """
+
+    def count(size: int) -> int:
+        with _lending:
+            _lent[0] += size
+            return _lent[0]
+
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if count(size) > LENT:
+        count(-size)
+        return None
+    array = _pinned(shape, dtype)
+    weakref.finalize(array, count, -size)
+    return array.reshape(shape)
 
 
 def current_gpu() -> int:

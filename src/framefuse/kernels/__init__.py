@@ -39,7 +39,6 @@ from framefuse.kernels.masks.instances import instance_labels as instance_labels
 from framefuse.kernels.masks.instances import instance_masks as instance_masks
 from framefuse.kernels.masks.instances import instance_runs as instance_runs
 from framefuse.kernels.masks.instances import mask_runs as mask_runs
-from framefuse.kernels.masks.instances import native_content as native_content
 from framefuse.kernels.preprocess.call import preprocess as preprocess
 from framefuse.kernels.preprocess.call import preprocess_batch as preprocess_batch
 from framefuse.kernels.preprocess.cuda import PreprocessTable as PreprocessTable

@@ -102,7 +102,7 @@ def _module(level: str) -> Any:
             remedy="in a checkout, run `pip install apache-tvm ziglang && python -m framefuse.kernels.build`; "
             "otherwise install framefuse again",
         )
-    return _tvm_ffi().load_module(str(path))
+    return tvm_ffi().load_module(str(path))
 
 
 class _WithoutTorch:
@@ -117,7 +117,7 @@ class _WithoutTorch:
 
 
 @lru_cache(maxsize=1)
-def _tvm_ffi() -> Any:
+def tvm_ffi() -> Any:
     """Module tvm_ffi. It imports torch where that is installed, which takes seconds and gains nothing here."""
     hidden = _WithoutTorch()
     sys.meta_path.insert(0, hidden)
@@ -154,7 +154,7 @@ _scratch = _Scratch()
 
 def _tensor(array: NDArray[Any]) -> Any:
     """A writable array in the form that kernels take, in a third of a microsecond."""
-    return _tvm_ffi().from_dlpack(array)
+    return tvm_ffi().from_dlpack(array)
 
 
 def _address(array: NDArray[Any]) -> int:

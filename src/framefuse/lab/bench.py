@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,8 +24,9 @@ from numpy.typing import NDArray
 from framefuse.common.text import first_line
 from framefuse.cuda import device as gpus
 from framefuse.engines import Device, DeviceExecution, Engine, EngineOptions, Precision, engine_names, open_engine
-from framefuse.engines.requests import RequestPool, Slot, capture, device_request_pool
+from framefuse.engines.requests import RequestPool, Slot, device_request_pool, launcher
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
+from framefuse.kernels.boxes.reference import floats
 from framefuse.lab.doctor import facts
 from framefuse.lab.loading import usable_device
 from framefuse.lab.timing import Timing
@@ -280,7 +280,8 @@ def _open(
     slot = pool.acquire()
     assert slot is not None
     slot.write(image)
-    return [_Peer(row, engine, pool, slot, execution, None if execution is None else on_device(execution))]
+    working = None if row.engine == "null" else execution  # that one launches nothing that could be captured
+    return [_Peer(row, engine, pool, slot, execution, None if working is None else on_device(working))]
 
 
 def on_device(execution: DeviceExecution) -> Callable[[], float]:
@@ -296,16 +297,7 @@ def on_device(execution: DeviceExecution) -> Callable[[], float]:
     stream = cp.cuda.Stream(non_blocking=True)
     begun, ended = cp.cuda.Event(), cp.cuda.Event()
 
-    def work() -> None:
-        execution.start(stream)
-        execution.finish(stream)
-
-    work()
-    stream.synchronize()
-    launch = work
-    if execution.capturable:
-        with suppress(cp.cuda.runtime.CUDARuntimeError):  # nothing to capture: the null engine launches nothing
-            launch = partial(capture(stream, work).launch, stream)
+    launch = launcher(execution, stream)
 
     def run() -> float:
         begun.record(stream)
@@ -324,7 +316,7 @@ def _compare(peers: Sequence[_Peer]) -> str:
         peer.pool.submit(peer.slot)
         peer.pool.wait(peer.slot)
         if peer.row.engine != "null" and peer.slot.layout is None:
-            compared.append((peer.row, [np.array(_floats(output), np.float64) for output in peer.slot.outputs]))
+            compared.append((peer.row, [floats(output).astype(np.float64) for output in peer.slot.outputs]))
     if not compared:
         return ""
     first, expected = next((one for one in compared if one[0].precision == "fp32"), compared[0])
@@ -335,11 +327,6 @@ def _compare(peers: Sequence[_Peer]) -> str:
         away = sum(float(((a - b) ** 2).sum()) for a, b in zip(outputs, expected, strict=True))
         row.error = float(np.sqrt(away / max(sum(float((b**2).sum()) for b in expected), 1e-30)))
     return f"{first.engine} {first.device} {first.precision}"
-
-
-def _floats(output: Array) -> Array:
-    """An output as floats; NumPy holds bfloat16 as uint16."""
-    return (output.astype(np.uint32) << 16).view(np.float32) if output.dtype == np.uint16 else output
 
 
 def _measure(peers: Sequence[_Peer], warmups: int, runs: int, seconds: float) -> None:

@@ -1,12 +1,12 @@
 """Checks the outputs of an engine now, as the first run of a model has it done beside its work."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from framefuse.config import settings_from
 from framefuse.cuda import device as gpus
-from framefuse.engines import open_engine
 from framefuse.errors import CapabilityError
 from framefuse.models import find_model
 from framefuse.models.card import read_card
@@ -22,7 +22,7 @@ def check_outputs(model: str | Path, *, again: bool = False, **options: Any) -> 
     Args:
         model: path of an ONNX file, or the name of a shipped model.
         again: whether to measure even if the result is known.
-        options: fields of `Settings`: engine, precision, device, imgsz, batch, ...
+        options: fields of `Settings`: engine, precision, calib, device, imgsz, batch, ...
 
     Raises:
         CapabilityError: there is nothing to compare with, or the model is recurrent.
@@ -32,9 +32,7 @@ def check_outputs(model: str | Path, *, again: bool = False, **options: Any) -> 
     if card.states:
         raise CapabilityError(f"{card.path.name} is recurrent: each output depends on earlier ones")
     plan = plan_run(card, settings_from(options), None, None).for_input(SourceInfo("", "array", mixed=True))
-    asked, spec = plan.engine_options(), plan.preprocess
-    with gpus.current(plan.gpu, "open the model"), closing(open_engine(plan.engine, card.path, asked)) as engine:
-        precision = engine.precision
-    return check(
-        Subject(card, plan.engine, asked, precision, plan.batch, spec.height, spec.width, plan.gpu), again=again
-    )
+    spec = plan.preprocess
+    subject = Subject(card, plan.engine, plan.engine_options(), "", plan.batch, spec.height, spec.width, plan.gpu)
+    with gpus.current(plan.gpu, "open the model"), closing(subject.open()) as engine:
+        return check(replace(subject, precision=engine.precision), engine, again=again)

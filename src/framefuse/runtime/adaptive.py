@@ -187,8 +187,7 @@ class Adapter:
         key = frame.source_id, frame.connection, frame.width, frame.height
         stream = self._current.get(reader)
         if stream is None or stream.key != key:
-            if stream is not None:
-                self._end(stream)
+            self.end(reader)
             stream = _Stream(key, Blocks(Governor(self._limits, budget=self._budget, seed=self._begun), self._conf))
             self._begun += 1
             self._current[reader] = stream
@@ -214,10 +213,15 @@ class Adapter:
 
     def finish(self) -> list[Group]:
         """The sources have ended: the last frames."""
-        for stream in self._current.values():
-            self._end(stream)
-        self._current.clear()
+        for reader in list(self._current):
+            self.end(reader)
         return self.more()
+
+    def end(self, reader: Hashable) -> None:
+        """No frame of this reader follows for now; `more` has its last ones."""
+        if (stream := self._current.pop(reader, None)) is not None:
+            self._look(stream, stream.blocks.end())
+            self._forget_if_done(stream)
 
     @property
     def burst(self) -> int:
@@ -241,11 +245,7 @@ class Adapter:
             self._look(stream, stream.blocks.found(number, result.result.detections))
             for ready in stream.blocks.ready():
                 yield self._passed(stream, ready)
-            if not stream.held and stream not in self._current.values():
-                self._streams.remove(stream)
-                stream.blocks.governor.end()
-                self._agreed += stream.blocks.governor.agreement * stream.blocks.count
-                self._audits += stream.blocks.governor.audits
+            self._forget_if_done(stream)
 
     @property
     def reasons(self) -> list[str]:
@@ -269,8 +269,12 @@ class Adapter:
             )
         return lines
 
-    def _end(self, stream: _Stream) -> None:
-        self._look(stream, stream.blocks.end())
+    def _forget_if_done(self, stream: _Stream) -> None:
+        if not stream.held and stream not in self._current.values():
+            self._streams.remove(stream)
+            stream.blocks.governor.end()
+            self._agreed += stream.blocks.governor.agreement * stream.blocks.count
+            self._audits += stream.blocks.governor.audits
 
     def _look(self, stream: _Stream, numbers: Iterable[int]) -> None:
         for number in numbers:

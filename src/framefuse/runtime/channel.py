@@ -51,11 +51,13 @@ class Threaded(Generic[Item]):
         capacity: maximum number of items that an iterable runs ahead of the reader.
         policy: what happens when a queue is full. block: the iterable waits. latest: its oldest item is dropped.
         too_old: whether an item that is about to be delivered is dropped as stale.
-        keep_newest: deliver a stale item nevertheless if there is no newer one.
+        keep_newest: deliver a stale item nevertheless if there is no newer one, or there was none when it came for a
+            reader who waited: another one may come before that thread runs.
         on_drop: called with each dropped item and the cause, "superseded" or "stale".
         on_step: called after each item with the seconds the iterable worked on it, the seconds it was then blocked, and
             the CPU seconds of its thread.
         on_wait: called with the seconds the reader waited for an item.
+        on_end: called with the index of each iterable once all of its items have been delivered, by the reader.
     """
 
     iterables: InitVar[Iterable[Iterable[Item]]]
@@ -69,6 +71,7 @@ class Threaded(Generic[Item]):
     on_drop: Callable[[Item, str], None] = lambda item, cause: None
     on_step: Callable[[float, float, float], None] = lambda busy, blocked, cpu: None
     on_wait: Callable[[float], None] = lambda waited: None
+    on_end: Callable[[int], None] = lambda number: None
 
     def __post_init__(self, iterables: Iterable[Iterable[Item]]) -> None:
         self._queues: dict[int, _Queue[Item]] = {}
@@ -78,6 +81,10 @@ class Threaded(Generic[Item]):
         self.turn = 0
         """Index of the iterable that produced the last delivered item."""
         self._count = 0
+        self._wanted = False
+        """Whether the reader has found nothing, and nothing has come since."""
+        self._promised: Item | None = None
+        """What came then."""
         self._ended: set[int] = set()
         self._error: BaseException | None = None
         self._closed = False
@@ -114,7 +121,8 @@ class Threaded(Generic[Item]):
                 yield item
 
     def get(self, timeout: float | None = None) -> Item | Empty | None:
-        """The next item; EMPTY if none arrives within `timeout` seconds; None at the end.
+        """The next item; EMPTY if none arrives within `timeout` seconds, or one of several iterables has ended; None at
+        the end.
 
         Raises:
             the error that ended an iterable, once, after all items that precede it.
@@ -136,7 +144,8 @@ class Threaded(Generic[Item]):
                         item, self.turn = items.popleft(), number
                         if len(items) <= self.capacity // 2:  # for one free place it would block again at once
                             queue.writable.notify()
-                        if (self.keep_newest and not items) or not self.too_old(item):
+                        if (self.keep_newest and (not items or item is self._promised)) or not self.too_old(item):
+                            self._promised = None
                             return item
                         self.on_drop(item, "stale")
                 if self._closed:
@@ -145,12 +154,16 @@ class Threaded(Generic[Item]):
                     error, self._error = self._error, None
                     self._closed = True
                     raise error
-                for number in self._ended:
+                ended, self._ended = self._ended, set()
+                for number in ended:
                     self._turns.remove(number)
                     del self._queues[number]
-                self._ended.clear()
+                    self.on_end(number)
                 if not self._queues:
                     return None
+                if ended:
+                    return EMPTY
+                self._wanted = True
                 remaining = None if deadline is None else deadline - monotonic()
                 if remaining is not None and remaining <= 0:
                     return EMPTY
@@ -210,6 +223,8 @@ class Threaded(Generic[Item]):
             if self._closed:
                 return False
             queue.items.append(item)
+            if self._wanted:
+                self._wanted, self._promised = False, item
             self._readable.notify()
         if dropped is not None:
             self.on_drop(dropped, "superseded")

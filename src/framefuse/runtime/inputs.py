@@ -56,6 +56,8 @@ class Inputs:
         """How many iterators of a source deliver still, where there are several."""
         self._tolerated = set[int]()
         """Sources whose errors do not end the run."""
+        self._last: dict[int, tuple[SourceInfo, str]] = {}
+        """Facts and unit, as in `SourceInfo.unit_of`, of the last result of each source that has not left."""
         self._lock = threading.Lock()
 
     @property
@@ -124,6 +126,7 @@ class Inputs:
             info.note(f"ended early: {error.message}")
         finally:
             with self._lock:
+                self._pending[number] += 0  # it may have had no frame
                 self._reading[number] -= 1
                 if self._reading[number] <= 0:
                     self._ended.add(number)
@@ -134,11 +137,11 @@ class Inputs:
         """The results as they are.
 
         Args:
-            leave: called once all results of a source that has ended have passed, with its facts and the unit, as in
-                `SourceInfo.unit_of`, of the last.
+            leave: called once all results of a source that has ended have passed, with its facts and the unit of the
+                last.
             stopped: whether the end of the sources is not their own.
         """
-        last: dict[int, tuple[SourceInfo, str]] = {}
+        last = self._last
         with closing(cast("Generator[Result]", results)):
             for result in results:
                 source_id = result.frame.source_id
@@ -149,6 +152,12 @@ class Inputs:
                     for number in self._left() & last.keys():
                         leave(*last.pop(number))
                 yield result
+
+    def completed(self, source_id: str) -> str | None:
+        """The unit that is complete because a result of another one of its source comes; None: there is none. A source
+        works through its files one after another."""
+        _, before = self._last.get(self.reader_of(source_id), (None, None))
+        return None if before == self.info_of(source_id).unit_of(source_id) else before
 
     def done(self, source_id: str) -> None:
         """A frame has its result, or was dropped."""

@@ -22,7 +22,7 @@ from typing import Self
 
 from framefuse.common.version import __version__
 from framefuse.cuda import device as gpus
-from framefuse.engines import Engine, EngineOptions, find_backend
+from framefuse.engines import Engine, EngineOptions, find_backend, open_engine
 from framefuse.engines.backend import version_of
 from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.models.card import Card
@@ -86,6 +86,11 @@ class Subject:
             if able and not same and find_backend(name).missing("cpu") is None:
                 return name
         return None
+
+    def open(self) -> Engine:
+        """The engine, on one core if it runs on the CPU."""
+        options = replace(self.options, streams=1, threads=1) if self.options.device == "cpu" else self.options
+        return open_engine(self.engine, self.card.path, options)
 
     def key(self, reference: str) -> dict[str, str]:
         """Everything that decides about the verdict, for the cache."""

@@ -11,7 +11,7 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,11 @@ from framefuse.sources import SourceOptions, open_spread
 Array = NDArray[Any]
 
 
-def check(subject: Subject, *, again: bool = False) -> Verdict:
+def check(subject: Subject, engine: Engine | None = None, *, again: bool = False) -> Verdict:
     """The verdict, from the cache or made now. A process that makes the same one is waited for.
 
     Args:
+        engine: that of the subject, if it is open.
         again: whether to measure even if the verdict is known.
 
     Raises:
@@ -50,7 +51,7 @@ def check(subject: Subject, *, again: bool = False) -> Verdict:
         raise CapabilityError(NO_REFERENCE, remedy="install it, or check another engine")
 
     def build(path: Path) -> None:
-        path.write_text(json.dumps(asdict(compare(subject, reference))))
+        path.write_text(json.dumps(asdict(compare(subject, reference, engine))))
 
     with gpus.current(subject.gpu, "check the outputs"):
         cache, key = EngineCache(FOLDER), subject.key(reference)
@@ -58,11 +59,14 @@ def check(subject: Subject, *, again: bool = False) -> Verdict:
             if again and (known := cache.find(key, suffix=SUFFIX)):
                 known.path.unlink()
             return Verdict.read(cache.get(key, build, suffix=SUFFIX).path)
-        return compare(subject, reference)
+        return compare(subject, reference, engine)
 
 
-def compare(subject: Subject, reference: str) -> Verdict:
+def compare(subject: Subject, reference: str, engine: Engine | None = None) -> Verdict:
     """Run both on the frames; the GPU is the current one.
+
+    Args:
+        engine: that of the subject, if it is open.
 
     Raises:
         FramefuseError: the engine cannot be opened or run.
@@ -70,10 +74,9 @@ def compare(subject: Subject, reference: str) -> Verdict:
     card, count = subject.card, -(-FRAMES // subject.batch)
     images = model_inputs(card, subject.height, subject.width)
     rows = np.arange(count * subject.batch) % FRAMES
-    alone = replace(subject.options, streams=1, threads=1) if subject.options.device == "cpu" else subject.options
-    with closing(open_engine(subject.engine, card.path, alone)) as engine:
-        found = outputs_of(engine, images[rows].reshape(count, subject.batch, *images.shape[1:]))
-        precision = engine.precision  # which some engines know only now
+    with nullcontext(engine) if engine else closing(subject.open()) as checked:
+        found = outputs_of(checked, images[rows].reshape(count, subject.batch, *images.shape[1:]))
+        precision = checked.precision  # which some engines know only now
     what = f"engine {subject.engine} in {precision}"
     quantised = card.path.suffix not in SUFFIXES and is_quantised(card.path)
     against = f"{reference} in {'int8' if quantised else 'fp32'} on the CPU"

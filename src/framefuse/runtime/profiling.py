@@ -7,11 +7,12 @@ import resource
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from math import log
 from pathlib import Path
 from statistics import median
@@ -30,7 +31,7 @@ class Histogram:
     _BUCKETS = 1200  # up to 2,000 seconds
 
     def __init__(self) -> None:
-        self._counts = [0] * self._BUCKETS
+        self._counts = array("q", bytes(8 * self._BUCKETS))  # numbers in a list take memory as they grow
         self.count = 0
         self.total = 0.0
         self.low = float("inf")
@@ -244,7 +245,7 @@ class Recorder:
         self._latency = Histogram()
         self._frames = 0
         self._interval = 0.25
-        self._counts: list[int] = []
+        self._counts = array("q")
         self._helpers = HelperCpu()
         self._meter, self._gauge = meter or Meter(), gauge or Gauge(None)
         self._meter.start()
@@ -279,11 +280,11 @@ class Recorder:
             self._latency.add(latency)
         interval = int(elapsed / self._interval)
         while interval >= self._MAX_INTERVALS:
-            pairs = self._counts + [0] * (len(self._counts) % 2)
-            self._counts = [a + b for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+            pairs = zip_longest(self._counts[::2], self._counts[1::2], fillvalue=0)
+            self._counts = array("q", (a + b for a, b in pairs))
             self._interval *= 2
             interval = int(elapsed / self._interval)
-        self._counts += [0] * (interval + 1 - len(self._counts))
+        self._counts.extend([0] * (interval + 1 - len(self._counts)))
         self._counts[interval] += 1
         if elapsed >= self._next_sample:
             self.sample()

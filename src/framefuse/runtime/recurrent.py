@@ -9,6 +9,7 @@ import numpy as np
 
 from framefuse.engines import Slot
 from framefuse.frame import Frame, View
+from framefuse.kernels.boxes.reference import floats
 from framefuse.kernels.masks.mattes import CUT
 from framefuse.prediction import Array
 from framefuse.runtime.matting import follows
@@ -59,10 +60,9 @@ class RecurrentProgram(HostProgram):
 def _sample(slot: Slot) -> Array:
     """The image in a request, shrunk, float32."""
     image = slot.input[0] if slot.memory_format == "nchw" else slot.input[0].transpose(2, 0, 1)
-    part = image[:, ::2, ::2]
-    values = (part.astype(np.uint32) << 16).view(np.float32) if part.dtype == np.uint16 else part  # bfloat16
+    values = floats(image[:, ::2, ::2])
     channels, height, width = values.shape
     rows, columns = height // CELL, width // CELL
     cells = values[:, : rows * CELL, : columns * CELL].reshape(channels, rows, CELL, columns, CELL)
-    shrunk: Array = cells.mean((2, 4), dtype=np.float32)
+    shrunk: Array = cells.mean((2, 4))
     return shrunk

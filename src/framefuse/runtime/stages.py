@@ -204,25 +204,21 @@ def write(
     info_of: Callable[[str], SourceInfo],
     clock: StageClock,
     *,
-    reader_of: Callable[[str], int],
+    completed: Callable[[str], str | None],
     stopped: Callable[[], bool],
 ) -> Iterator[Result]:
     """Pass results to the sinks, which are completed whatever happens.
 
     Args:
-        reader_of: number of the reader of a source. A reader works through its sources one after another, so when it
-            starts a new one, the outputs of the previous one are complete.
+        completed: see `Inputs`.
         stopped: whether the end of the results is not that of the sources.
     """
-    previous: dict[int, str] = {}
     try:
         for result, frame, _ in found:
             started, cpu_started = perf_counter(), thread_time()
             source_id = result.frame.source_id
-            reader = reader_of(source_id)
-            if previous.setdefault(reader, source_id) != source_id:
-                sinks.end(previous[reader])
-                previous[reader] = source_id
+            if (unit := completed(source_id)) is not None:
+                sinks.end(unit)
             sinks.write(result, frame, info_of(source_id))
             if frame is not None and frame.lease is not None:
                 frame.lease.release()

@@ -4,6 +4,7 @@ The model answers with every box from `track_low` on. The tracker sees all of th
 Events are made in the thread that writes.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
@@ -26,6 +27,8 @@ from framefuse.tracking.zones import Places, load_places
 
 IDS = 1_000_000
 """Ids of each source of a run: those of the n-th, from 0, begin at 1 + n * IDS."""
+MOST_NOTES = 100
+"""Notes of a run, the first ones: many sources may come and go."""
 RATE = 30
 """Frames per second of a source that has neither times nor a rate."""
 
@@ -75,7 +78,8 @@ class Tracks:
         self._left = 0
         """Tracks of sources that have ended."""
         self._numbers: dict[int, int] = {}
-        """Number of each source that has none of its own, by its identity."""
+        """Number of each source that has none of its own and has not left, by its identity."""
+        self._unused = itertools.count()
 
     @property
     def count(self) -> int:
@@ -95,7 +99,7 @@ class Tracks:
 
     def leave(self, info: SourceInfo) -> None:
         """Forget a source that has ended."""
-        number = self._numbers.get(id(info)) if info.number is None else info.number
+        number = self._numbers.pop(id(info), None) if info.number is None else info.number
         if number is not None and (tracker := self._trackers.pop(number, None)):
             self._left += tracker.count
             del self._sources[number]
@@ -105,7 +109,9 @@ class Tracks:
         """Number of a source's tracker. One that had another source or connection before goes on with its ids."""
         number = info.number
         if number is None:
-            number = self._numbers.setdefault(id(info), len(self._numbers))
+            if id(info) not in self._numbers:
+                self._numbers[id(info)] = next(self._unused)
+            number = self._numbers[id(info)]
         if number not in self._trackers:
             self._trackers[number] = open_tracker(self._name, self._options, first_id=1 + number * IDS)
         elif self._sources[number][0] is not info or self._sources[number][1] != connection:
@@ -131,14 +137,14 @@ class Events:
 
     Attributes:
         ended: the last events of tracks that were there when their source ended, which no result carries.
-        notes: what was unusual, each once.
+        notes: what was unusual, each once, the first MOST_NOTES.
         tally: what the events so far add up to.
     """
 
     def __init__(self, places: Places, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
         self._places, self._info_of = places, info_of
         self._options = EventOptions(settings.stationary, settings.recheck, settings.track_buffer, least=settings.conf)
-        self._thumbnails = settings.save_events and settings.thumbnails
+        self._saves, self._thumbnails = settings.save_events, settings.save_events and settings.thumbnails
         self._watches: dict[str, Watch] = {}
         self._rest: dict[str, list[Event]] = {}
         self.notes: dict[str, None] = {}
@@ -150,28 +156,26 @@ class Events:
         return open_sink("events", needs_frame=self._thumbnails, rest=self._take_rest, saved=self.tally.saved)
 
     def follow(
-        self, results: Iterable[FrameResult], reader_of: Callable[[str], int], stopped: Callable[[], bool]
+        self, results: Iterable[FrameResult], completed: Callable[[str], str | None], stopped: Callable[[], bool]
     ) -> Iterator[FrameResult]:
-        """The results with their events. `reader_of` and `stopped` are those of `stages.write`."""
+        """The results with their events. `completed` and `stopped` are those of `stages.write`."""
         from framefuse.sinks.images import FrameConverter
         from framefuse.sinks.records import thumbnail
 
-        converter, previous, why = FrameConverter(), dict[int, str](), "stopped"
+        converter, why = FrameConverter(), "stopped"
         try:
             for found in results:
                 result, info = found.result, self._info_of(found.result.frame.source_id)
                 key = info.unit_of(result.frame.source_id)
-                reader = reader_of(result.frame.source_id)
-                if previous.setdefault(reader, key) != key:
-                    self._end(previous[reader], "source ended")
-                    previous[reader] = key
+                if (before := completed(result.frame.source_id)) is not None:
+                    self._end(before, "source ended")
                 watch = self._watches.setdefault(key, Watch(self._places, self._options))
                 seen = result.detections if found.tracked is None else found.tracked
                 if len(result.views) > 1:
                     seen = seen_once(seen, result.views)
                 events = watch.update(seen, result.frame, seconds_of(result.frame, rate_of(info)))
                 if result.frame.seconds is None:
-                    self.notes[f"{key}: frames have no time, so events count them as equally far apart"] = None
+                    self._note(f"{key}: frames have no time, so events count them as equally far apart")
                 if self._thumbnails and found.frame is not None and watch.improved:
                     image = converter.rgb(found.frame)
                     for track, box in watch.improved.items():
@@ -196,11 +200,16 @@ class Events:
         if (watch := self._watches.pop(key, None)) is not None:
             events = watch.end(why)
             self._count(key, watch, events)
-            self._rest[key] = events
+            if self._saves:
+                self._rest[key] = events
             self.ended += [replace(event, thumbnail=None) for event in events]
 
     def _count(self, key: str, watch: Watch, events: list[Event]) -> None:
         for event in events:
             self.tally.add(event, watch.size, watch.places)
         for note in watch.notes:
-            self.notes[f"{key}: {note}"] = None
+            self._note(f"{key}: {note}")
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < MOST_NOTES:
+            self.notes[text] = None

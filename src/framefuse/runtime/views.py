@@ -30,8 +30,8 @@ Choose = Callable[[Frame, Sequence[Result]], Sequence[View]]
 
 MOST_SIZES = 64
 """Sizes of frames whose fixed views are cached."""
-REMEMBERED = 8
-"""Results that a `Choose` gets."""
+REMEMBERED, MOST_SOURCES = 8, 256
+"""Results that a `Choose` gets, and sources, the latest ones, of which they are kept."""
 LEFT, RIGHT = {"left": (0.0, 0.0, 0.5, 1.0)}, {"right": (0.5, 0.0, 0.5, 1.0)}
 TOP, BOTTOM = {"top": (0.0, 0.0, 1.0, 0.5)}, {"bottom": (0.0, 0.5, 1.0, 0.5)}
 EYES = {"sbs": LEFT | RIGHT, "tb": TOP | BOTTOM, "left": LEFT, "right": RIGHT}
@@ -153,6 +153,7 @@ class Viewer:
         self._least = np.float32(settings.conf) if least_confidence(settings) < settings.conf else None
         self._pending: deque[_Pending] = deque()
         self._latest: dict[str, deque[Result]] = {}
+        """By source, for a `Choose`; the last is that of the last frame."""
         self._known: dict[tuple[int, int], tuple[View, ...]] = {}
         """Size of a frame -> its views, where they are fixed."""
         self.notes: dict[str, None] = {}
@@ -264,13 +265,15 @@ class Viewer:
         return found
 
     def _views_of(self, frame: Frame) -> tuple[View, ...]:
-        latest = self._latest.setdefault(frame.source_id, deque(maxlen=REMEMBERED))
         size = frame.width, frame.height
         if size in self._known:
             return self._known[size]
         where = f"frame {frame.index} of {frame.source_id or 'the source'}"
         try:
-            chosen: Any = self._fixed(*size) if self._choose is None else self._choose(frame, tuple(latest))
+            if self._choose is None:
+                chosen: Any = self._fixed(*size)
+            else:
+                chosen = self._choose(frame, tuple(self._latest_of(frame.source_id)))
         except FramefuseError:
             raise
         except Exception as error:
@@ -285,6 +288,12 @@ class Viewer:
                 self._known.clear()
             self._known[size] = views
         return views
+
+    def _latest_of(self, source_id: str) -> deque[Result]:
+        found = self._latest.pop(source_id, None)
+        if len(self._latest) >= MOST_SOURCES:
+            del self._latest[next(iter(self._latest))]
+        return self._latest.setdefault(source_id, deque(maxlen=REMEMBERED) if found is None else found)
 
     def _clipped(self, view: View, size: tuple[int, int], where: str) -> View:
         try:
@@ -345,7 +354,8 @@ class Viewer:
             weak = result.detections[result.detections.confidence <= self._least]
             shown = replace(result, detections=strong)
             result = replace(result, detections=Detections.concatenate([strong, weak]))
-        self._latest[frame.source_id].append(shown)
+        if self._choose is not None:
+            self._latest_of(frame.source_id).append(shown)
         if kept is not None and kept.planes is frame.planes:
             return FrameResult(result, frame)  # whose lease the last stage releases
         if frame.lease is not None:

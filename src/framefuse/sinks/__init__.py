@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
@@ -327,7 +328,9 @@ class SinkSet:
         self._run, self._manifest, self._copied = run, manifest, copied
         self._taken: Mapping[str, UniqueNames] = defaultdict(UniqueNames)
         self._working: dict[str, list[Sink]] = {}
-        self._all: list[Sink] = []
+        self._ended: list[str] = []
+        """Outputs of sinks that are closed, as text, which takes a fraction of the memory of paths."""
+        self._notes: dict[str, None] = {}
         self._inputs_of: dict[str, tuple[SourceInfo, str, str]] = {}
         """Source, key and stem of what the manifest will list."""
         paths = [output_path(folder, name, Files(self._inputs)) for name in beside]
@@ -337,12 +340,17 @@ class SinkSet:
     @property
     def paths(self) -> list[Path]:
         """Outputs so far; those that could not be started do not exist."""
-        return [path for sink in self._all for path in sink.paths if path.exists()]
+        own = (path for sink in self._open_sinks for path in sink.paths)
+        return [path for path in dict.fromkeys(chain(map(Path, list(self._ended)), own)) if path.exists()]
 
     @property
     def notes(self) -> list[str]:
-        """Changes and omissions of the sinks."""
-        return [note for sink in self._all for note in sink.notes]
+        """Changes and omissions of the sinks, each once."""
+        return list(dict.fromkeys(chain(self._notes, *(sink.notes for sink in self._open_sinks))))
+
+    @property
+    def _open_sinks(self) -> list[Sink]:
+        return [sink for group in list(self._working.values()) for sink in list(group)]
 
     def write(self, result: Result, frame: Frame | None, source: SourceInfo) -> None:
         """Pass a result to the sinks of its source: one set per source_id, or one for all images of a source.
@@ -354,13 +362,15 @@ class SinkSet:
         for sink in list(self._working[key]):
             if failed := _errors_of(sink.write, result, frame):
                 self._working[key].remove(sink)
-                errors += failed + _close([sink])
+                errors += failed + self._complete([sink])
         _raise_first(errors)
 
     def end(self, source_id: str) -> None:
         """Complete the outputs of a source that has ended, so that a long run does not keep every file open."""
-        sinks = self._working.pop(source_id, [])
-        _raise_first(_close(sinks))
+        sinks = self._working.get(source_id, [])
+        errors = self._complete(sinks)
+        self._working.pop(source_id, None)
+        _raise_first(errors)
         if self._manifest is not None and source_id in self._inputs_of:
             info, key, stem = self._inputs_of.pop(source_id)
             if info.error is None:
@@ -373,7 +383,7 @@ class SinkSet:
 
     def close(self) -> None:
         """Complete every output, then raise the first error, if any. May be called twice."""
-        errors = _close([sink for group in self._working.values() for sink in group])
+        errors = self._complete(self._open_sinks)
         self._working.clear()
         if self._manifest is not None:
             self._manifest.close()
@@ -389,15 +399,26 @@ class SinkSet:
             self._inputs_of[key] = source, self._manifest.key(files), stem
         errors: list[Exception] = []
         for sink in self._make(source):
-            self._all.append(sink)
             failed = _errors_of(sink.open, context)
-            self._working[key] += [] if failed else [sink]
+            if failed:
+                self._keep(sink)
+            else:
+                self._working[key].append(sink)
             errors += failed
         _raise_first(errors)
 
+    def _complete(self, sinks: Iterable[Sink]) -> list[Exception]:
+        """Close sinks, which are not used again; the errors."""
+        errors = []
+        for sink in sinks:
+            errors += _errors_of(sink.close)
+            self._keep(sink)
+        return errors
 
-def _close(sinks: Sequence[Sink]) -> list[Exception]:
-    return [error for sink in sinks for error in _errors_of(sink.close)]
+    def _keep(self, sink: Sink) -> None:
+        """Remember what a report says of a sink that is not used again."""
+        self._ended += [str(path) for path in sink.paths if path.exists()]
+        self._notes |= dict.fromkeys(sink.notes)
 
 
 def _errors_of(call: Callable[..., None], *values: object) -> list[Exception]:

@@ -22,9 +22,7 @@ from framefuse.prediction import Matte, Result
 from framefuse.sinks import VP9, WEBM, SinkContext
 from framefuse.sinks.draw import encode_colour
 from framefuse.sinks.images import FrameConverter, Meaning, Plane, StillsSink
-from framefuse.sinks.mp4 import add_boxes
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
-from framefuse.sinks.webm import add_vr
 from framefuse.sources.stereo import find, said_by_name
 
 COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
@@ -90,15 +88,8 @@ class MatteSink(VideoSink):
             remedy = "name the video as players expect it, such as clip_180_LR.mp4 or clip_FISHEYE190.mp4"
             remedy += ", and add --stereo auto or --stereo sbs"
             raise SinkError(f"{context.source.uri} cannot be packed with its mattes: {why}", remedy=remedy)
+        self._boxes = b"" if self._mode == "packed" else self._stereo.boxes
         super().open(context)
-
-    def close(self) -> None:
-        written = self._file is not None and self.paths[-1]
-        super().close()
-        boxes = b"" if self._mode == "packed" else self._stereo.boxes
-        carry_over = add_vr if self.suffix == WEBM else add_boxes
-        if written and boxes and not carry_over(written, boxes):
-            self.notes.append(f"{written.name}: what its source says about VR could not be carried over")
 
     def _called(self, stem: str) -> str:
         begin, end = said_by_name(stem).parts

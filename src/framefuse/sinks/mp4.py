@@ -8,6 +8,7 @@ on a full disk, the fragmented file gets the name. A WebM is playable at any tim
 
 import os
 import shutil
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
@@ -31,11 +32,14 @@ from framefuse.frame import Matrix
 from framefuse.sinks import WEBM
 from framefuse.sinks.images import planes_of
 from framefuse.sinks.run_folder import check_unmoved, make_durable, open_output, part_of, write_error
+from framefuse.sinks.webm import add_vr
 from framefuse.sources.ffmpeg import TAGS, demuxed
 from framefuse.sources.stereo import ENTRIES, box, boxes_of
 
-UNFINISHED = "being written by framefuse"
-"""Comment in a file that is not complete, by which `repair` knows it."""
+UNFINISHED, MOST_BOXES = "being written by framefuse", 1 << 14
+"""Comment in a file that is not complete, by which `repair` knows it. After it come the boxes about VR of the complete
+one, unless they have more bytes: FFmpeg allows 64 KiB of text in a .mov."""
+UNSAID = "what its source says about VR could not be carried over"
 HEADER_BYTES = 1 << 16
 FRAGMENT_SECONDS = 0.2
 ENCODER_SECONDS = 0.7
@@ -80,14 +84,18 @@ class Mp4File:
 
     Args:
         title: written into the file.
+        boxes: what it says about VR, see `Stereo`.
         part: call the file <name>.part until `close`.
 
     Raises:
         SinkError: the encoder cannot be opened, or the file cannot be written.
     """
 
-    def __init__(self, path: Path, encoding: Encoding, title: str | None = None, *, part: bool = True) -> None:
+    def __init__(
+        self, path: Path, encoding: Encoding, title: str | None = None, *, boxes: bytes = b"", part: bool = True
+    ) -> None:
         self.path, self._written, self._encoding = path, part_of(path) if part else path, encoding
+        self._boxes = boxes
         self._failed = False
         self._opened: os.stat_result | None = None
         self._audio: AudioCopy | None = None
@@ -100,7 +108,8 @@ class Mp4File:
             options = {"flush_packets": "1"}
         self._container = av.open(f"file:{self._written}", "w", format=path.suffix[1:], options=options)
         if not self._web:
-            self._container.metadata["comment"] = UNFINISHED
+            kept = b64encode(boxes).decode() if len(boxes) <= MOST_BOXES else ""
+            self._container.metadata["comment"] = f"{UNFINISHED} {kept}".strip()
         if title is not None:
             self._container.metadata["title"] = title
         self._scaler = VideoReformatter()
@@ -156,9 +165,10 @@ class Mp4File:
             self._failed = True
             raise self._error(error) from error
 
-    def close(self, source_end: Fraction) -> str | None:
-        """Write the remaining packets, then move the index to the front. Returns the reason if it cannot be moved.
-        SinkError: the rest cannot be written and no error was raised before, or the file was deleted."""
+    def close(self, source_end: Fraction) -> list[str]:
+        """Write the remaining packets, then move the index to the front, and say there what is said about VR. Returns
+        what could not be done. SinkError: the rest cannot be written and no error was raised before, or the file was
+        deleted."""
         error: av.FFmpegError | OSError | None = None
         try:
             with self._container, nullcontext() if self._audio is None else closing(self._audio):
@@ -169,21 +179,23 @@ class Mp4File:
         except (av.FFmpegError, OSError) as caught:
             error = caught
         if self._opened is None:
-            return None
+            return []
         check_unmoved(self._written, self._opened)
+        problem = None
         if self._failed or error is not None:
             with suppress(OSError):  # the first error is the one to report
                 if not self._web:
                     cut_to_whole_boxes(self._written)
                 os.replace(self._written, self.path)
-            if error is None or self._failed:
-                return None
-            raise self._error(error) from error
-        if self._web:
+            if error is not None and not self._failed:
+                raise self._error(error) from error
+        elif self._web:
             make_durable(self._written)
             os.replace(self._written, self.path)
-            return None
-        return move_index_to_front(self._written, self.path, self._encoding.time_base.denominator)
+        else:
+            problem = move_index_to_front(self._written, self.path, self._encoding.time_base.denominator)
+        said = not self._boxes or (add_vr if self._web else add_boxes)(self.path, self._boxes)
+        return [*([problem] if problem else []), *([] if said else [f"{self.path.name}: {UNSAID}"])]
 
     def _error(self, error: av.FFmpegError | OSError) -> SinkError:
         return write_error(self.path, OSError(error.errno or 0, error.strerror or str(error)))
@@ -227,12 +239,16 @@ def finish_unfinished(path: Path) -> str:
     if not path.exists():
         return "removed: it held no complete fragment"
     with av.open(f"file:{path}") as container:
-        timescale = container.streams.video[0].time_base
+        timescale, comment = container.streams.video[0].time_base, container.metadata.get("comment", "")
     target = path.with_suffix("") if path.suffix == ".part" else path
     if problem := move_index_to_front(path, target, 1000 if timescale is None else timescale.denominator):
         raise SinkError(problem, remedy="free some space and try again")
+    boxes = b""
+    with suppress(ValueError):  # it is not as we wrote it
+        boxes = b64decode(comment.removeprefix(UNFINISHED).strip(), validate=True)
+    unsaid = f"; {UNSAID}" if boxes and not add_boxes(target, boxes) else ""
     with av.open(f"file:{target}") as container:
-        return f"completed as {target.name}, {counted(container.streams.video[0].frames, 'frame')}"
+        return f"completed as {target.name}, {counted(container.streams.video[0].frames, 'frame')}{unsaid}"
 
 
 def remux(source: Path, target: Path, movie_timescale: int) -> None:
@@ -244,6 +260,8 @@ def remux(source: Path, target: Path, movie_timescale: int) -> None:
         streams: dict[int, Any] = {one.index: writer.add_stream_from_template(one) for one in reader.streams}
         for stream in reader.streams:
             streams[stream.index].time_base = stream.time_base
+        for stream in reader.streams.video:  # FFmpeg would call every ProRes 422
+            streams[stream.index].codec_context.codec_tag = stream.codec_context.codec_tag
         for packet in reader.demux():
             if packet.dts is not None:
                 packet.stream = streams[packet.stream_index]

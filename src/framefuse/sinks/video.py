@@ -179,6 +179,8 @@ class VideoSink(BaseSink):
         self._converter = FrameConverter()
         self._format = self._largest = VideoFormat(0, 0, Meaning("bt601", False))
         self._file: Mp4File | None = None
+        self._boxes = b""
+        """What the files say about VR, see `Stereo`."""
 
     def open(self, context: SinkContext) -> None:
         if not is_video_encoder(self._encoder):
@@ -243,7 +245,7 @@ class VideoSink(BaseSink):
         slices = self._low_latency or options.get("tune") == ZERO_LATENCY
         codec = self._encoder, options, threads, self._times.time_base, rate
         encoding = Encoding(*codec, width, height, *format.meaning, aspect, self.pixels, self.stored, slices)
-        file = Mp4File(path, encoding, part=self._context.ends)
+        file = Mp4File(path, encoding, boxes=self._boxes, part=self._context.ends)
         self.paths.append(path)
         if source.path is not None and source.kind == "file":
             start = Fraction(0) if frame.pts is None else frame.pts * frame.time_base
@@ -255,8 +257,7 @@ class VideoSink(BaseSink):
             return
         file, self._file = self._file, None
         self.notes += self._times.notes(file.path.name)
-        if problem := file.close(self._times.source_seconds(end=True)):
-            self.notes.append(problem)
+        self.notes += file.close(self._times.source_seconds(end=True))
 
 
 def annotator_of(format: VideoFormat, style: Style) -> Annotator:

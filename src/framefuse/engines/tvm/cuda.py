@@ -28,6 +28,7 @@ from framefuse.engines.tvm.compiling import MEMORY
 from framefuse.engines.tvm.package import address, tensors, versions
 from framefuse.engines.tvm.targets import Target
 from framefuse.errors import CapabilityError, EngineError
+from framefuse.kernels.cpu import tvm_ffi
 
 COMPILE = "tvm_callback_cuda_compile"
 """The global function that TVM's runtime calls to compile CUDA source."""
@@ -40,7 +41,6 @@ def register_compiler(target: Target, cache: EngineCache | None = None) -> None:
     Raises:
         CapabilityError: no CUDA toolkit is installed.
     """
-    import tvm_ffi
     from tvm.support import nvcc
 
     try:
@@ -74,14 +74,14 @@ def register_compiler(target: Target, cache: EngineCache | None = None) -> None:
         }
         return (cache or EngineCache("tvm")).get(key, build, suffix=".cubin").path.read_bytes()
 
-    tvm_ffi.register_global_func(COMPILE, compile_cached, override=True)
+    tvm_ffi().register_global_func(COMPILE, compile_cached, override=True)
 
 
 def register_convolutions() -> ConvolutionRunner:
     """Register `offload.FUNCTION` with TVM's runtime; returns the runner of this thread's current GPU."""
-    import tvm_ffi
-
-    tvm_ffi.register_global_func(offload.FUNCTION, lambda *call: _runner_of(device.current_gpu())(*call), override=True)
+    tvm_ffi().register_global_func(
+        offload.FUNCTION, lambda *call: _runner_of(device.current_gpu())(*call), override=True
+    )
     return _runner_of(device.current_gpu())
 
 
@@ -169,15 +169,13 @@ class TvmExecution(DeviceExecution):
     def __init__(
         self, machine: Any, shape: Shape, dtype: np.dtype[Any], runner: ConvolutionRunner | None = None
     ) -> None:
-        import tvm_ffi
-
         cp = device.cupy()
-        self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{device.current_gpu()}")
+        self._main, self._device = machine["main"], tvm_ffi().device(f"cuda:{device.current_gpu()}")
         self._runner = runner
         self._workspaces: dict[int, Any] = {}
         self._memory = list(machine[MEMORY]())
         self.input = cp.zeros(shape, dtype)
-        self._tensor = tvm_ffi.from_dlpack(self.input)  # once: DLPack exchange synchronises, which a capture forbids
+        self._tensor = tvm_ffi().from_dlpack(self.input)  # once: DLPack exchange synchronises, which a capture forbids
         self._out: list[Any] = []
         stream = cp.cuda.Stream(non_blocking=True)
         cp.cuda.get_current_stream().synchronize()
@@ -190,10 +188,8 @@ class TvmExecution(DeviceExecution):
 
     def start(self, stream: Any) -> None:
         """Launch every kernel on `stream`."""
-        import tvm_ffi
-
         workspaces = self._runner.using(self._workspaces) if self._runner else nullcontext()
-        with workspaces, tvm_ffi.use_raw_stream(self._device, stream.ptr), stream:
+        with workspaces, tvm_ffi().use_raw_stream(self._device, stream.ptr), stream:
             self._out = tensors(self._main(self._tensor, *self._memory))
 
     def finish(self, stream: Any) -> None:

@@ -22,6 +22,7 @@ from framefuse.engines.tvm.package import tensors, tvm, versions
 from framefuse.engines.tvm.targets import Target
 from framefuse.engines.tvm.tuning import Records, default_folder
 from framefuse.errors import EngineError, ModelError, UsageError
+from framefuse.kernels.cpu import tvm_ffi
 from framefuse.models.onnx_file import read_onnx
 
 if TYPE_CHECKING:
@@ -101,13 +102,11 @@ class TvmEngine(Engine):
 
     def _load(self, path: Path) -> Any:
         """Load a compiled network into TVM's virtual machine."""
-        import tvm_ffi
-
         module = tvm()
         try:
             device = module.cuda(gpus.current_gpu()) if self.target.kind == "cuda" else module.cpu()
             if self.target.kind == "llvm":
-                tvm_ffi.get_global_func("runtime.config_threadpool")(1, self._threads)
+                tvm_ffi().get_global_func("runtime.config_threadpool")(1, self._threads)
             return module.relax.VirtualMachine(module.runtime.load_module(str(path)), device)
         except Exception as error:  # TVM raises unrelated classes
             raise EngineError(f"TVM cannot load {path}: {error}", remedy=f"delete {path} and try again") from error
@@ -146,10 +145,8 @@ def artifact(
 
 
 def _run(main: Any, slot: Slot) -> None:
-    import tvm_ffi
-
     try:
-        slot.outputs = tuple(np.from_dlpack(tensor) for tensor in tensors(main(tvm_ffi.from_dlpack(slot.input))))
+        slot.outputs = tuple(np.from_dlpack(tensor) for tensor in tensors(main(tvm_ffi().from_dlpack(slot.input))))
     except Exception as error:
         raise EngineError(f"TVM failed at input {slot.input.shape}: {error}") from error
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.errors import CapabilityError
+from framefuse.kernels.cpu import tvm_ffi
 
 INSTALL = "pip install 'framefuse[tvm]'"
 SAVING_FFI = "0.1.14"
@@ -31,6 +32,7 @@ def tvm() -> Any:
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
     load_cuda()
+    tvm_ffi()  # first, because TVM would have it import torch
     try:
         import tvm
         import tvm.relax

@@ -8,6 +8,7 @@ from typing import Any
 from framefuse.cuda import device as gpus
 from framefuse.engines.tvm.package import tvm
 from framefuse.errors import CapabilityError, UsageError
+from framefuse.kernels.cpu import tvm_ffi
 
 KINDS = ("llvm", "cuda")
 
@@ -68,10 +69,8 @@ def parse(text: str, cores: int) -> Target:
 
 def this_cpu(cores: int) -> Target:
     """The CPU this process runs on."""
-    import tvm_ffi
-
     tvm()
-    return Target("llvm", str(tvm_ffi.get_global_func("target.llvm_get_system_cpu")()), cores)
+    return Target("llvm", str(tvm_ffi().get_global_func("target.llvm_get_system_cpu")()), cores)
 
 
 def this_gpu() -> Target:

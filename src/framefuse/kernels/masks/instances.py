@@ -288,19 +288,6 @@ def mask_runs(
     return Runs(np.concatenate(parts) if parts else np.empty(0, np.int32), bounds[:-1], bounds[1:], (height, width))
 
 
-def native_content(samples: Size, size: Size) -> tuple[int, int, int, int]:
-    """Where a letterboxed image of `size` (height, width) lies within prototypes of (mh, mw) samples.
-
-    In whole samples, rounded as the YOLO frameworks' `scale_masks` does: with gain = min(mh / H, mw / W) and pad =
-    ((mw - W gain) / 2, (mh - H gain) / 2), left and top are round(pad - 0.1), right and bottom (mw, mh) minus
-    round(pad + 0.1).
-    """
-    gain = min(samples[0] / size[0], samples[1] / size[1])
-    pad_y, pad_x = (samples[0] - size[0] * gain) / 2, (samples[1] - size[1] * gain) / 2
-    left, top = round(pad_x - 0.1), round(pad_y - 0.1)
-    return left, top, samples[1] - round(pad_x + 0.1) - left, samples[0] - round(pad_y + 0.1) - top
-
-
 def enlarged(content: Region) -> tuple[int, Region]:
     """The smallest enlargement of prototypes, 1, 2 or 4, that gives `content` whole samples as its edges, and the edges
     in these; if none does, 1 and `content`.

@@ -225,8 +225,7 @@ class CapturedBatch:
         self._launched += 1
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
-        if isinstance(self.outputs, MatteOutputs):
-            self.outputs.hand_over(self._stream, frames, kept)
+        self.outputs.hand_over(self._stream, frames, kept)
         driver.record(self.ended, self._stream)
         self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self.outputs.uploaded_bytes)
         self._ledger.add("postprocess", "d2h", "results", self.outputs.downloaded_bytes)

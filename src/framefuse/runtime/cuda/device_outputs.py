@@ -39,7 +39,7 @@ MERGED = slice(FOUND, FOUND + len(Merged._fields))
 class DeviceOutputs(Protocol):
     """Postprocessing of one captured batch."""
 
-    uploaded_bytes: int
+    uploaded_bytes: int = 0
     """Size of the tables that `upload` copies to the GPU."""
     downloaded_bytes: int
     """Size of the results that `start` copies to the host."""
@@ -48,10 +48,21 @@ class DeviceOutputs(Protocol):
         """Set where the frames of the next launch lie in the model input."""
 
     def upload(self, stream: Any) -> None:
-        """Start copying what `place` wrote."""
+        """Start copying what `place` wrote; by default nothing."""
+        return None
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         """Launch everything on a CuPy stream, which must be the current one."""
+
+    def hand_over(self, stream: Any, frames: Sequence[Frame], kept: Sequence[Frame | None]) -> None:
+        """Start copying the results of a launch that stay on the GPU before the next one overwrites them; by default
+        nothing.
+
+        Args:
+            frames: of each row.
+            kept: the first row of each frame that stays on the GPU has it as it is kept.
+        """
+        return None
 
     def read(self, count: int) -> list[FrameOutput]:
         """Copies of the results of the first `count` frames, once the launch has ended.
@@ -61,7 +72,7 @@ class DeviceOutputs(Protocol):
         """
 
 
-class BoxOutputs:
+class BoxOutputs(DeviceOutputs):
     """Boxes: confidence filter, NMS, and coordinates in source pixels.
 
     Args:
@@ -147,7 +158,7 @@ class BoxOutputs:
                 found, self._device_looks, self._merges, agnostic=self._selection.agnostic,
                 out=Merged(*self._device[MERGED]), workspace=self._merging,
             )  # fmt: skip
-        _download(self._device_bytes, self._host_bytes, stream)
+        device.copy_to_host(self._device_bytes, self._host_bytes, stream.ptr)
 
     def _start_masks(self, found: Found) -> None:
         """The masks of all rows, which share the memory between."""
@@ -200,7 +211,7 @@ class BoxOutputs:
         return results
 
 
-class MaskOutputs:
+class MaskOutputs(DeviceOutputs):
     """The class of every pixel of what the model saw.
 
     All frames, or their views, have the size that the graph is captured for.
@@ -213,45 +224,49 @@ class MaskOutputs:
         CardError: the scores have another aspect ratio than the model input.
     """
 
-    uploaded_bytes = 0
-
     def __init__(self, batch: int, shape: tuple[int, int, int], placement: Placement, card: Card) -> None:
         self._card, self._placed = card, _place_of(placement)
         self._content = scored(shape, placement)
         self._size = placement.shown[1], placement.shown[0]
-        shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
-        (self._labels, self._non_finite), self._device_bytes = device.packed_allocation(shapes, _device_bytes)
-        self._host, self._host_bytes = device.packed_allocation(shapes, _pinned_bytes)
-        self.downloaded_bytes = self._host_bytes.nbytes
+        self._labels = device.cupy().empty((batch, *self._size), np.uint8)
+        self._non_finite = device.cupy().zeros((batch,), np.int32)
+        self._bad = device.pinned((batch,), np.int32)
+        self._copied: Any = None
+        self._handed: list[Any] = []
+        """For each row of a launch, memory that its result keeps; None: the row of `copied`."""
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         assert all(_place_of(placement) == self._placed for placement in placements)
-
-    def upload(self, stream: Any) -> None:
-        """Nothing to do: the placement is part of the graph."""
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
         self._non_finite.data.memset_async(0, self._non_finite.nbytes, stream)
         count_non_finite(scores, self._non_finite, stream=stream.ptr)
         masks.classes(scores, self._size, content=self._content, out=self._labels)
-        _download(self._device_bytes, self._host_bytes, stream)
+        device.copy_to_host(self._non_finite, self._bad, stream.ptr)
+
+    def hand_over(self, stream: Any, frames: Sequence[Frame], kept: Sequence[Frame | None]) -> None:
+        """Also of those that go to the host, where a copy of two megabytes takes as long as all of the kernels."""
+        self._handed = [device.lent(self._size, np.uint8) for _ in frames]
+        if self._copied is None and any(lent is None for lent in self._handed):
+            self._copied = device.pinned(self._labels.shape, np.uint8)
+        self.downloaded_bytes = self._bad.nbytes + len(frames) * self._labels[0].nbytes
+        for row, lent in enumerate(self._handed):
+            device.copy_to_host(self._labels[row], self._copied[row] if lent is None else lent, stream.ptr)
 
     def read(self, count: int) -> list[FrameOutput]:
-        labels, bad = self._host
-        raise_non_finite(bad[:count], "of its scores")
-        names = self._card.names
-        return [FrameOutput(Detections.none(names), Masks(labels[row].copy(), names)) for row in range(count)]
+        raise_non_finite(self._bad[:count], "of its scores")
+        handed, self._handed = self._handed, []
+        labels = [self._copied[row].copy() if lent is None else lent for row, lent in enumerate(handed[:count])]
+        return [FrameOutput(Detections.none(self._card.names), Masks(one, self._card.names)) for one in labels]
 
 
-class ClassOutputs:
+class ClassOutputs(DeviceOutputs):
     """The scores of the classes of each image, which the host ranks.
 
     Args:
         scores: of the model, (batch, classes) or (batch, classes, 1, 1).
     """
-
-    uploaded_bytes = 0
 
     def __init__(self, scores: Any, card: Card) -> None:
         self._card, self._host = card, device.pinned(tuple(scores.shape), np.dtype(scores.dtype.name))
@@ -260,11 +275,8 @@ class ClassOutputs:
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         """Nothing to do: a class is one of the whole frame."""
 
-    def upload(self, stream: Any) -> None:
-        """Nothing to do."""
-
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
-        _download(outputs[0], self._host, stream)
+        device.copy_to_host(outputs[0], self._host, stream.ptr)
 
     def read(self, count: int) -> list[FrameOutput]:
         names = self._card.names
@@ -272,10 +284,8 @@ class ClassOutputs:
         return [FrameOutput(Detections.none(names), None, one) for one in classes]
 
 
-class UndecodedOutputs:
+class UndecodedOutputs(DeviceOutputs):
     """Outputs of a network that leaves their decoding to others, which the host decodes."""
-
-    uploaded_bytes = 0
 
     def __init__(self, outputs: Sequence[Any], card: Card, selection: Selection, checked: BoxCheck) -> None:
         self._card, self._selection, self._checked = card, selection, checked
@@ -287,12 +297,9 @@ class UndecodedOutputs:
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         self._placements = list(placements)
 
-    def upload(self, stream: Any) -> None:
-        """Nothing to do: the host knows where the frames lie."""
-
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         for output, array in zip(outputs, self._host, strict=True):
-            _download(output, array, stream)
+            device.copy_to_host(output, array, stream.ptr)
 
     def read(self, count: int) -> list[FrameOutput]:
         outputs = tuple(np.asarray(array[:count], np.float32) for array in self._host)
@@ -301,7 +308,7 @@ class UndecodedOutputs:
         return [FrameOutput(objects) for objects in boxes_of(decoded, "yolov5", *given)]
 
 
-class MatteOutputs:
+class MatteOutputs(DeviceOutputs):
     """The mattes of the images at the resolution of the model.
 
     Args:
@@ -310,8 +317,6 @@ class MatteOutputs:
         classes: see `Foreground`.
         stay: mattes stay on the GPU, each launch's in memory of its own (`hand_over`).
     """
-
-    uploaded_bytes = 0
 
     def __init__(self, scores: Any, card: Card, placement: Placement, classes: Sequence[int], *, stay: bool) -> None:
         self._card, self._placement, self._stay = card, placement, stay
@@ -330,9 +335,6 @@ class MatteOutputs:
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         assert all(_place_of(placement) == _place_of(self._placement) for placement in placements)
 
-    def upload(self, stream: Any) -> None:
-        """Nothing to do: the placement is part of the graph."""
-
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
         self._non_finite.data.memset_async(0, self._non_finite.nbytes, stream)
@@ -340,18 +342,13 @@ class MatteOutputs:
         self._share(scores)
         if self._cut is not None:
             masks.upsample(self._share.alpha, self._cut[1], content=self._cut[0], out=self._alpha)
-        _download(self._non_finite, self._bad, stream)
+        device.copy_to_host(self._non_finite, self._bad, stream.ptr)
         if not self._stay:
-            _download(self._alpha, self._host, stream)
+            device.copy_to_host(self._alpha, self._host, stream.ptr)
 
     def hand_over(self, stream: Any, frames: Sequence[Frame], kept: Sequence[Frame | None]) -> None:
-        """Start copying the mattes of a launch, where they stay, before the next one overwrites them, and shrinking the
-        luma that guides those of kept frames: the host does it now rather than when somebody waits.
-
-        Args:
-            frames: of each row.
-            kept: the first row of each frame that stays on the GPU has it as it is kept.
-        """
+        """Also start shrinking the luma that guides those of kept frames: the host does it now rather than when
+        somebody waits."""
         if not self._stay:
             return
         shape = self._alpha.shape[1:]
@@ -396,7 +393,3 @@ def _device_bytes(size: int) -> Any:
 def _place_of(placement: Placement) -> tuple[tuple[int, int], ...]:
     """What has to be the same for two views, wherever they lie in their frames."""
     return placement.shown, placement.size, placement.content[:2], placement.content[2:]
-
-
-def _download(source: Any, target: Any, stream: Any) -> None:
-    device.copy_to_host(source, target, stream.ptr)

@@ -19,11 +19,12 @@ from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.backend import Doubt
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.compiled import Compiled, check_wide, compile_network, why_not
-from framefuse.engines.cudnn.convolutions import OWN, Layer, Plan
+from framefuse.engines.cudnn.convolutions import OWN, Layer, Plan, TensorPlan
 from framefuse.engines.cudnn.execution import Execution, Weights
 from framefuse.engines.cudnn.network import Conv, Head, Type
 from framefuse.engines.cudnn.plans import Plans, network_memory
 from framefuse.errors import CapabilityError, EngineError, ModelError
+from framefuse.kernels.network.call import TILES
 
 try:
     device.cupy()
@@ -66,16 +67,22 @@ def test_whole_networks(fibres: Fibres, monkeypatch: pytest.MonkeyPatch, tmp_pat
     path, x = net.save(tmp_path / "net.onnx", *NETWORKS[name](net)), images(2, HEIGHT, WIDTH)
     compiled = compile_network(path, 2, HEIGHT, WIDTH)
     expected = [np.concatenate(both) for both in zip(*(onnx_runtime(path, image[None]) for image in x), strict=True)]
-    off: dict[Type, float] = {}
-    kinds: tuple[Type, ...] = ("fp32", "fp16")
-    for kind in kinds:
-        run = opened(compiled, kind, lambda layer: OWN)
+    off: dict[str, float] = {}
+    runs: dict[str, tuple[Type, Callable[[Layer], Plan]]] = {
+        "fp32": ("fp32", lambda layer: OWN),
+        "fp16": ("fp16", lambda layer: OWN),
+        "tensor cores": ("fp16", lambda layer: TensorPlan(layer, TILES[layer.weight[0] % len(TILES)])),
+    }
+    builder = SimpleNamespace(launch=lambda plan, pointers, memory, stream: plan.run(None, pointers, 0, stream.ptr))
+    for way, (kind, plans) in runs.items():
+        run = opened(compiled, kind, plans, builder)
         for _ in range(2):
             found = ran(run, x)
         pairs = [(ours, theirs) for ours, theirs in zip(found, expected, strict=True) if theirs.dtype == np.float32]
-        off[kind] = max(relative(ours, theirs) for ours, theirs in pairs)
+        off[way] = max(relative(ours, theirs) for ours, theirs in pairs)
     assert run.arena.dtype == np.float16
     assert off["fp32"] < 3e-6 and off["fp32"] < off["fp16"] / 30
+    assert off["tensor cores"] < 1.2 * off["fp16"]
 
 
 def test_tf32_takes_cudnns_kernels(fibres: Fibres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

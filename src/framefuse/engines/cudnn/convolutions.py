@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device
 from framefuse.cuda.device import StreamPool, new_stream
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
@@ -336,7 +336,7 @@ class Builder:
     def fastest_tile(self, layer: Layer, measure: Callable[[Plan], float]) -> TensorPlan | None:
         """The plan of our kernel that `measure` finds fastest; None: it cannot run the layer here."""
         found = self.on_tensor_cores(layer)
-        kernel.prepare(plan.tile.symbol for plan in found)
+        network.prepare(tiles=[plan.tile for plan in found])
         for plan in found:
             plan.microseconds = measure(plan)
         return min(found, key=lambda plan: plan.microseconds, default=None)

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.arrays import ArrayStep
 from framefuse.engines.cudnn.compiled import Compiled
@@ -160,7 +160,6 @@ class Execution(DeviceExecution):
         self.compiled, self.builder, self.weights = compiled, builder, weights
         self._dtype = np.float16 if compiled.wide == "fp16" else np.float32
         self._kind: Literal["f16", "f32"] = "f16" if compiled.wide == "fp16" else "f32"
-        network.prepare(self._kind)
         self.arena = cp.zeros(compiled.memory.size, self._dtype)
         convs = {index: step for index, step in enumerate(compiled.placement.steps) if isinstance(step, Conv)}
         self.scaled = Packed({index: parameters(compiled, conv) for index, conv in convs.items()})
@@ -213,7 +212,7 @@ class Execution(DeviceExecution):
 
     def _kernels(self, plan_of: Callable[[convolutions.Layer], convolutions.Plan]) -> Kernels:
         plans = {index: plan_of(layer) for index, layer in convolutions.Layer.all_of(self.compiled).items()}
-        kernel.prepare({plan.tile.symbol for plan in plans.values() if isinstance(plan, convolutions.TensorPlan)})
+        network.prepare(self._kind, {plan.tile for plan in plans.values() if isinstance(plan, convolutions.TensorPlan)})
         sizes = self.compiled.schedule.largest({index: plan.workspace for index, plan in plans.items()})
         return Kernels(plans, [device.cupy().empty(size, np.uint8) for size in sizes])
 

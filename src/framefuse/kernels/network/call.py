@@ -7,7 +7,7 @@ group, and addresses of 16 bytes, unless a function says otherwise. All images o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from framefuse.cuda import kernel
@@ -91,8 +91,9 @@ TILES = tuple(
 """Those that there are kernels for."""
 
 
-def prepare(kind: Literal["f16", "f32"] = "f16") -> None:
-    """Compile and load every kernel of this module for the current device, for images of float16 or float32.
+def prepare(kind: Literal["f16", "f32"] = "f16", tiles: Iterable[Tile] = ()) -> None:
+    """Compile and load every kernel of this module for the current device, for images of float16 or float32; of those
+    that convolve on tensor cores the ones for `tiles`.
 
     Raises:
         CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
@@ -100,7 +101,9 @@ def prepare(kind: Literal["f16", "f32"] = "f16") -> None:
     names = "pool", "decode", "unpack", "depthwise", "convolve", "attention", "anchors"
     alone = "network_pack_f16", "network_pack_f32", "network_upsample", "network_smallest"
     wide = "network_pack_f16_f32", "network_pack_f32_f32"
-    kernel.prepare([*(wide if kind == "f32" else alone[:2]), *alone[2:], *(f"network_{name}_{kind}" for name in names)])
+    packing = wide if kind == "f32" else alone[:2]
+    symbols = *packing, *alone[2:], *(f"network_{name}_{kind}" for name in names), *(tile.symbol for tile in tiles)
+    kernel.prepare(symbols)
 
 
 def pack(images: int, channels: int, sample: Literal["f16", "f32"], y: Block, *, stream: int) -> None:

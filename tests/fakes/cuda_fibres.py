@@ -1,7 +1,7 @@
 """CUDA kernels whose threads talk to each other, on the CPU: one fibre for each thread of a block.
 
 A fibre runs until it has to wait for others: at a barrier, a ballot or a shuffle. All lanes of a warp must take part.
-The blocks of a cluster run together; each has its own `__shared__ __align__(128)` memory. Tensor cores and copies into
+The blocks of a cluster run together; each has its own dynamic shared memory. Tensor cores and copies into
 shared memory (kernels/network/tensor.cuh) are functions here.
 """
 
@@ -132,8 +132,8 @@ static void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, 
 }
 """
 
-SHARED = re.compile(r"__shared__ __align__\(128\) unsigned char (\w+)\[(\w+)\];")
-EACH_ITS_OWN = r"""alignas(128) static unsigned char all[16][\2];
+SHARED = re.compile(r"extern __shared__ __align__\(128\) unsigned char (\w+)\[\];")
+EACH_ITS_OWN = r"""alignas(128) static unsigned char all[16][{size}];
   unsigned char* \1 = all[current / threads];
   shared_size = sizeof all[0];"""
 
@@ -186,7 +186,8 @@ class Fibres(Compiled):
         code = source(description)
         if not TALK.search(code) or (description.program and " across<" not in code):
             return super().text(description)
-        code = SHARED.sub(EACH_ITS_OWN, code.replace("__shared__ alignas(64)", "__shared__"))
+        own = EACH_ITS_OWN.format(size=description.shared)
+        code = SHARED.sub(own, code.replace("__shared__ alignas(64)", "__shared__"))
         split = re.search(r"constexpr int SPLIT = (\d+);", code)
         run = RUN.format(entry=description.entry, cluster=split[1] if split and "CLUSTER(SPLIT)" in code else 1)
         return SHIM + FIBRES + "#include <utility>\n" + code + CALL + run

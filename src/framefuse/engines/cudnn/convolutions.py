@@ -38,7 +38,7 @@ TRIED = 5
 """Tiles of it to measure for a layer."""
 FIRST = Tile(64, 64, 1), Tile(64, 64, 4)
 """Those of layers that are not measured yet: each kernel has to be compiled before the first image."""
-RESIDENT = 4
+RESIDENT = 3
 """Of its blocks on a multiprocessor."""
 
 

@@ -10,7 +10,7 @@
 #include "tensor.cuh"
 
 constexpr int LANES = 128;           // threads of a block: four warps, two by two
-constexpr int RING = 48 * 1024;      // bytes
+constexpr int RING = 64 * 1024;      // bytes: three blocks a multiprocessor, and each has copies under way for three stages
 constexpr int PITCH_MORE = 8;        // floats after each row of sums, so that rows begin in other banks
 constexpr int FEW = 264;             // blocks beside which the next kernel finds room on every multiprocessor
 
@@ -29,7 +29,7 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
     int dilation_x, int activation, int last) {
   constexpr int DEPTH = ROWS > 64 ? 32 : 64, CHUNKS = DEPTH / 8;  // of 16 bytes: eight channels
   constexpr int STAGE = (ROWS + COLUMNS) * CHUNKS;                // chunks
-  constexpr int STAGES = RING / 16 / STAGE < 4 ? RING / 16 / STAGE : 4;
+  constexpr int STAGES = RING / 16 / STAGE;
   constexpr int APART = LANES / CHUNKS;  // rows between those that a thread copies
   constexpr int MINE = ROWS / APART, THEIRS = COLUMNS / APART;
   constexpr int HIGH = ROWS / 32, WIDE = COLUMNS / 16;  // products of 16 x 8 of a warp
@@ -169,14 +169,14 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
 // kernels: network_tensor_64x64x8 <64, 64, 8>, network_tensor_64x32x1 <64, 32, 1>, network_tensor_64x32x2 <64, 32, 2>
 // kernels: network_tensor_64x32x4 <64, 32, 4>, network_tensor_128x64x1 <128, 64, 1>, network_tensor_128x64x2 <128, 64, 2>
 // kernels: network_tensor_128x32x1 <128, 32, 1>
-// launch: grid (row_blocks, column_blocks, parts), block 128, waits
+// launch: grid (row_blocks, column_blocks, parts), block 128, shared 65536, waits
 template <int ROWS, int COLUMNS, int SPLIT>
 __global__ void __launch_bounds__(LANES) CLUSTER(SPLIT) network_tensor(
     const Eight<half>* x_, int64_t x_image, int x_row, int x_column, const Eight<half>* weight_, const Eight<half>* bias_,
     const Eight<half>* residual_, int64_t residual_image, int residual_row, int residual_column, Eight<half>* y_, int64_t y_image,
     int y_row, int y_column, int depth_groups, int groups, int batch, int in_height, int in_width, int height, int width, int rows,
     int columns, int stride_y, int stride_x, int top, int left, int dilation_y, int dilation_x, int activation, int last) {
-  __shared__ __align__(128) unsigned char memory[RING];
+  extern __shared__ __align__(128) unsigned char memory[];
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   convolve_on_tensor_cores<ROWS, COLUMNS, SPLIT>(
       memory, x_, x_image, x_row, x_column, weight_, bias_, residual_, residual_image, residual_row, residual_column, y_, y_image,

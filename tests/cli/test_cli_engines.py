@@ -22,11 +22,11 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any
 def test_steps_of_a_detector(capsys: pytest.CaptureFixture[str]) -> None:
     rows = shown(capsys, "scout-n", "--imgsz", "384", "640", "--batch", "2")
     assert rows[0] == {
-        "step": "0", "runs as": "cuDNN", "nodes": "Conv, Sigmoid, Mul",
+        "step": "0", "runs as": "cuDNN or kernel", "nodes": "Conv, Sigmoid, Mul",
         "channels x height x width": "3x384x640 -> 16x192x320",
     }  # fmt: skip
     assert rows[-1]["nodes"] == "the detection head"
-    assert {"cuDNN", "kernel"} == {row["runs as"] for row in rows}
+    assert {"cuDNN or kernel", "kernel"} == {row["runs as"] for row in rows}
     assert any("Add" in row["nodes"] and " + " in row["channels x height x width"] for row in rows)
 
 
@@ -34,7 +34,7 @@ def test_steps_without_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     net = Net()
     path = net.save(tmp_path / "net.onnx", *mixed(net, 64, 96))
     rows = shown(capsys, str(path), "--imgsz", "64", "96")
-    assert [row["runs as"] for row in rows] == [*["cuDNN", "fused"] * 2, "cuDNN", "fused"]
+    assert [row["runs as"] for row in rows] == [*["cuDNN or kernel", "fused"] * 3]
     assert rows[2]["nodes"] == "Conv, Add, Relu" and "MatMul x2" in rows[3]["nodes"]
 
 

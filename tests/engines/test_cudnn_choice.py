@@ -110,6 +110,7 @@ def test_our_kernel_is_taken_where_it_is_faster(engines: list[int], tile_us: flo
 
 def test_a_plan_of_our_kernel_is_made_again_from_what_the_cache_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolutions, "multiprocessors", lambda: (90, 132))
+    monkeypatch.setattr(convolutions.network, "prepare", lambda tiles: None)
     builder = object.__new__(Builder)  # without cuDNN
     for plan in builder.on_tensor_cores(LAYER, None):
         made = builder.build(LAYER, plan.engine, json.loads(json.dumps(plan.knobs)))

@@ -118,5 +118,7 @@ def test_tiles_that_a_layer_may_take() -> None:
     assert tiles(large, 90, 132)[0].parts == 1
     assert {tile.parts for tile in tiles(small, 89, 60)} == {1}
     assert tiles(small, 75, 60) == []
+    odd = Case((1, 12, 7, 7), 16).layer, Case((1, 16, 7, 7), 20).layer
+    assert [tiles(layer, 90, 132) for layer in odd] == [[], []]
     for other in ({"x_type": "int8"}, {"y_type": "fp8"}, {"weight": (512, 256, 3, 3)}):
         assert tiles(replace(small, **other), 90, 132) == []

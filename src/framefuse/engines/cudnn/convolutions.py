@@ -162,7 +162,9 @@ def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
     clock.
     """
     types = {layer.x_type, layer.y_type, layer.residual_type}
-    if capability < network.TENSOR_CORES or layer.grouped or types != {"fp16"}:
+    pitches = {*layer.x_strides, *layer.y_strides, *(layer.residual_strides or ())} - {1}
+    in_eights = not any(count % 8 for count in (*layer.weight[:2], *pitches))
+    if capability < network.TENSOR_CORES or layer.grouped or types != {"fp16"} or not in_eights:
         return []
     (batch, channels, height, width), (_, inner, rows, columns) = layer.y, layer.weight
 
@@ -301,6 +303,7 @@ class Builder:
         """
         if engine == TENSOR:
             if plan := next((plan for plan in self.on_tensor_cores(layer, None) if plan.knobs == knobs), None):
+                network.prepare(tiles=[plan.tile])
                 return plan
             raise EngineError(f"our kernel has no tiles of {knobs} for {layer.text} here")
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
+from framefuse.engines.cudnn.convolutions import Plan
 from framefuse.engines.cudnn.network import ComputeOp, Conv, General
 from framefuse.engines.requests import capture
 
@@ -23,7 +24,8 @@ class Step(NamedTuple):
     """One step of a compiled network."""
 
     runs: str
-    """What runs it: cuDNN, kernel, or fused: kernels written for these nodes."""
+    """What runs it: cuDNN; kernel, one of ours; "cuDNN or kernel", the faster, where that is not known yet; or fused:
+    kernels that are written for these nodes."""
     nodes: str
     """Operators of the ONNX file, with their number."""
     shapes: str
@@ -44,7 +46,7 @@ def partition(path: Path, batch: int, height: int, width: int, *, measure: bool)
     """
     if not measure:
         compiled = compile_network(path, batch, height, width)
-        return [*_rows(compiled, [None] * (len(compiled.placement.steps) + 1))]
+        return [*_rows(compiled, {}, [None] * (len(compiled.placement.steps) + 1))]
     engine: Any = open_engine("cudnn", path, EngineOptions("cuda"))
     try:
         execution = engine.execution(batch, height, width)
@@ -52,7 +54,7 @@ def partition(path: Path, batch: int, height: int, width: int, *, measure: bool)
         steps = execution.compiled.placement.steps
         works = [lambda step=step: execution.start(stream, skip=lambda other: other is not step) for step in steps]
         times = [_time(stream, work) for work in (*works, lambda: execution.finish(stream))]
-        return [*_rows(execution.compiled, times)]
+        return [*_rows(execution.compiled, execution.kernels.plans, times)]
     finally:
         engine.close()
 
@@ -77,11 +79,11 @@ def _time(stream: Any, work: Any) -> float:
     return float(median(found))
 
 
-def _rows(compiled: Compiled, times: Sequence[float | None]) -> Iterable[Step]:
+def _rows(compiled: Compiled, plans: Mapping[int, Plan], times: Sequence[float | None]) -> Iterable[Step]:
     network = compiled.network
-    for step, time in zip(compiled.placement.steps, times, strict=False):
+    for index, (step, time) in enumerate(zip(compiled.placement.steps, times, strict=False)):
         shapes = (" + ".join(_shape(compiled, name) for name in names) for names in (step.reads, step.writes[:1]))
-        yield Step(*_described(step), " -> ".join(shapes), time)
+        yield Step(*_described(step, plans.get(index)), " -> ".join(shapes), time)
     ends = " + ".join(_shape(compiled, name) for name in network.outputs)
     if network.tail is not None:
         yield Step("fused", _counted(call.kind for call in network.tail.program.calls), ends, times[-1])
@@ -90,14 +92,19 @@ def _rows(compiled: Compiled, times: Sequence[float | None]) -> Iterable[Step]:
         yield Step("kernel", what, ends, times[-1])
 
 
-def _described(step: ComputeOp) -> tuple[str, str]:
-    """What runs a step, and its nodes."""
+def _described(step: ComputeOp, plan: Plan | None) -> tuple[str, str]:
+    """What runs a step, and its nodes.
+
+    Args:
+        plan: of a convolution; None: not known yet.
+    """
     if isinstance(step, General):
         return "fused", _counted(call.kind for call in step.program.calls)
     if isinstance(step, Conv):
         sums = ["Add"] if step.residual else []
         nodes = ["Conv", *ACTIVATIONS[step.activation], *sums, *ACTIVATIONS[step.last]]
-        return "kernel" if step.depthwise else "cuDNN", ", ".join(nodes)
+        ours = step.depthwise or (plan is not None and plan.graph is None)
+        return "kernel" if ours else "cuDNN" if plan else "cuDNN or kernel", ", ".join(nodes)
     return "kernel", {"Pool": "MaxPool", "Upsample": "Resize"}.get(type(step).__name__, type(step).__name__)
 
 

@@ -134,6 +134,8 @@ class Video:
         self.reason = "it has no packets"
         self.begin = 0
         """Position in the file from which the container reads."""
+        self.cut: Fraction | None = None
+        """Pts of a key frame before which decoding ends; nothing from there on refers to what is before, or back."""
         self.position = -1
         """MPEG-TS: that of the last packet that has become a frame, or of the first packet."""
         self.undecoded: dict[int | None, int] = {}
@@ -168,18 +170,29 @@ class Video:
         ended = False
         try:
             ended = yield from self.between(*self.options.span, closed)
-            if ended and not self.decoded:
-                remedy = "the file is damaged or truncated, or its frames exceed max_pixels; try to play it with ffplay"
-                raise DecodeError(f"nothing in {self.info.uri} could be decoded: {self.reason}", remedy=remedy)
+            self.check_decoded(ended)
         finally:
             self.note_counts(ended)
 
-    def between(self, begin: Fraction, until: Fraction | None, closed: threading.Event) -> Generator[Frame, None, bool]:
+    def check_decoded(self, ended: bool) -> None:
+        """DecodeError: the file has been read to its end, and no frame was found."""
+        if ended and not self.decoded:
+            remedy = "the file is damaged or truncated, or its frames exceed max_pixels; try to play it with ffplay"
+            raise DecodeError(f"nothing in {self.info.uri} could be decoded: {self.reason}", remedy=remedy)
+
+    def between(
+        self, begin: Fraction, until: Fraction | None, closed: threading.Event, *, cut: bool = False
+    ) -> Generator[Frame, None, bool]:
         """The frames between two times, as `frames` counts them. Returns whether the file has ended. It may be called
-        again for a later time."""
+        again for a later time.
+
+        Args:
+            cut: `until` is that of one of `Cuts`.
+        """
         options, index = self.options, 0
         start = self.origin + begin / self.time_base
         end = None if until is None else self.origin + until / self.time_base
+        self.cut = end if cut else None
         aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
         for decoded, pts in self._timed(self._decoded_from(start, closed)):
             if end is not None and pts is not None and pts >= end:
@@ -201,7 +214,7 @@ class Video:
 
     def _decoded_from(self, start: Fraction, closed: threading.Event) -> Iterator[Any]:
         """Decoded frames from the key frame at or before `start`."""
-        if (start - self.origin) * self.time_base <= SEEK_AFTER:
+        if (start - self.origin) * self.time_base <= SEEK_AFTER and not self.decoded:
             return self._decoded_frames(closed)
         if self._seconds() is None:
             self.info.note("the file has no duration and so no index: read from its beginning")
@@ -246,6 +259,8 @@ class Video:
                 continue
             if packet is None:
                 return
+            if is_cut := self.cut is not None and packet.is_keyframe and (packet.pts or 0) >= self.cut:
+                packet = av.Packet()  # flushes the decoder
             self.hidden += packet.is_discard
             if transport:
                 if packet.size:
@@ -259,6 +274,8 @@ class Video:
             try:
                 yield from self._decode(packet, closed)
             except EOFError:
+                return
+            if is_cut:
                 return
 
     def _decode(self, packet: Any, closed: threading.Event) -> Iterator[Any]:
@@ -346,12 +363,23 @@ class Video:
             yield decoded, pts
         self.end = known + after * (step or Fraction(0)) - self.origin
 
-    def note_counts(self, ended: bool, *, whole: bool = True) -> None:
+    def add(self, other: "Video") -> None:
+        """Count what another reader of the file has found as if this one had."""
+        self.info.absorb(other.info)
+        self.info.copied += other.info.copied
+        self.reason = other.reason if "corrupt" in other.info.drops else self.reason
+        self.sizes |= other.sizes
+        if len(self.sizes) > 1:
+            self.info.note("the frame size changes in the video")
+        self.anomalies.update(other.anomalies)
+        self.decoded, self.hidden = self.decoded + other.decoded, self.hidden + other.hidden
+        self.end = max(self.end, other.end)
+
+    def note_counts(self, ended: bool) -> None:
         """Note what was unusual.
 
         Args:
             ended: the file has been read to its end.
-            whole: and from its beginning.
         """
         if corrupt := self.info.drops.get("corrupt"):
             self.info.note(f"damaged packets skipped: {corrupt} ({self.reason})")
@@ -361,7 +389,7 @@ class Video:
             return
         # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
-        if frames and whole and not self.options.start:
+        if frames and not self.options.start:
             if self.decoded + self.hidden < frames:
                 self.info.note(f"the header states {frames} frames, {self.decoded} could be decoded")
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:

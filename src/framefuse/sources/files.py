@@ -134,8 +134,12 @@ class Video:
         self.reason = "it has no packets"
         self.begin = 0
         """Position in the file from which the container reads."""
+        self.shared = False
+        """Whether several readers share the file. Each counts what is in its own segments."""
         self.cut: Fraction | None = None
-        """Pts of a key frame before which decoding ends; nothing from there on refers to what is before, or back."""
+        """Pts of the key frame with which the segment of another reader begins."""
+        self.beyond = 0
+        """Packets from there on that the decoder was given before it gave the last frame."""
         self.position = -1
         """MPEG-TS: that of the last packet that has become a frame, or of the first packet."""
         self.undecoded: dict[int | None, int] = {}
@@ -192,9 +196,9 @@ class Video:
         options, index = self.options, 0
         start = self.origin + begin / self.time_base
         end = None if until is None else self.origin + until / self.time_base
-        self.cut = end if cut else None
+        self.cut, self.beyond = end if cut else None, 0
         aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
-        for decoded, pts in self._timed(self._decoded_from(start, closed)):
+        for decoded, pts in self._timed(self._decoded_from(start, closed), start):
             if end is not None and pts is not None and pts >= end:
                 return False
             if begin and pts is not None and pts < start:
@@ -224,7 +228,10 @@ class Video:
             frames = self._decoded_frames(closed)
             first = next(frames, None)
             # Indexes store decoding times: with reordered frames, the pts of the key frame found may be after `start`.
-            if first is not None and first.pts is not None and first.pts <= start:
+            # Of a damaged one, what is before conceals the damage.
+            if first is None or first.pts is None or (self.shared and first.is_corrupt):
+                continue
+            if first.pts <= start:
                 return itertools.chain([first], frames)
         self._seek(Fraction(self.origin))
         return self._decoded_frames(closed)
@@ -249,7 +256,7 @@ class Video:
                 packet = next(packets, None)
                 failures = 0
             except av.FFmpegError as error:
-                self._damaged(error)
+                self._damaged(error, late=1)
                 failures += 1
                 packets = demuxed(self.container, self.stream) if failures < READ_ERRORS_IN_A_ROW else iter(())
                 continue
@@ -259,9 +266,9 @@ class Video:
                 continue
             if packet is None:
                 return
-            if is_cut := self.cut is not None and packet.is_keyframe and (packet.pts or 0) >= self.cut:
-                packet = av.Packet()  # flushes the decoder
-            self.hidden += packet.is_discard
+            if self.cut is not None and (self.beyond or (packet.is_keyframe and (packet.pts or 0) >= self.cut)):
+                self.beyond += 1
+            self.hidden += packet.is_discard and not self.beyond
             if transport:
                 if packet.size:
                     at = self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
@@ -274,8 +281,6 @@ class Video:
             try:
                 yield from self._decode(packet, closed)
             except EOFError:
-                return
-            if is_cut:
                 return
 
     def _decode(self, packet: Any, closed: threading.Event) -> Iterator[Any]:
@@ -296,7 +301,7 @@ class Video:
         except av.FFmpegError as error:
             if isinstance(error, EOFError):
                 raise
-            self._damaged(error)
+            self._damaged(error, late=self.options.decode_threads)
 
     def _open_what_follows(self) -> bool:
         """Open the MPEG-TS after the last packet that became a frame, if its video has another PID or codec there."""
@@ -335,11 +340,13 @@ class Video:
         # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
         return HostDecoder(self.stream, self.options, self.info.note)
 
-    def _damaged(self, error: av.FFmpegError) -> None:
-        self.info.drop("corrupt")
-        self.reason = str(error.strerror)
+    def _damaged(self, error: av.FFmpegError, *, late: int) -> None:
+        """Count a packet, which was read up to `late` packets ago and so may be beyond the cut, or not."""
+        if self.beyond < late:
+            self.info.drop("corrupt")
+            self.reason = str(error.strerror)
 
-    def _timed(self, frames: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
+    def _timed(self, frames: Iterator[Any], start: Fraction) -> Iterator[tuple[Any, int | None]]:
         """Each decoded frame with its pts; a missing one continues from the last known pts at the average rate."""
         step = None if self.info.fps is None else 1 / (self.info.fps * self.time_base)
         how = "kept as they are, because the frame rate is unknown" if step is None else "filled from the frame rate"
@@ -347,6 +354,11 @@ class Video:
         known, after = self.origin, 0  # the last pts in the file, and the number of frames since
         for decoded in frames:
             pts: int | None = decoded.pts
+            if self.shared and pts is not None and (pts < start or (self.cut is not None and pts >= self.cut)):
+                self.decoded -= 1
+                if pts < start:
+                    continue
+                break
             if pts is None:
                 self.anomalies[f"frames without pts, {how}"] += 1
                 pts = None if step is None else round(known + after * step)

@@ -146,6 +146,7 @@ class SegmentedSource:
         passed = 0
         try:
             video = video or self._open()
+            video.shared = True
             with closing(video.between(begin, cut or self._end, closed, cut=cut is not None)) as frames:
                 while True:
                     try:

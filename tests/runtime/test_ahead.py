@@ -15,10 +15,10 @@ import pytest
 
 from framefuse import Pipeline
 from framefuse.config import Settings, settings_from
-from framefuse.errors import SourceError
+from framefuse.errors import DecodeError, SourceError
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.runtime import plan, readers
+from framefuse.runtime import readers
 from framefuse.runtime.ahead import Ahead
 from framefuse.runtime.memory import predict, surface
 from framefuse.runtime.plan import RunPlan, plan_run
@@ -69,7 +69,7 @@ def same(path: Path, waiting: int = 100, **options: Any) -> list[str]:
     source, alone = opened(path, waiting, **options), open_source(path, SourceOptions(**options))
     assert source.info.frames == alone.info.frames
     number = 0
-    for number, (one, other) in enumerate(zip(source, alone, strict=True), 1):  # noqa: B007
+    for number, (one, other) in enumerate(zip(source, alone, strict=True), 1):
         for name in ("index", "pts", "time_base", "rotation", "source_id", "connection", "matrix", "full_range"):
             assert getattr(one, name) == getattr(other, name), (number, name)
         for plane, wanted in zip(one.planes, other.planes, strict=True):
@@ -79,6 +79,10 @@ def same(path: Path, waiting: int = 100, **options: Any) -> list[str]:
     assert source.info.drops == alone.info.drops
     assert not threads()
     return alone.info.notes
+
+
+def planned(source: Any, **options: Any) -> RunPlan:
+    return plan_run(read_card(find_model("body-n")), settings_from({"device": "cpu", **options}), source, None)
 
 
 def threads() -> list[str]:
@@ -108,9 +112,12 @@ def test_odd_distances_and_parts(tmp_path: Path, options: dict[str, Any]) -> Non
     same(path, 2, **options)
 
 
-def test_a_damaged_segment(tmp_path: Path) -> None:
-    path = scramble(clip(tmp_path / "a.mkv", frames=400), 0.4, 0.5)
-    assert any("damaged" in note for note in same(path))
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
+@pytest.mark.parametrize(("first", "last"), [(0.2, 0.22), (0.3, 0.303), (0.393, 0.396), (0.7, 0.72)])
+def test_damage(tmp_path: Path, name: str, first: float, last: float) -> None:
+    """With one thread: what FFmpeg conceals otherwise depends on which is faster."""
+    path = scramble(clip(tmp_path / name, frames=300), first, last)
+    assert any("damaged" in note for note in same(path, decode_threads=1))
 
 
 def test_a_truncated_video(tmp_path: Path) -> None:
@@ -142,12 +149,12 @@ def test_closing_in_the_middle_from_another_thread(tmp_path: Path) -> None:
     for after in (0, 1, 30):
         source, seen = opened(path, 5), list[int]()
 
-        def read(frames: Iterator[Any] = iter(source), seen: list[int] = seen) -> None:
-            seen.extend(frame.index for frame in frames)
+        def read(source: Ahead, seen: list[int]) -> None:
+            seen.extend(frame.index for frame in source)
 
         for _ in range(after):
             next(iter(source))
-        reader = threading.Thread(target=read)
+        reader = threading.Thread(target=read, args=(source, seen))
         reader.start()
         source.close()
         reader.join(5)
@@ -157,19 +164,39 @@ def test_closing_in_the_middle_from_another_thread(tmp_path: Path) -> None:
 
 
 def test_an_error_comes_when_it_is_its_turn(tmp_path: Path) -> None:
-    path = clip(tmp_path / "a.mp4")
-    source, turns = opened(path, 100, 2), [0]
+    path, seen = clip(tmp_path / "a.mp4"), list[int]()
+    source, whole = opened(path, count=2), opened(path)
+    first = len(list(whole._source.segment() or ()))
+    whole.close()
 
     def fails() -> Any:
         raise SourceError(f"cannot read {path}")
 
     source._source._open = fails  # type: ignore[assignment]
-    seen = list[int]()
     with pytest.raises(SourceError, match=r"a\.mp4"):
-        seen.extend(frame.index for frame in source)
-    for frame in opened(path, 100, 2):
-        turns.append(frame.index)
+        seen.extend(_indices(source))
+    assert seen == list(range(first)) and first == 20
     assert not threads()
+
+
+def _indices(source: Ahead) -> Iterator[int]:
+    for frame in source:
+        time.sleep(0.005)  # the second decoder has failed long before its turn
+        yield frame.index
+
+
+def test_nothing_that_can_be_decoded(tmp_path: Path) -> None:
+    path = clip(tmp_path / "a.mp4")
+    data = bytearray(path.read_bytes())
+    with av.open(str(path)) as container:
+        for packet in container.demux(video=0):
+            if packet.size:
+                data[packet.pos : packet.pos + packet.size] = bytes(packet.size)
+    path.write_bytes(data)
+    with pytest.raises(DecodeError, match="nothing in"):
+        list(open_source(path))
+    with pytest.raises(DecodeError, match="nothing in"):
+        list(opened(path))
 
 
 def test_leaving_a_run_early_ends_all_decoders(tmp_path: Path) -> None:
@@ -179,3 +206,68 @@ def test_leaving_a_run_early_ends_all_decoders(tmp_path: Path) -> None:
         for _ in zip(range(30), pipeline, strict=False):
             pass
     assert not threads()
+
+
+def test_mattes_are_those_of_one_decoder(tmp_path: Path) -> None:
+    path, written = odd(tmp_path / "odd.mp4"), []
+    for number in (1, 4):
+        options: dict[str, Any] = {"save_matte": "green", "readers": number, "project": tmp_path / str(number)}
+        with Pipeline(path, "body-n", imgsz=[64], **options) as pipeline:
+            report = pipeline.run()
+        written.append(Path(report.outputs[0]).read_bytes())
+        why = "4 decoders read the file side by side: cut at key frames, it has parts of up to 43 frames"
+        assert (f"{why}, and up to 43 of each wait" in report.choices) == (number == 4)
+        decode = next(stage for stage in report.stages if stage.name == "decode")
+        assert (decode.items, decode.copies) == (FRAMES, number)
+        assert report.frames == FRAMES
+    assert written[0] == written[1]
+
+
+def test_where_one_decoder_reads(tmp_path: Path) -> None:
+    rare = clip(tmp_path / "rare.mp4", options={"g": "1000", "x264-params": "scenecut=0"})
+    brief = clip(tmp_path / "brief.mp4", frames=20)
+    opens = clip(tmp_path / "open.mp4", options={"g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"})
+    stream = clip(tmp_path / "a.ts")
+    for path in (rare, brief, opens, stream, tmp_path / "missing.mp4"):
+        assert spacing(path, SourceOptions()) is None
+    for given in (rare, [brief, rare], "synthetic://bodies"):
+        assert planned(given, readers=4).ahead == 0
+    path = clip(tmp_path / "a.mp4")
+    assert planned(path).ahead == 0, "one keeps a CPU busy"
+    assert planned(path, readers=4).source == planned([path], readers=4).source == Segmented(path, 4, 20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "places", "expected"),
+    [
+        (4, 10_000, (4, 250)),  # all of each segment may wait
+        (4, 1000, (4, 250)),
+        (4, 999, (4, 249)),
+        (4, 750, (4, 187)),  # what the first decodes has not to wait
+        (4, 749, (3, 249)),
+        (8, 1000, (5, 200)),
+        (2, 10_000, (2, 250)),
+        (4, 250, (2, 125)),
+        (4, 249, None),
+        (4, 0, None),
+    ],
+)
+def test_as_many_decoders_as_memory_keeps_busy(asked: int, places: int, expected: tuple[int, int] | None) -> None:
+    each = surface(3840, 1920, 24)
+    assert each == 2 * surface(3840, 1920) == 2 * 1.5 * 4096 * 1920
+    path = Path("a.mp4")
+    found, why = readers.ahead(path, asked, Spacing(250, (3840, 1920), 24), each, each * (places + 0.5))
+    assert found == (Segmented(path, *expected) if expected else None)
+    assert found is None or found.readers * found.ahead <= places
+    assert ("side by side" if expected else "one decoder reads the file: cut at key frames") in why
+
+
+def test_frames_that_wait_count_as_memory() -> None:
+    card = read_card(find_model("body-n"))
+    settings = settings_from({"device": "cuda", "save_matte": "gray"})
+    rings = []
+    for source in (Segmented(Path("a.mp4"), 4, 250), None):
+        run = RunPlan(card, settings, source, "cudnn", 1, 0, {}, card.preprocess)
+        found = predict(run, 1, 2, (3840, 1920), decoders=readers.decoders(source))
+        rings.append(sum(one.size for one in found.parts if one.name.startswith("rings")))
+    assert rings == [4 * (250 + 3 + 3 + 1) * surface(3840, 1920), 0]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fake_gpu import Array, Gpu
+from fake_gpu import PITCH, Array, Gpu
 from framefuse.engines.null import CudaNullEngine, NullEngine, NullExecution
 from framefuse.frame import PIXEL_FORMATS, Frame, View
 from framefuse.kernels.masks.canvas import lies_on_gpu
@@ -20,6 +20,7 @@ from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo, Matte, MattePart, Result
 from framefuse.runtime import memory
+from framefuse.runtime.ledger import Copy
 from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.sinks import CallbackSink
 from framefuse.sinks.images import FrameConverter, Meaning, planes_of
@@ -187,6 +188,12 @@ def test_rectilinear_views(
     same(found, expected)
     assert gpu.launches == 2 * FRAMES, "both eyes are in one, and both views in another"
     assert any("matte view rectilinear" in choice for choice in pipeline.report.choices)
+    if pixels == "yuv420p":
+        ledger = pipeline._program.ledger
+        kept = sum(size for copy, size in ledger.totals().items() if copy == Copy("preprocess", "d2d", "pixels"))
+        rows = kept / FRAMES / (2 * PITCH)  # the last of each plane ends where its pixels do
+        assert ledger.frames == FRAMES
+        assert 128 * 1.5 - 2 < rows <= 128 * 1.5, "nobody needs the planes of the views"
 
 
 def test_frames_that_only_the_host_composes(

@@ -232,6 +232,8 @@ def test_where_one_decoder_reads(tmp_path: Path) -> None:
         assert spacing(path, SourceOptions()) is None
     for given in (rare, [brief, rare], "synthetic://bodies"):
         assert planned(given, readers=4).ahead == 0
+    assert "could be cut" in str(planned(rare, readers=4).reasons["readers"])
+    assert "readers" not in planned(rare).reasons
     path = clip(tmp_path / "a.mp4")
     assert planned(path).ahead == 0, "one keeps a CPU busy"
     assert planned(path, readers=4).source == planned([path], readers=4).source == Segmented(path, 4, 20)

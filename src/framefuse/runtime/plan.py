@@ -125,7 +125,8 @@ class RunPlan:
             return self
         options = SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)
         if (found := spacing(path, options)) is None:
-            return self
+            why = "one decoder reads the file, which is short or has no key frames where it could be cut"
+            return replace(self, reasons={**self.reasons, "readers": why}) if settings.readers else self
         room: float = memory_size()  # on a GPU too: frames of a video that NVDEC refuses wait on the host
         if settings.on_gpu:
             one = memory.predict(self, self.batch, settings.slots or IN_FLIGHT, found.size, decoders=1, context=False)

@@ -3,7 +3,8 @@
 Title: what is cut
     A cut is a key frame that nothing after it refers back across, so each segment decodes to the frames that the whole
     file has there. Frames of the n-th segment have `connection` n, and count from 0. Either `in_order` puts results
-    back into the order and the numbers of the file, or `Ahead` does so with frames, of which fewer can wait.
+    back into the order and the numbers of the file, or `Ahead` does so with frames, of which fewer can wait. Only what
+    a decoder makes up where a key frame is damaged may differ: it may look at what came before.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +14,7 @@ import av
 import numpy as np
 import pytest
 
+import fake_gpu
 from framefuse import Pipeline
 from framefuse.config import Settings, settings_from
 from framefuse.errors import DecodeError, SourceError
@@ -110,6 +112,36 @@ def test_odd_distances_and_parts(tmp_path: Path, options: dict[str, Any]) -> Non
     path = odd(tmp_path / "odd.mp4")
     same(path, **options)
     same(path, 2, **options)
+
+
+@pytest.mark.parametrize("waiting", [1, 50])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_frames_of_a_gpu_keep_their_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, stride: int
+) -> None:
+    """Those that wait, and those that a run holds at the same time, have memory of their own."""
+    fake_gpu.install(monkeypatch)
+    path, held = odd(tmp_path / "odd.mp4"), deque[tuple[Any, Any]]()
+    settings = settings_from({"device": "cuda", "vid_stride": stride})
+    (source,) = open_sources(Segmented(path, 3, waiting), settings, 1)
+    notes = source.info.notes
+
+    def give_back() -> None:
+        frame, expected = held.popleft()
+        for name in ("index", "pts", "time_base"):
+            assert getattr(frame, name) == getattr(expected, name)
+        luma, chroma = (np.array(plane) for plane in frame.planes)
+        for plane, wanted in zip((luma, chroma[:, :, 0], chroma[:, :, 1]), expected.planes, strict=True):
+            np.testing.assert_array_equal(plane, wanted)
+        frame.lease.release()
+
+    for pair in zip(source, open_source(path, SourceOptions(vid_stride=stride)), strict=True):
+        held.append(pair)
+        if len(held) > settings.queue + 3:
+            give_back()
+    while held:
+        give_back()
+    assert "decoded by NVDEC (h264)" in notes and not threads()
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])

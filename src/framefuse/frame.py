@@ -155,6 +155,8 @@ class Frame:
     """What the model sees of it; None: all."""
     connection: int = 0
     """Live sources: how many connections were lost before the one that brought it."""
+    aside: bool = False
+    """It was made of another frame, for the model alone: no output needs its pixels."""
     joined: int = 0
     """Rows of a batch, with this one, that show this frame and whose objects the program merges; 0: it merges none."""
 

@@ -34,6 +34,7 @@ from framefuse.report.bar import Bar
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.adaptive import adapter_for
+from framefuse.runtime.ahead import Ahead
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import EMPTY, JOIN_SECONDS, Threaded
 from framefuse.runtime.choices import choose_rung
@@ -399,7 +400,15 @@ class Pipeline:
 
     def _decode(self, streams: Sequence[tuple[int, Iterable[Frame]]]) -> Threaded[Frame]:
         settings, count = self.settings, len(streams)
-        decode_clock = self._recorder.stage("decode", parallel=settings.decode_threads * count, copies=count)
+        ahead = [source for source in self.sources if isinstance(source, Ahead)]  # its decoders have the threads
+        copies = sum(source.readers for source in ahead) or count
+        decode_clock = self._recorder.stage("decode", parallel=settings.decode_threads * copies, copies=copies)
+
+        def decoded(busy: float, blocked: float, cpu: float) -> None:
+            decode_clock.add(busy, wait_out=blocked, cpu=cpu)
+
+        for source in ahead:
+            source.on_step = decoded
         next_clock = self._recorder.stage("preprocess")
         self._last = self._frames = frames = Threaded(
             [self._read(number, stream) for number, stream in streams],
@@ -408,7 +417,7 @@ class Pipeline:
             capacity=1 if self._live else settings.queue,
             **self._young(lambda frame: frame.arrival),
             on_drop=lambda frame, cause: self._drop(frame, frame.source_id, cause),
-            on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
+            on_step=decoded if not ahead else lambda busy, blocked, cpu: None,
             on_wait=lambda waited: next_clock.add(0, items=0, wait_in=waited),
             on_end=self._adapter.end if self._adapter else lambda number: None,
         )

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import COMMAND, wait_for
+from framefuse import Pipeline
+from reading import decoded
 from servers import Server
 
 
@@ -37,3 +42,28 @@ def test_a_camera_that_is_not_there_leaves_no_empty_folder(tmp_path: Path) -> No
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Connection refused" in done.stderr
     assert all((folder / "report.html").exists() for folder in tmp_path.iterdir())
+
+
+def test_a_matte_of_a_stream_that_was_interrupted(tmp_path: Path) -> None:
+    """The video goes on, the gap is as long in it as it was, and the report says that there was one."""
+    times, connections = list[float](), list[int]()
+    with ExitStack() as servers:
+        first = servers.enter_context(Server())
+        options: dict[str, Any] = {"save_matte": "gray", "imgsz": [64], "project": tmp_path, "timeout": 2.0}
+        with Pipeline(first.url(), "body-n", **options) as pipeline:
+            for result in pipeline:
+                assert result.frame.seconds is not None
+                times.append(result.frame.seconds)
+                connections.append(result.frame.connection)
+                if len(times) == 8:
+                    servers.close()
+                    servers.enter_context(Server(port=first.port))
+                if connections.count(1) == 8:
+                    break
+    assert sorted(connections) == connections and set(connections) == {0, 1}
+    (path,) = (path for path in map(Path, pipeline.report.outputs) if path.suffix == ".mp4")
+    written = [float(frame.pts * frame.time_base) for frame in decoded(path)]
+    assert written == pytest.approx([one - times[0] for one in times], abs=0.002)
+    assert max(after - before for before, after in pairwise(written)) < 20
+    notes = " ".join(pipeline.report.sources[0].notes)
+    assert "loss 1: " in notes and "reconnected (attempt" in notes

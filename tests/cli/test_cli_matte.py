@@ -14,7 +14,9 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from framefuse.sinks.images import planes_of
+from framefuse.sources import segments
 from framefuse.world import World
+from media import video
 from reading import decoded
 
 EYES: dict[str, Any] = {
@@ -58,6 +60,18 @@ def test_both_eyes_of_a_video_are_found_by_its_name(run: Any, tmp_path: Path) ->
     code, _, err = run("matte", clip, "--mode", "packed")
     assert code == 0
     assert len(decoded(tmp_path / "runs/matte/matte2/party_FISHEYE190_alpha.mp4")) == 8
+
+
+def test_several_decoders_write_what_one_writes(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "AHEAD_SECONDS", 0.3)
+    monkeypatch.setattr(segments, "AHEAD_WORTH", 1)
+    options = {"g": "10", "bf": "2", "x264-params": "open-gop=0:scenecut=0"}
+    video(tmp_path / "clip.mp4", frames=60, options=options, audio=True)
+    for readers in ("1", "3"):
+        code, _, err = run("matte", "clip.mp4", f"{readers}.mp4", "--readers", readers, "--start", "0.5")
+        assert code == 0 and ("3 decoders read the file side by side" in err) == (readers == "3")
+    assert (tmp_path / "1.mp4").read_bytes() == (tmp_path / "3.mp4").read_bytes()
+    assert len(decoded(tmp_path / "3.mp4")) == 47
 
 
 def test_fisheye_videos_have_rectilinear_views(run: Any, tmp_path: Path) -> None:

@@ -21,6 +21,18 @@ def test_the_command_prints_every_part_and_the_sum(run: Any, words: list[str]) -
     assert code == 0 and json.loads(out)["bytes"] == pytest.approx(1e6 * float(total.split()[-1]), rel=1e-3)
 
 
+def test_decoders_of_one_video(run: Any) -> None:
+    rings = []
+    for model in ("scout-n", "body-n"):
+        code, out, _ = run("plan", model, "--readers", "4", "--size", "3840x1920", "--json")
+        parts = {part["name"]: part for part in json.loads(out)["parts"]}
+        assert code == 0 and parts["decoders"]["number"] == 4
+        rings.append(parts["rings of decoded frames"])
+    assert [ring["number"] for ring in rings] == [4, 4]
+    assert rings[1]["each"] - 7 * 1.5 * 4096 * 1920 == 250 * 1.5 * 4096 * 1920, "frames of later parts wait"
+    assert rings[0]["each"] == (3 * 8 + 3 + 1) * 1.5 * 4096 * 1920, "results wait"
+
+
 @pytest.mark.parametrize("size", ["1080", "0x4", "1920x", "x"])
 def test_a_wrong_size(run: Any, size: str) -> None:
     code, _, err = run("plan", "scout-n", "--size", size)

@@ -12,20 +12,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fake_gpu import Array, Gpu
+from fake_gpu import PITCH, Array, Gpu
 from framefuse.engines.null import CudaNullEngine, NullEngine, NullExecution
 from framefuse.frame import PIXEL_FORMATS, Frame, View
 from framefuse.kernels.masks.canvas import lies_on_gpu
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo, Matte, MattePart, Result
+from framefuse.runtime import memory
+from framefuse.runtime.ledger import Copy
 from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.sinks import CallbackSink
 from framefuse.sinks.images import FrameConverter, Meaning, planes_of
 from framefuse.sinks.matte import MatteSink
 from framefuse.sinks.mp4 import Mp4File
 from framefuse.sinks.video import VideoFormat, fill
+from framefuse.sources import segments
 from framefuse.world import World
+from media import video
 
 Planes = list[tuple[NDArray[np.uint8], ...]]
 FRAMES, CUT_AT = 14, 8
@@ -184,6 +188,12 @@ def test_rectilinear_views(
     same(found, expected)
     assert gpu.launches == 2 * FRAMES, "both eyes are in one, and both views in another"
     assert any("matte view rectilinear" in choice for choice in pipeline.report.choices)
+    if pixels == "yuv420p":
+        ledger = pipeline._program.ledger
+        kept = sum(size for copy, size in ledger.totals().items() if copy == Copy("preprocess", "d2d", "pixels"))
+        rows = kept / FRAMES / (2 * PITCH)  # the last of each plane ends where its pixels do
+        assert ledger.frames == FRAMES
+        assert 128 * 1.5 - 2 < rows <= 128 * 1.5, "nobody needs the planes of the views"
 
 
 def test_frames_that_only_the_host_composes(
@@ -276,6 +286,53 @@ def test_frames_of_any_size(mode: str, content: str, size: tuple[int, int], name
     for number, (one, other) in enumerate(zip(*found, strict=True)):
         difference = np.abs(one.astype(int) - other)
         assert difference.max() <= 1 and (difference == 0).mean() > 0.98, (number, difference.max())
+
+
+def test_several_decoders_of_a_long_video(
+    gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a ring of its own, in which frames wait; without memory for them one decoder reads."""
+    monkeypatch.setattr(segments, "AHEAD_WORTH", 3)
+    monkeypatch.setattr(segments, "AHEAD_SECONDS", 1)
+    encoder = {"g": "10", "bf": "2", "x264-params": "open-gop=0:scenecut=0"}
+    clip = video(tmp_path / "clip.mp4", frames=120, size=(128, 64), options=encoder)
+    said, planes, little = [], list[Planes](), (memory.CONTEXT + 34e6) / 2**20
+    for options in ({"readers": 1}, {}, {"max_memory": little}):
+        seen, there, pipeline = composed(
+            monkeypatch, clip, segmenter.path, tmp_path / str(len(said)), device="cuda", engine=BrightEngine(gpu),
+            save_matte="gray", **options,
+        )  # fmt: skip
+        assert len(seen) == 120 and all(there)
+        planes.append(seen)
+        said.append([choice for choice in pipeline.report.choices if "the file" in choice])
+        assert "decoded by NVDEC (h264)" in pipeline.report.sources[0].notes
+        assert pipeline.settings.batch == 1
+    part = "cut at key frames, it has parts of up to 30 frames"
+    assert said[:2] == [[], [f"4 decoders read the file side by side: {part}, and up to 30 of each wait"]]
+    assert said[2][0].startswith(f"one decoder reads the file: {part}, and ")
+    for others in planes[1:]:
+        for one, other in zip(planes[0], others, strict=True):
+            np.testing.assert_array_equal(one[0], other[0])
+
+
+@pytest.mark.gpu
+def test_several_real_decoders_of_a_long_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = {"g": "50", "bf": "3", "x264-params": "open-gop=0:scenecut=0"}
+    clip = video(tmp_path / "clip.mp4", frames=600, size=(1280, 640), options=encoder)
+    found = []
+    for options in ({"readers": 1}, {}):
+        folder = tmp_path / str(len(found))
+        seen, there, pipeline = composed(
+            monkeypatch, clip, Path("body-n"), folder, device="cuda", save_matte="green", **options
+        )
+        assert len(seen) == 600 and all(there)
+        assert "decoded by NVDEC (h264)" in pipeline.report.sources[0].notes
+        assert any("4 decoders read" in choice for choice in pipeline.report.choices) == (not options)
+        found.append((seen, Path(pipeline.report.outputs[0]).read_bytes()))
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        for plane, wanted in zip(one, other, strict=True):
+            np.testing.assert_array_equal(plane, wanted)
+    assert found[0][1] == found[1][1]
 
 
 @pytest.mark.gpu

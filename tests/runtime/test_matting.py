@@ -64,6 +64,14 @@ def test_what_stays_is_averaged_over_the_frames_around_it() -> None:
     np.testing.assert_allclose(alphas(step, 0), [0] * 6 + [1] * 6)
 
 
+def test_nothing_is_known_after_an_interruption() -> None:
+    """However short it is."""
+    step = [found(i, float(i > 5)) for i in range(12)]
+    for one in step[6:]:
+        object.__setattr__(one.result.frame, "connection", 1)
+    assert alphas(step, kind="live") == alphas(step) == [0] * 6 + [1] * 6
+
+
 def test_each_result_comes_once_and_in_order(gone: int = 5) -> None:
     def results() -> Any:
         for i in range(gone):

@@ -18,7 +18,7 @@ from framefuse.errors import SinkError, UsageError
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "batch", "streams", "classes", "stereo"),
     *("matte_view", "matte_steady", "matte_eyes", "matte_holes", "matte_feather"),
-    *("start", "end", "vid_stride", "decode_threads"),
+    *("start", "end", "vid_stride", "readers", "decode_threads"),
     *("project", "name", "exist_ok", "encoder", "crf", "encode_preset", "encode_threads", "show"),
 )
 MODEL: Final = "body-n"

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 OF_PROFILE: Final = "device", "engine", "threads", "iou", "max_det", "agnostic_nms", "workspace_mb"
 OF_ADAPTIVE: Final = "device", "engine", "precision", "threads", "imgsz", "min_agreement", "max_latency", "target_fps"
 OF_TUNE_BATCH: Final = "device", "engine", "precision", "threads", "imgsz"
-OF_PLAN: Final = "engine", "batch", "slots", "imgsz", "rect", "adaptive", "queue", "max_memory"
+KEY_FRAMES: Final = 250
+"""Frames from one key frame to the next, as most encoders set them; with as many, frames of a long video wait."""
+OF_PLAN: Final = "engine", "batch", "slots", "imgsz", "rect", "adaptive", "queue", "readers", "max_memory"
 STREET: Final = "synthetic://street?split=test"
 """The truth of a world that shipped models know."""
 CAMERA: Final = f"{STREET}&seed=61&fps=30&size=960x540"
@@ -260,13 +262,18 @@ def predicted(model: str, streams: int, size: tuple[int, int], settings: Setting
     from framefuse.runtime.choices import choose_batch, choose_preprocess
     from framefuse.runtime.memory import predict
     from framefuse.runtime.plan import RunPlan
+    from framefuse.runtime.readers import count, decoders
+    from framefuse.sources.segments import Segmented
 
     card = read_card(find_model(model))
     engine = "cudnn" if settings.engine == "auto" else settings.engine
-    batch, _ = choose_batch(card, settings, streams)
+    source = None
+    if settings.readers > streams == 1:
+        source = Segmented(Path(), settings.readers, KEY_FRAMES if card.task == "semantic" else 0)
+    batch, _ = choose_batch(card, settings, count(source) if source else streams)
     preprocess, _ = choose_preprocess(card, settings)
-    run = RunPlan(card, settings, None, engine, batch, 0, {}, preprocess)
-    return predict(run, batch, settings.slots or IN_FLIGHT, size, decoders=streams)
+    run = RunPlan(card, settings, source, engine, batch, 0, {}, preprocess)
+    return predict(run, batch, settings.slots or IN_FLIGHT, size, decoders=max(streams, decoders(source)))
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -36,8 +36,16 @@ def memory_limit() -> int | None:
     """Bytes that the cgroups of this process allow it, if they limit it to less than the machine has."""
     sizes = [int(text) for text in (*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes"))
              if text.isdecimal()]  # fmt: skip
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min((size for size in sizes if size < machine), default=None)
+    return min((size for size in sizes if size < _machine()), default=None)
+
+
+def memory_size() -> int:
+    """Bytes of memory that this process could have, in use or not."""
+    return memory_limit() or _machine()
+
+
+def _machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _limits(controller: str, name: str) -> list[str]:

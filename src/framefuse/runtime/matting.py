@@ -123,13 +123,13 @@ class Matting:
             reader_of: as of `stages.write`.
             left: frames of a reader that has ended which have no result yet; None: it has not ended.
         """
-        scenes: dict[int, tuple[str, _Scene]] = {}
+        scenes: dict[int, tuple[tuple[str, int], _Scene]] = {}
         try:
             for found in results:
                 source_id = found.result.frame.source_id
                 info, reader, look = self._info_of(source_id), reader_of(source_id), self._look(found)
-                known, scene = scenes.get(reader, ("", None))
-                unit = info.unit_of(source_id)
+                known, scene = scenes.get(reader, (("", 0), None))
+                unit = info.unit_of(source_id), found.result.frame.connection
                 if scene is None or known != unit or not (self._steady and scene.takes(look)):
                     if scene is not None:
                         yield from self._with_mattes(scene.end())
@@ -143,7 +143,7 @@ class Matting:
             raise
         yield from self._rest(scenes)
 
-    def _rest(self, scenes: dict[int, tuple[str, _Scene]]) -> Iterator[FrameResult]:
+    def _rest(self, scenes: dict[int, tuple[tuple[str, int], _Scene]]) -> Iterator[FrameResult]:
         for _, scene in scenes.values():
             yield from self._with_mattes(scene.end())
 

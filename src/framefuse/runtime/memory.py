@@ -101,9 +101,9 @@ def clear_cache() -> None:
     trim_heap()
 
 
-def surface(width: int, height: int) -> float:
-    """Bytes of a decoded frame on a GPU, NV12."""
-    return 1.5 * -(-width // PITCH) * PITCH * height
+def surface(width: int, height: int, bits: int = 12) -> float:
+    """Bytes of a decoded frame on a GPU; `bits` of a pixel, by default those of NV12."""
+    return bits / 8 * -(-width // PITCH) * PITCH * height
 
 
 class Planned(Protocol):
@@ -119,6 +119,8 @@ class Planned(Protocol):
     def preprocess(self) -> Preprocess: ...
     @property
     def partial_batches(self) -> bool: ...
+    @property
+    def ahead(self) -> int: ...
 
 
 def predict(
@@ -160,7 +162,7 @@ def predict(
     if decoders:
         parts.append(Part("decoder of the first video", 1, FIRST_DECODER))
         parts.append(Part("decoders", decoders, DECODER + SURFACES * surface(*size)))
-        if (held := frames_held(plan.settings, batch)) > 1:  # and the one that is written
+        if (held := frames_held(plan.settings, batch, plan.ahead)) > 1:  # and the one that is written
             parts.append(Part("rings of decoded frames", decoders, (held + 1) * surface(*size)))
         if context and (more := CONTEXT + QUERY - MemoryPlan(parts).size) > 0:
             parts.append(Part("more at the start, to ask NVDEC what it decodes", 1, more))

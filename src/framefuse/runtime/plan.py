@@ -3,6 +3,7 @@
 Each decision is made as soon as its facts are known, so that a wrong option fails before anything slow is done:
 
     plan_run             device, engine, sources read at once, batch     from the card and the settings
+    RunPlan.with_ahead   decoders of a video whose frames come in order  from its key frames and the memory
     RunPlan.for_input    size of the model input                         once the source is open
     RunPlan.for_views    batches that hold the views of a frame          likewise
     RunPlan.for_memory   batches that fit into the memory of the GPU     before the engine loads the model
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from framefuse.common.machine import memory_size
 from framefuse.config import Settings
 from framefuse.cuda import device as gpus
 from framefuse.engines import Backend, Device, Engine, EngineOptions
@@ -30,7 +32,7 @@ from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer, sees_both_eyes
 from framefuse.sinks import VP9
 from framefuse.sources import SourceInfo, SourceOptions, is_image_path
-from framefuse.sources.segments import Segmented
+from framefuse.sources.segments import Segmented, spacing
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.uploads import UploadMode
@@ -43,6 +45,8 @@ HOST_KINDS = "images", "array", "camera", "synthetic"
 """Kinds of sources whose frames come from the host."""
 MAX_BATCH = 64
 """As in `Settings.batch`."""
+AHEAD_SHARE = 1 / 4
+"""Of the memory that a run with one decoder leaves free: frames of others wait there."""
 CALIBRATION_FRAMES = 32
 """Frames on which an engine chooses the precision of each layer."""
 
@@ -103,21 +107,50 @@ class RunPlan:
         return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)
 
     @property
+    def ahead(self) -> int:
+        """Frames of each decoder that wait for those of others."""
+        return self.source.ahead if isinstance(self.source, Segmented) else 0
+
+    @property
     def partial_batches(self) -> bool:
         """Whether many batches on a GPU will not be full."""
         return self.card.dynamic_batch and (self.settings.adaptive or self.live)
+
+    def with_ahead(self) -> Self:
+        """The plan with several decoders of a long video whose frames come in order, where these are worth it and
+        memory is free for the frames that wait."""
+        settings, card = self.settings, self.card
+        asked = settings.readers or (readers.AHEAD if settings.on_gpu and card.task == "semantic" else 1)
+        if asked == 1 or (path := readers.alone(self.source)) is None:
+            return self
+        options = SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)
+        if (found := spacing(path, options)) is None:
+            why = "one decoder reads the file, which is short or has no key frames where it could be cut"
+            return replace(self, reasons={**self.reasons, "readers": why}) if settings.readers else self
+        room: float = memory_size()  # on a GPU too: frames of a video that NVDEC refuses wait on the host
+        if settings.on_gpu:
+            one = memory.predict(self, self.batch, settings.slots or IN_FLIGHT, found.size, decoders=1, context=False)
+            with gpus.current(self.gpu, "look at its memory"):
+                room = min(room, self._room() - one.size)
+        each = memory.surface(*found.size, found.bits)
+        source, why = readers.ahead(path, asked, found, each, max(0, room) * AHEAD_SHARE)
+        return replace(self, source=source or self.source, reasons={**self.reasons, "readers": why})
+
+    def _room(self) -> float:
+        """Bytes of the GPU that the run may take beside CUDA."""
+        free, total = gpus.memory()
+        room = free - memory.RESERVE * total
+        limit = self.settings.max_memory
+        return room if limit is None else min(room, limit * 2**20 - memory.CONTEXT)
 
     def for_memory(self, info: SourceInfo) -> Self:
         """The plan with batches that fit into the memory of the GPU; CapabilityError if not even one frame does."""
         settings = self.settings
         if not settings.on_gpu:
             return self
-        free, total = gpus.memory()
-        room = free - memory.RESERVE * total
-        if settings.max_memory is not None:
-            room = min(room, settings.max_memory * 2**20 - memory.CONTEXT)
+        room = self._room()
         slots, size = settings.slots or IN_FLIGHT, (info.width or LIKELY[0], info.height or LIKELY[1])
-        decoders = 0 if info.kind in HOST_KINDS else readers.count(self.source)
+        decoders = 0 if info.kind in HOST_KINDS else readers.decoders(self.source)
         batch, slots, why = memory.fitted(self, self.batch, slots, size, room, decoders=decoders)
         if not why:
             return self
@@ -205,7 +238,7 @@ class RunPlan:
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
         before = "device", "engine"
-        after = "input", "stereo", "matte view", "batch", "memory", "encoder", "matte", "track"
+        after = "readers", "input", "stereo", "matte view", "batch", "memory", "encoder", "matte", "track"
         return list(filter(None, [*map(self.reasons.get, before), *of_engine, *map(self.reasons.get, after)]))
 
 
@@ -249,4 +282,5 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None,
         shared = shared if room > readers.SEGMENTS_NEED else source
     batch, grown = choices.choose_batch(card, settings, readers.count(shared))
     reasons = {"device": device, "engine": why, "batch": grown, "track": tracker}
-    return RunPlan(card, settings, shared, name, batch, gpu, reasons, spec)
+    plan = RunPlan(card, settings, shared, name, batch, gpu, reasons, spec)
+    return plan if cut else plan.with_ahead()

@@ -4,26 +4,31 @@ Cameras and live addresses are always read in parallel, since none of them ends.
 are read one after another on the CPU, where one decoder keeps the cores busy. On CUDA they are read in parallel: a
 hardware decoder delivers 500 frames per second of 1080p, and a GPU has up to seven decoders. Results of different files
 then interleave; those of each file stay in order. A long video that is alone is cut into segments, which are read
-likewise, and its results are put back into order. The setting `readers` overrides all of this; processes that share a
+likewise, and its results are put back into order; if something depends on the order of its frames, these are, as far
+as there is memory for those that wait (`Ahead`). The setting `readers` overrides all of this; processes that share a
 GPU read fewer videos each (`fleet`).
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from framefuse.config import Settings
+from framefuse.cuda import device as gpus
 from framefuse.runtime.adaptive import held_by
+from framefuse.runtime.ahead import Ahead
 from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_image_path, open_source, videos_in
-from framefuse.sources.segments import Segmented, worth_cutting
+from framefuse.sources.segments import Segmented, Spacing, worth_cutting
 from framefuse.sources.source import SCHEMES
 
 SEGMENTS_NEED = 4e9
 """Bytes that are free on a GPU where a video is cut: each decoder has surfaces, and a ring of frames."""
 READERS = 8
 """Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
+AHEAD = 4
+"""Decoders of one video on CUDA whose frames come in order: four are faster than what follows them."""
 
 
 def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:
@@ -51,16 +56,51 @@ def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:
     return SharedList(iter(items), min(count, len(items)))
 
 
+def alone(source: Any) -> Path | None:
+    """The file, if a source is a single one and no image."""
+    item = source[0] if isinstance(source, (list, tuple)) and len(source) == 1 else source
+    if not isinstance(item, (str, Path)) or _live(item):
+        return None
+    return path if (path := Path(item)).is_file() and not is_image_path(str(path)) else None
+
+
+def ahead(path: Path, asked: int, found: Spacing, each: float, room: float) -> tuple[Segmented | None, str]:
+    """How a video is read whose frames come in order, and why; None: by one decoder.
+
+    Args:
+        asked: most decoders.
+        each: bytes of a decoded frame.
+        room: bytes for frames that wait.
+    """
+    frames, places = found.frames, int(room / each)
+    readers = min(asked, 1 + places // frames)  # what the segment whose turn it is decodes has not to wait
+    apart = f"cut at key frames, it has parts of up to {frames} frames"
+    if readers < 2:
+        return None, f"one decoder reads the file: {apart}, and {room / 1e6:,.0f} MB hold {places}"
+    waiting = min(frames, places // readers)
+    why = f"{readers} decoders read the file side by side: {apart}, and up to {waiting} of each wait"
+    return Segmented(path, readers, waiting), why
+
+
 def count(source: Any) -> int:
     """Maximum number of sources that are read at the same time."""
     if isinstance(source, SharedList | Segmented):
-        return source.readers
+        return 1 if isinstance(source, Segmented) and source.ahead else source.readers
     return len(source) if _all_live(source) else 1
 
 
-def frames_held(settings: Settings, batch: int) -> int:
-    """Frames of a source that a run holds at the same time."""
-    waiting = held_by(settings)  # beside one batch in the batcher and two in flight
+def decoders(source: Any) -> int:
+    """Maximum number of videos, or segments of one, that are decoded at the same time."""
+    return source.readers if isinstance(source, Segmented) else count(source)
+
+
+def frames_held(settings: Settings, batch: int, ahead: int = 0) -> int:
+    """Frames of a decoder that a run holds at the same time.
+
+    Args:
+        ahead: frames that wait for those of other decoders.
+    """
+    waiting = held_by(settings) + ahead  # beside one batch in the batcher and two in flight
     return 1 if batch == 1 and not waiting else batch * 3 + settings.queue + waiting
 
 
@@ -70,10 +110,13 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     options = SourceOptions(
         **{name: getattr(settings, name) for name in shared},
         device="cuda" if settings.on_gpu else "cpu",
-        held=frames_held(settings, batch),
+        held=frames_held(settings, batch, source.ahead if isinstance(source, Segmented) else 0),
     )
     if isinstance(source, SharedList):
         return source.open(options)
+    if isinstance(source, Segmented) and source.ahead:
+        segments, gpu = source.open(replace(options, vid_stride=1)), gpus.current_gpu() if settings.on_gpu else None
+        return [Ahead(segments, source.readers, source.ahead, stride=settings.vid_stride, gpu=gpu)]
     if isinstance(source, Segmented):
         return [source.open(options)]
     if not _all_live(source):

@@ -97,6 +97,7 @@ class Rectilinear:
         """The views of these eyes of a frame, each a frame of its own, of 8 bits and 4:2:0, where the frame lies; and
         the frame, which on a GPU may be read, and so given back, only after what makes the views has read it."""
         facts: dict[str, Any] = {"format": PIXEL_FORMATS["yuv420p"], "rotation": 0, "lease": None, "owner": None}
+        facts["aside"] = True
         if not (lies_on_gpu(frame) and is_composable(frame)):
             there = downloaded(frame) if lies_on_gpu(frame) else frame
             coded, (matrix, full_range) = self._converter.yuv420p(there)

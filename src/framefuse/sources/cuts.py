@@ -58,6 +58,18 @@ class Cuts:
             seconds = Fraction(self._stream.duration) * self._base
         return max(Fraction(0), min(seconds, self._end or seconds) - self._begin)
 
+    @property
+    def rate(self) -> Fraction:
+        """Frames a second; 0: unknown."""
+        return exact(self._stream.average_rate) or exact(self._stream.guessed_rate) or Fraction(0)
+
+    @property
+    def shape(self) -> tuple[tuple[int, int], int] | None:
+        """Width and height of a frame, and bits of a pixel; None: unknown."""
+        context = self._stream.codec_context
+        format = context.format
+        return None if format is None else ((context.width, context.height), format.padded_bits_per_pixel)
+
     def after(self, seconds: Fraction) -> Fraction | None:
         """The first cut from a time on, in seconds from the beginning of the video; None: there is none."""
         wanted = self._origin + seconds / self._base

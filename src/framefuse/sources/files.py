@@ -134,6 +134,12 @@ class Video:
         self.reason = "it has no packets"
         self.begin = 0
         """Position in the file from which the container reads."""
+        self.shared = False
+        """Whether several readers share the file. Each counts what is in its own segments."""
+        self.cut: Fraction | None = None
+        """Pts of the key frame with which the segment of another reader begins."""
+        self.beyond = 0
+        """Packets from there on that the decoder was given before it gave the last frame."""
         self.position = -1
         """MPEG-TS: that of the last packet that has become a frame, or of the first packet."""
         self.undecoded: dict[int | None, int] = {}
@@ -168,20 +174,31 @@ class Video:
         ended = False
         try:
             ended = yield from self.between(*self.options.span, closed)
-            if ended and not self.decoded:
-                remedy = "the file is damaged or truncated, or its frames exceed max_pixels; try to play it with ffplay"
-                raise DecodeError(f"nothing in {self.info.uri} could be decoded: {self.reason}", remedy=remedy)
+            self.check_decoded(ended)
         finally:
             self.note_counts(ended)
 
-    def between(self, begin: Fraction, until: Fraction | None, closed: threading.Event) -> Generator[Frame, None, bool]:
+    def check_decoded(self, ended: bool) -> None:
+        """DecodeError: the file has been read to its end, and no frame was found."""
+        if ended and not self.decoded:
+            remedy = "the file is damaged or truncated, or its frames exceed max_pixels; try to play it with ffplay"
+            raise DecodeError(f"nothing in {self.info.uri} could be decoded: {self.reason}", remedy=remedy)
+
+    def between(
+        self, begin: Fraction, until: Fraction | None, closed: threading.Event, *, cut: bool = False
+    ) -> Generator[Frame, None, bool]:
         """The frames between two times, as `frames` counts them. Returns whether the file has ended. It may be called
-        again for a later time."""
+        again for a later time.
+
+        Args:
+            cut: `until` is that of one of `Cuts`.
+        """
         options, index = self.options, 0
         start = self.origin + begin / self.time_base
         end = None if until is None else self.origin + until / self.time_base
+        self.cut, self.beyond = end if cut else None, 0
         aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
-        for decoded, pts in self._timed(self._decoded_from(start, closed)):
+        for decoded, pts in self._timed(self._decoded_from(start, closed), start):
             if end is not None and pts is not None and pts >= end:
                 return False
             if begin and pts is not None and pts < start:
@@ -201,7 +218,7 @@ class Video:
 
     def _decoded_from(self, start: Fraction, closed: threading.Event) -> Iterator[Any]:
         """Decoded frames from the key frame at or before `start`."""
-        if (start - self.origin) * self.time_base <= SEEK_AFTER:
+        if (start - self.origin) * self.time_base <= SEEK_AFTER and not self.decoded:
             return self._decoded_frames(closed)
         if self._seconds() is None:
             self.info.note("the file has no duration and so no index: read from its beginning")
@@ -211,7 +228,10 @@ class Video:
             frames = self._decoded_frames(closed)
             first = next(frames, None)
             # Indexes store decoding times: with reordered frames, the pts of the key frame found may be after `start`.
-            if first is not None and first.pts is not None and first.pts <= start:
+            # Of a damaged one, what is before conceals the damage.
+            if first is None or first.pts is None or (self.shared and first.is_corrupt):
+                continue
+            if first.pts <= start:
                 return itertools.chain([first], frames)
         self._seek(Fraction(self.origin))
         return self._decoded_frames(closed)
@@ -236,7 +256,7 @@ class Video:
                 packet = next(packets, None)
                 failures = 0
             except av.FFmpegError as error:
-                self._damaged(error)
+                self._damaged(error, late=1)
                 failures += 1
                 packets = demuxed(self.container, self.stream) if failures < READ_ERRORS_IN_A_ROW else iter(())
                 continue
@@ -246,7 +266,9 @@ class Video:
                 continue
             if packet is None:
                 return
-            self.hidden += packet.is_discard
+            if self.cut is not None and (self.beyond or (packet.is_keyframe and (packet.pts or 0) >= self.cut)):
+                self.beyond += 1
+            self.hidden += packet.is_discard and not self.beyond
             if transport:
                 if packet.size:
                     at = self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
@@ -279,7 +301,7 @@ class Video:
         except av.FFmpegError as error:
             if isinstance(error, EOFError):
                 raise
-            self._damaged(error)
+            self._damaged(error, late=self.options.decode_threads)
 
     def _open_what_follows(self) -> bool:
         """Open the MPEG-TS after the last packet that became a frame, if its video has another PID or codec there."""
@@ -318,11 +340,13 @@ class Video:
         # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
         return HostDecoder(self.stream, self.options, self.info.note)
 
-    def _damaged(self, error: av.FFmpegError) -> None:
-        self.info.drop("corrupt")
-        self.reason = str(error.strerror)
+    def _damaged(self, error: av.FFmpegError, *, late: int) -> None:
+        """Count a packet, which was read up to `late` packets ago and so may be beyond the cut, or not."""
+        if self.beyond < late:
+            self.info.drop("corrupt")
+            self.reason = str(error.strerror)
 
-    def _timed(self, frames: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
+    def _timed(self, frames: Iterator[Any], start: Fraction) -> Iterator[tuple[Any, int | None]]:
         """Each decoded frame with its pts; a missing one continues from the last known pts at the average rate."""
         step = None if self.info.fps is None else 1 / (self.info.fps * self.time_base)
         how = "kept as they are, because the frame rate is unknown" if step is None else "filled from the frame rate"
@@ -330,6 +354,11 @@ class Video:
         known, after = self.origin, 0  # the last pts in the file, and the number of frames since
         for decoded in frames:
             pts: int | None = decoded.pts
+            if self.shared and pts is not None and (pts < start or (self.cut is not None and pts >= self.cut)):
+                self.decoded -= 1
+                if pts < start:
+                    continue
+                break
             if pts is None:
                 self.anomalies[f"frames without pts, {how}"] += 1
                 pts = None if step is None else round(known + after * step)
@@ -346,12 +375,23 @@ class Video:
             yield decoded, pts
         self.end = known + after * (step or Fraction(0)) - self.origin
 
-    def note_counts(self, ended: bool, *, whole: bool = True) -> None:
+    def add(self, other: "Video") -> None:
+        """Count what another reader of the file has found as if this one had."""
+        self.info.absorb(other.info)
+        self.info.copied += other.info.copied
+        self.reason = other.reason if "corrupt" in other.info.drops else self.reason
+        self.sizes |= other.sizes
+        if len(self.sizes) > 1:
+            self.info.note("the frame size changes in the video")
+        self.anomalies.update(other.anomalies)
+        self.decoded, self.hidden = self.decoded + other.decoded, self.hidden + other.hidden
+        self.end = max(self.end, other.end)
+
+    def note_counts(self, ended: bool) -> None:
         """Note what was unusual.
 
         Args:
             ended: the file has been read to its end.
-            whole: and from its beginning.
         """
         if corrupt := self.info.drops.get("corrupt"):
             self.info.note(f"damaged packets skipped: {corrupt} ({self.reason})")
@@ -361,7 +401,7 @@ class Video:
             return
         # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
-        if frames and whole and not self.options.start:
+        if frames and not self.options.start:
             if self.decoded + self.hidden < frames:
                 self.info.note(f"the header states {frames} frames, {self.decoded} could be decoded")
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:

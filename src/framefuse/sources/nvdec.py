@@ -171,6 +171,11 @@ class SurfaceLease:
             self._after = after
             self._lock.release()
 
+    @property
+    def released(self) -> bool:
+        """Whether `wait` does not wait for a reader."""
+        return not self._lock.locked()
+
     def wait(self, closed: threading.Event, stream: Any) -> None:
         """Wait until work enqueued on `stream` from now on may overwrite the surface, or the source is closed."""
         while not self._lock.acquire(timeout=POLL_SECONDS):
@@ -334,7 +339,7 @@ class NvDecoder:
         self._unused, self._ring_geometry = list(block), geometry
 
     def _copy(self, surface: Surface, lease: SurfaceLease) -> tuple[Any, ...]:
-        """Copy the surface into the oldest entry of the ring once its lease is released; memory, planes and event."""
+        """Copy the surface into the oldest entry of the ring whose lease is released; memory, planes and event."""
         luma = surface.pitch * surface.height
         size = luma * 3 // 2
         if self._unused:
@@ -342,7 +347,9 @@ class NvDecoder:
             planes = self._arrays(memory.data.ptr, memory.data.ptr + luma, surface)
             ready = self._cupy.cuda.Event(disable_timing=True)
         else:
-            memory, planes, ready, previous = self._ring.popleft()
+            at = next((at for at, entry in enumerate(self._ring) if entry[-1].released), 0)  # mostly the first
+            memory, planes, ready, previous = self._ring[at]
+            del self._ring[at]
             previous.wait(self._closed, self._stream)
         self._ring.append((memory, planes, ready, lease))
         start = memory.data.ptr

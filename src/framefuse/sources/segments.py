@@ -2,33 +2,34 @@
 
 Title: what is cut
     A cut is a key frame that nothing after it refers back across, so each segment decodes to the frames that the whole
-    file has there. Frames of the n-th segment have `connection` n, and count from 0; `in_order` puts the results
-    back into the order and the numbers of the file. Segments are short: what later ones find waits for the first.
+    file has there. Frames of the n-th segment have `connection` n, and count from 0. Either `in_order` puts results
+    back into the order and the numbers of the file, or `Ahead` does so with frames, of which fewer can wait. Only what
+    a decoder makes up where a key frame is damaged may differ: it may look at what came before.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions
 
-if TYPE_CHECKING:
-    from framefuse.sources.files import Video
-
 SECONDS = 20
-"""Of a segment, about."""
+"""Of a segment whose results wait, about."""
 WORTH = 3 * SECONDS
 """Seconds of a video from which on it is cut."""
+AHEAD_SECONDS, AHEAD_WORTH = 2, 10
+"""The same where frames wait: segments go on to the next cut."""
+LOOKS = 4
+"""Places of a video at which distances of cuts are looked at."""
 
 
 def worth_cutting(path: Path, options: SourceOptions) -> bool:
@@ -43,16 +44,49 @@ def worth_cutting(path: Path, options: SourceOptions) -> bool:
         return False
 
 
+class Spacing(NamedTuple):
+    """What segments of a video need where their frames wait."""
+
+    frames: int
+    """Of the longest segment that was found."""
+    size: tuple[int, int]
+    """Width and height of a frame."""
+    bits: int
+    """Of a pixel of a decoded frame."""
+
+
+def spacing(path: Path, options: SourceOptions) -> Spacing | None:
+    """How far cuts are apart at some places; None: the video is short, or cannot be cut near its beginning."""
+    from framefuse.sources.cuts import Cuts
+
+    try:
+        with closing(Cuts(path, options)) as cuts:
+            if cuts.seconds < AHEAD_WORTH or not cuts.rate or (shape := cuts.shape) is None:
+                return None
+            longest, end = Fraction(0), options.span[0] + cuts.seconds
+            for look in range(LOOKS):
+                begin = options.span[0] + cuts.seconds * look / LOOKS
+                first = (cuts.after(begin) or begin) if look else begin
+                if (found := cuts.after(first + AHEAD_SECONDS)) is None and not look:
+                    return None
+                longest = max(longest, (found or end) - first)
+            return Spacing(max(1, round(longest * cuts.rate)), *shape)
+    except (SourceError, DecodeError, OSError):
+        return None
+
+
 @dataclass(frozen=True)
 class Segmented:
     """A video that several readers share."""
 
     path: Path
     readers: int
+    ahead: int = 0
+    """Frames of a segment that may wait for those before them; 0: results wait instead, any number."""
 
     def open(self, options: SourceOptions) -> SegmentedSource:
         """Open the first reader; the errors are those of `open_file`."""
-        return SegmentedSource(self.path, self.readers, options)
+        return SegmentedSource(self.path, self.readers, options, AHEAD_SECONDS if self.ahead else SECONDS)
 
 
 class SegmentedSource:
@@ -64,64 +98,90 @@ class SegmentedSource:
         counts: frames of each segment that has been read to its end.
     """
 
-    def __init__(self, path: Path, readers: int, options: SourceOptions) -> None:
+    def __init__(self, path: Path, readers: int, options: SourceOptions, seconds: int = SECONDS) -> None:
         from framefuse.sources.cuts import Cuts
         from framefuse.sources.files import open_video
 
-        self._end, self._lock = options.span[1], threading.Lock()
+        self._end, self._seconds, self._lock = options.span[1], seconds, threading.Lock()
         self._open = partial(open_video, path, options)
-        opened = self._open()
-        self._unused: list[Video] = [opened]
+        self._first = self._open()
+        self._unused = [self._first]
         self._cuts = Cuts(path, options)
         self._begin: Fraction | None = options.span[0]
         """Of the next segment; None: the last one has been taken."""
-        self._numbers, self._closed = count(), False
-        self.info: SourceInfo = opened.info
+        self._taken = self._done = self._busy = 0
+        """Segments that were handed out, of which the readers are done, and that they read."""
+        self._closed = self._ended = self._noted = False
+        """Whether the file has been read to its end, and what was found has been noted."""
+        self.info: SourceInfo = self._first.info
         self.counts: dict[int, int] = {}
         self.streams: Sequence[PullSource] = [PullSource(self.info, self._frames) for _ in range(readers)]
 
     def __iter__(self) -> Iterator[Frame]:
         return iter(self.streams[0])
 
+    def segment(self) -> PullSource | None:
+        """The next segment by itself; None: there is none."""
+        return None if (taken := self._next()) is None else PullSource(self.info, partial(self._segment, *taken))
+
     def _next(self) -> tuple[int, Fraction, Fraction | None] | None:
-        """Number, begin and end of the next segment; None: there is none."""
+        """Number, begin and end of the next segment, None if it is the last; None: there is none."""
         with self._lock:
             if (begin := self._begin) is None or self._closed:
                 return None
-            self._begin = self._cuts.after(begin + SECONDS)
-            return next(self._numbers), begin, self._begin or self._end
+            self._begin = self._cuts.after(begin + self._seconds)
+            self._taken += 1
+            return self._taken - 1, begin, self._begin
 
     def _frames(self, closed: threading.Event) -> Frames:
-        if (taken := self._next()) is None:
-            return
-        with self._lock:
-            video = self._unused.pop() if self._unused else None
-        video, ended = video or self._open(), False
-        try:
-            while taken is not None and not closed.is_set():
-                number, begin, end = taken
-                ended = yield from self._segment(number, video.between(begin, end, closed))
-                taken = self._next()
-        finally:
-            video.note_counts(ended, whole=False)
-            video.close()
-            if video.info is not self.info:
-                with self._lock:
-                    self.info.absorb(video.info)
-                    self.info.copied += video.info.copied
+        while not closed.is_set() and (taken := self._next()) is not None:
+            yield from self._segment(*taken, closed)
 
-    def _segment(self, number: int, frames: Generator[Frame, None, bool]) -> Generator[Frame, None, bool]:
-        """The frames of a segment, counted; returns whether the file has ended."""
+    def _segment(self, number: int, begin: Fraction, cut: Fraction | None, closed: threading.Event) -> Frames:
+        """The frames of a segment, counted."""
+        with self._lock:
+            if self._closed:
+                return
+            self._busy += 1
+            video = self._unused.pop() if self._unused else None
         passed = 0
-        with closing(frames):
-            while True:
-                try:
-                    frame = next(frames)
-                except StopIteration as stopped:
-                    self.counts[number] = passed
-                    return bool(stopped.value)
-                yield frame.replace_unchecked(connection=number)
-                passed += 1
+        try:
+            video = video or self._open()
+            video.shared = True
+            with closing(video.between(begin, cut or self._end, closed, cut=cut is not None)) as frames:
+                while True:
+                    try:
+                        frame = next(frames)
+                    except StopIteration as stopped:
+                        self._ended = self._ended or (cut is None and bool(stopped.value))
+                        break
+                    yield frame.replace_unchecked(connection=number)
+                    passed += 1
+            self.counts[number] = passed
+        finally:
+            with self._lock:
+                self._unused += [video] if video else []
+                self._busy, self._done = self._busy - 1, self._done + 1
+            self._finish()
+
+    def _finish(self) -> None:
+        """Close the decoders and note what they have found together, once the last is done."""
+        with self._lock:
+            over = self._closed or (self._begin is None and self._done == self._taken)
+            if self._busy or not over or self._noted:
+                return
+            self._noted = True
+            for video in self._unused:
+                if video is not self._first:
+                    self._first.add(video)
+            self._first.note_counts(self._ended)
+            for video in self._unused:
+                video.close()
+            self._cuts.close()
+
+    def check_decoded(self) -> None:
+        """As `Video.check_decoded`, after the last segment."""
+        self._first.check_decoded(self._ended)
 
     def close(self) -> None:
         """End all readers, from any thread, any number of times."""
@@ -129,6 +189,4 @@ class SegmentedSource:
             stream.close()
         with self._lock:
             self._closed = True
-            self._cuts.close()
-            while self._unused:
-                self._unused.pop().close()
+        self._finish()

@@ -119,7 +119,7 @@ class CudaProgram(Program):
         with self._translating_errors("start a batch"):
             loaded = captured.load(frames, placements, self.preprocess)
             for row, there in loaded.items() if self.frames_on_gpu else ():
-                if is_composable(there):  # copied before the launch, whose end the results wait for
+                if is_composable(there) and not there.aside:  # copied before the launch, whose end the results wait for
                     planes, memory = captured.copy(there)
                     kept[row] = frames[row].replace_unchecked(planes=planes, ready=None, lease=None, owner=memory)
             submitted = WallCpuTime.now()
@@ -129,11 +129,12 @@ class CudaProgram(Program):
         if self.keep_frames:
             with self._translating_errors("copy frames to the host"):
                 for row, frame in enumerate(frames):
-                    kept[row] = kept[row] or (self._to_host(frame) if new[row] else kept[row - 1])
+                    if kept[row] is None and not frame.aside:
+                        kept[row] = self._to_host(frame) if new[row] else kept[row - 1]
         for frame in frames:
             if frame.lease is not None:
                 frame.lease.release(after=captured.ended)
-        self.ledger.frame(sum(new))
+        self.ledger.frame(sum(first and not frame.aside for first, frame in zip(new, frames, strict=True)))
         flight.batch = self._submitted(frames, kept, started, submitted)
 
     def passed(self, frame: Frame) -> Frame | None:

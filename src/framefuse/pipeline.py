@@ -172,8 +172,8 @@ class Pipeline:
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)
             self._matting = Matting(plan.settings, self._info_of, turned) if plan.settings.save_matte else None
-            own = self._events.sink if self._events else None
-            self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own)
+            own, places = (self._events.sink, self._events.outlines) if self._events else (None, [])
+            self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own, places=places)
             needing = [sink for sink in self._make_sinks(info) if sink.needs_frame]
             composes = self.card.task == "semantic" and all(getattr(sink, "composes_on_gpu", False) for sink in needing)
             given: dict[str, Any] = {

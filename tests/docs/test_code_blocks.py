@@ -20,6 +20,7 @@ from PIL import Image
 from framefuse.cli.app import app, main
 from framefuse.cli.options import normalise
 from framefuse.models import find_model
+from framefuse.sinks.records import HEADER
 from pages import blocks
 
 pytestmark = pytest.mark.slow
@@ -64,6 +65,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = find_model("scout-n")
     shutil.copy(model, folder / "model.onnx")
     shutil.copy(model.with_suffix(".yaml"), folder / "model.yaml")
+    killed = folder / "runs/predict/predict"
+    killed.mkdir(parents=True)
+    (killed / "video.csv.part").write_text(",".join(HEADER) + "\n")
     return folder
 
 

@@ -12,6 +12,7 @@ from av.video.reformatter import ColorRange
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Matrix, PixelFormat, View
 from framefuse.prediction import Detections
+from framefuse.sinks import Style
 from framefuse.sinks.draw import TILES_KEPT, Annotator, class_colour, components, encode_colour, text_colour
 from framefuse.sinks.images import planes_of
 from framefuse.sources.ffmpeg import SWS_MATRIX
@@ -215,13 +216,26 @@ def test_a_polygon_is_dashed_with_the_rectangle_around_it() -> None:
     assert (planes[0][60:100, 44:70] == 77).all() and (planes[0][:, 240:] == 77).all()
 
 
+def test_zones_and_lines_are_dashed_with_their_names() -> None:
+    """Their coordinates are shares of the frame where none is above 1."""
+    zone, line = ((0.5, 0.5), (1.0, 0.5), (1.0, 1.0)), ((20.0, 20.0), (20.0, 200.0))
+    style = Style(places=[("zone", zone), ("line", line), ("beyond", ((-9.0, -9.0), (-5.0, -9.0), (-9.0, -5.0)))])
+    planes = blank(PIXEL_FORMATS["rgb24"], 320, 240)
+    Annotator(320, 240, PIXEL_FORMATS["rgb24"], style=style).draw(planes, detections())
+    white = (planes[0] == WHITE).all(axis=2)
+    assert 0.2 < white[40:200, 20:22].mean() < 0.8 and 0.2 < white[120:122, 220:320].mean() < 0.8
+    assert white[20:28, 20:40].mean() > 0.4 and white[120:128, 160:180].mean() > 0.4, "names"
+    assert (planes[0][:16] == 77).all() and (planes[0][:, 60:150] == 77).all()
+
+
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (641, 361)])
 def test_no_view_breaks_the_drawing(size: tuple[int, int]) -> None:
     far = ((-900.0, -3.0), (2000.0, 7.0), (3.0, 90000.0), (3.0, 90000.0))
     views = [View((0, 0, 1, 1), "one"), View((0, 0, *size), ""), View(None, "x" * 99, far), View((0, 0, 1, 1), "", far)]
     for name in ("yuv420p", "gray"):
         planes = blank(PIXEL_FORMATS[name], *size)
-        Annotator(*size, PIXEL_FORMATS[name]).draw(planes, detections((0, 0, 1, 1, 0.5, 1)), views=views)
+        style = Style(places=[("far", far), ("line", far[1:3])])
+        Annotator(*size, PIXEL_FORMATS[name], style=style).draw(planes, detections((0, 0, 1, 1, 0.5, 1)), views=views)
         assert (planes[0] != 77).any()
 
 

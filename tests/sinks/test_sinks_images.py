@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from PIL import Image
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.sinks import open_sink
 from framefuse.sinks.draw import class_colour
+from framefuse.sinks.images import FrameConverter, upright
+from preprocess_frames import random_frame
 from sink_frames import NONE, context, frame, result, run
 
 
@@ -46,3 +49,15 @@ def test_images_are_upright(tmp_path: Path) -> None:
     with Image.open(tmp_path / "clip_0.png") as image:
         found = np.asarray(image)
     assert found.shape == (64, 96, 3) and found[:14, :14].min() > 200 and found[:, 20:].max() < 120
+
+
+@pytest.mark.parametrize(
+    "name", sorted(PIXEL_FORMATS.keys() - {f"yuv440p{bits}" for bits in (9, 14, 16)})
+)  # not FFmpeg's
+def test_the_luma_of_a_frame_is_that_of_its_conversion(name: str) -> None:
+    """Where it has one, nothing is converted; swscale rounds and dithers more bits to the nearest level."""
+    facts: dict[str, Any] = {"matrix": "rgb"} if PIXEL_FORMATS[name].layout == "packed" or "gbr" in name else {}
+    one, converter = random_frame(name, 64, 48, rotation=90, **facts), FrameConverter()
+    found, expected = converter.luma(one), upright(converter.yuv420p(one)[0][0], 90)
+    assert found.dtype == np.uint8 and found.shape == expected.shape == (64, 48)
+    assert np.abs(found.astype(int) - expected).max() <= (1 if PIXEL_FORMATS[name].bits > 8 else 0)

@@ -65,6 +65,16 @@ def said(events: Sequence[Event]) -> list[str]:
     return [f"{event.kind}: " + ", ".join(map(str, event.changes)) for event in events]
 
 
+def test_zones_are_drawn_in_what_is_saved(zones: Path, tmp_path: Path) -> None:
+    Pipeline(drive(2), "squares", zones=zones, save=True, project=tmp_path, name="run").run()
+    paths = list((tmp_path / "run").glob("*.png"))
+    assert len(paths) == 2
+    for path in paths:
+        image = np.asarray(Image.open(path))
+        assert 0.2 < (image[20:220, 158:164] == 255).all(axis=2).any(axis=1).mean() < 0.9
+        assert (image[20:220, 100:150] != 255).any(axis=2).all()
+
+
 def test_events_come_in_the_loop(zones: Path) -> None:
     pipeline = Pipeline(drive(), "squares", zones=zones)
     results = list(pipeline)

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from framefuse.common.polygons import Point
 from framefuse.common.redact import brief
 from framefuse.config import Settings
 from framefuse.errors import UsageError
@@ -27,12 +28,18 @@ def needs_frames(settings: Settings, factories: Sequence[SinkFactory]) -> bool:
 
 
 def sinks_for(
-    settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo, *, events: Callable[[], Sink] | None = None
+    settings: Settings,
+    factories: Sequence[SinkFactory],
+    info: SourceInfo,
+    *,
+    events: Callable[[], Sink] | None = None,
+    places: Sequence[tuple[str, Sequence[Point]]] = (),
 ) -> list[Sink]:
     """New sinks for one source; UsageError if an entry of `factories` does not make a sink.
 
     Args:
         events: makes the sink of `save_events`.
+        places: see `Style`.
     """
     if not isinstance(factories, (list, tuple)):
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
@@ -46,7 +53,12 @@ def sinks_for(
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
     style = Style(
-        settings.trail, settings.show_views, settings.line_width, not settings.hide_labels, not settings.hide_conf
+        settings.trail,
+        settings.show_views,
+        settings.line_width,
+        not settings.hide_labels,
+        not settings.hide_conf,
+        places,
     )
     encoding = {
         "crf": settings.crf, "preset": settings.encode_preset, "threads": settings.encode_threads,

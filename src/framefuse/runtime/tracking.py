@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from framefuse.common.polygons import Point
 from framefuse.config import Settings
 from framefuse.models.card import Card
 from framefuse.prediction import Event, FrameInfo
@@ -150,6 +151,11 @@ class Events:
         self.notes: dict[str, None] = {}
         self.tally = Tally(places)
         self.ended: list[Event] = []
+
+    @property
+    def outlines(self) -> list[tuple[str, tuple[Point, ...]]]:
+        """Name, and corners or ends, of each zone and line."""
+        return [(place.name, place.points) for place in (*self._places.zones, *self._places.lines)]
 
     def sink(self) -> Sink:
         """A sink that writes the events of one source."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.files import Files
+from framefuse.common.polygons import Point
 from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
@@ -257,6 +258,8 @@ class Style:
     labels: bool = True
     confidence: bool = True
     """Also in the labels."""
+    places: Sequence[tuple[str, Sequence[Point]]] = ()
+    """Zones and lines to outline: their names, and their corners or ends, in pixels or as shares of the frame."""
 
 
 USUAL = Style()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from framefuse.common.polygons import clipped, in_pixels
 from framefuse.errors import UsageError
 from framefuse.frame import Matrix, PixelFormat, View
 from framefuse.kernels.drawing import call as drawing
@@ -282,6 +283,10 @@ class Annotator:
         unit = max(self._grid)
         self.line_width = max(2, unit, round((style.line_width or mean_side * 0.0025) / unit) * unit)
         self._thin = max(2, unit)
+        self._places = []
+        for name, points in style.places:
+            flat = in_pixels([number for point in points for number in point], self._size)
+            self._places.append(View(None, name, tuple(zip(flat[::2], flat[1::2], strict=True))))
         inks = functools.partial(class_inks, roles=roles, matrix=matrix, full_range=full_range)
         self._inks = functools.cache(inks)
         self._letters = Letters(self._inks, self.text_size, self._grid)
@@ -296,9 +301,9 @@ class Annotator:
         views: Sequence[View] = (),
         classification: Classification | None = None,
     ) -> None:
-        """Draw into `planes` in place: masks and legend, then views, then trails, then boxes or oriented boxes, then
-        keypoints, then labels; the most confident detection on top. Objects with a track have its colour, others that
-        of their class.
+        """Draw into `planes` in place: masks and legend, then views and places, then trails, then boxes or oriented
+        boxes, then keypoints, then labels; the most confident detection on top. Objects with a track have its colour,
+        others that of their class.
 
         Args:
             planes: writable arrays of the shapes in `PixelFormat.plane_shapes`.
@@ -323,8 +328,8 @@ class Annotator:
             # Label 0 is what no mask covers; objects beyond 255 share the labels, and colours, of others.
             numbers = (1 + np.arange(len(detections)) % 255).astype(np.uint8)
             self._tint(planes, detections.runs.labels(numbers), [OUTLINE, *colours[:255]], [0])
-        if views:
-            self._outline(planes, parts, views)
+        if views or self._places:
+            self._outline(planes, parts, [*views, *self._places])
         for number, points in trails:
             self._lines(parts, np.hstack((points[:-1], points[1:])), [number % COLOURS] * (len(points) - 1), 0.5)
         if not len(detections):
@@ -403,13 +408,16 @@ class Annotator:
         self._lines(parts, np.hstack((dots, dots)), np.take(colours, rows).tolist(), 2.5)
 
     def _outline(self, planes: Sequence[Plane], parts: list[Component], views: Sequence[View]) -> None:
-        """The dashed outline of each view that is not the whole frame, and its tag in the corner."""
+        """The dashed outline of each view that is not the whole frame, or of a place, and its tag in the corner."""
         boxes = self._snap(np.concatenate([dashes(view, self._size, self._thin) for view in views]), self._thin)
         if boxes:
             self._rectangles(planes, parts, boxes, [OUTLINE] * len(boxes), self._thin)
         for view in views:
-            if view.region is not None:
-                left, top = (side // step * step for side, step in zip(view.region, self._grid, strict=False))
+            corner: Sequence[float] | None = view.region
+            if view in self._places and (seen := clipped(view.outline, self._size)):
+                corner = min(seen, key=lambda point: (point[1], point[0]))
+            if corner is not None:
+                left, top = (int(side) // step * step for side, step in zip(corner, self._grid, strict=False))
                 self._paste(parts, left, top, self._small_letters.label(OUTLINE, view.tag, ""))
 
     def _snap(self, xyxy: NDArray[Any], line_width: int) -> list[list[int]]:

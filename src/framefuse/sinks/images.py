@@ -61,6 +61,12 @@ def to_av(frame: Frame) -> av.VideoFrame:
     return av_frame
 
 
+def _luma(frame: Frame) -> Plane:
+    """The first plane, 8 bits."""
+    luma, pixels = frame.planes[0], frame.format
+    return luma if pixels.bits == 8 else (luma >> (pixels.bits + pixels.shift - 8)).astype(np.uint8)
+
+
 class FrameConverter:
     """Converts frames to 8-bit 4:2:0 or RGB; keeps swscale's tables between frames."""
 
@@ -74,9 +80,7 @@ class FrameConverter:
         if pixels.name == "yuv420p":
             return frame.planes, Meaning(frame.matrix, frame.full_range)
         if pixels.layout == "gray":
-            luma = frame.planes[0]
-            if pixels.bits > 8:
-                luma = (luma >> (pixels.bits - 8)).astype(np.uint8)
+            luma = _luma(frame)
             neutral = np.broadcast_to(np.uint8(128), (-(-luma.shape[0] // 2), -(-luma.shape[1] // 2)))
             matrix: Matrix = "bt709" if frame.matrix == "rgb" else frame.matrix
             return (luma, neutral, neutral), Meaning(matrix, frame.full_range)
@@ -86,8 +90,9 @@ class FrameConverter:
         return planes_of(self._reformat(to_av(frame), "yuv420p", meaning, wanted)), wanted
 
     def luma(self, frame: Frame) -> Plane:
-        """(height, width) uint8 of the frame as displayed, without a copy if it is 8-bit 4:2:0 already."""
-        return upright(self.yuv420p(frame)[0][0], frame.rotation)
+        """(height, width) uint8 of the frame as displayed: of its own luma if it has one, without a copy of 8 bits."""
+        rgb = frame.format.layout == "packed" or frame.matrix == "rgb"
+        return upright(self.yuv420p(frame)[0][0] if rgb else _luma(frame), frame.rotation)
 
     def fit(self, source: av.VideoFrame, meaning: Meaning, target: tuple[Plane, ...], wanted: Meaning) -> None:
         """Scale 8-bit 4:2:0 of even size into the planes of another size, with black bars where the shapes differ."""

@@ -105,7 +105,7 @@ MOVES: list[Callable[[Any, int], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 24))])
 def test_chains_of_moves(seed: int) -> None:
     choice = np.random.default_rng(seed)
     steps = [(MOVES[choice.integers(len(MOVES))], int(choice.integers(100))) for _ in range(6)]

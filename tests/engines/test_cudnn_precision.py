@@ -191,6 +191,7 @@ def test_a_gain_that_the_graph_does_not_show_is_not_taken(
     assert choice.precision == "fp16" and "8 bits are not faster beyond noise" in choice.note
 
 
+@pytest.mark.slow
 def test_what_disturbs_the_results_goes_back(gpu: None, tmp_path: Path) -> None:
     made = tuner(tmp_path, cheap("int8", "fp8"))
     all_in_8 = made.tune(("fp8",), min_agreement=0.0)

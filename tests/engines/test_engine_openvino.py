@@ -179,6 +179,7 @@ except HostMemoryError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "layout", "free_mb"),
     [("1,2048,2048", "", (50, 110)), ("8,1024,1024", "", (260,)), ("1,8192,8192", "yolov8", (600, 1200))],

@@ -50,6 +50,7 @@ def run(model: Path, size: tuple[int, int, int], options: EngineOptions = CPU) -
     return engine, slot.outputs, expected
 
 
+@pytest.mark.slow
 def test_it_gives_what_onnx_runtime_gives_and_is_built_once(tmp_path: Path, cache: Path) -> None:
     model = small(tmp_path / "net.onnx")
     engine, outputs, expected = run(model, (2, 17, 22))

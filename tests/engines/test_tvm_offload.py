@@ -114,6 +114,7 @@ def test_a_convolution_without_activation_asks_for_the_kernels_of_engine_cudnn()
     assert layer.x_strides == (20 * 30 * 64, 1, 30 * 64, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_what_is_captured_only_launches(tmp_path: Path) -> None:
     net = Net()

@@ -89,6 +89,7 @@ def test_a_single_video_is_read_in_ranges(tmp_path: Path, share: float) -> None:
     assert not list((tmp_path / "fleet").glob("*_cpu/*.jsonl"))
 
 
+@pytest.mark.slow
 def test_the_ranges_of_a_failed_run_stay(long: Path, tmp_path: Path) -> None:
     fleet = Fleet(long, devices=["cpu", "cpu"], project=tmp_path, save_jsonl=True)
 

@@ -67,7 +67,10 @@ def picture(shape: tuple[int, int], shift: int, noise: float) -> tuple[Pair, Pai
     return alphas, (left, right)
 
 
-@pytest.mark.parametrize(("shape", "shift"), [((1, 1), 0), ((4, 5), 0), ((7, 64), 3), ((6, 97), -2), ((3, 300), 15)])
+@pytest.mark.parametrize(
+    ("shape", "shift"),
+    [((1, 1), 0), ((4, 5), 0), ((7, 64), 3), ((6, 97), -2), pytest.param((3, 300), 15, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 @pytest.mark.parametrize("weight", [1.0, 0.4])
 def test_the_other_eye_counts_where_it_sees_the_same(

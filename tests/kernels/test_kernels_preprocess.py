@@ -352,6 +352,7 @@ def large(request: pytest.FixtureRequest) -> tuple[Frame, list[Any]]:
     return frame, [(*given, made_by(kernels.reference.preprocess, frame, *given[:2], **given[2])) for given in every]
 
 
+@pytest.mark.slow
 def test_every_placement_of_large_images(large: tuple[Frame, list[Any]], nest: str) -> None:
     """Wide enough for windows of 128 bytes, at scales that need one or two of them, or are too large for any."""
     frame, every = large
@@ -359,6 +360,7 @@ def test_every_placement_of_large_images(large: tuple[Frame, list[Any]], nest: s
         assert compare(frame, size, content, wanted=wanted, **options) <= TOLERANCE, (size, content, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float16", "bfloat16 bits", "uint8", "int8"])
 @pytest.mark.parametrize("name", ["bgr24", "nv12", "yuv420p", "gray"])
 def test_other_output_types_of_large_images(name: str, kind: str, nest: str) -> None:

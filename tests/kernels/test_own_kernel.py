@@ -96,6 +96,7 @@ def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["preprocess_semiplanar_u8", "cpu"] == "preprocess"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -91,6 +91,7 @@ def infer(path: Path, engine: str, precision: str = "auto") -> tuple[str, np.nda
     return opened.precision, slot.outputs[0].copy()
 
 
+@pytest.mark.slow
 @EACH
 @BOTH
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])

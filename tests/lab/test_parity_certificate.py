@@ -482,6 +482,7 @@ def test_the_command(clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert code == 0 and json.loads(capsys.readouterr().out)["verdict"] == "CERTIFIED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--engine", "openvino,cudnn"], ["--device", "cuda"]])
 def test_the_command_fails_where_an_engine_that_was_named_or_every_engine_is_missing(
     words: list[str], clip: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ def test_an_oriented_box_is_the_same_a_quarter_turn_further() -> None:
     assert compared(objects(xywhr=boxes), objects(xywhr=turned)).verdict == "outside"
 
 
+@pytest.mark.slow
 def test_the_shipped_scout_in_fp16_keeps_the_masks_that_it_finds(tmp_path: Path) -> None:
     clip = "synthetic://street?seed=3&complexity=0.6&frames=24&size=640x360&split=val"
     report = build_model("scout-n-seg", precision="fp16", calib=clip, frames=8, out=tmp_path / "low.onnx")

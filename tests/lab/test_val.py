@@ -83,6 +83,7 @@ def test_a_combination_that_cannot_run_is_named(data: Path, capsys: pytest.Captu
     assert "has no bf16" in json.loads(Path("runs/val/val/scores.json").read_text())["runs"][1]["error"]
 
 
+@pytest.mark.slow
 def test_what_failed_is_said_even_quietly(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "squares", "none.onnx", "-d", "truth.json", "--quiet", "--json")
     assert code == 1 and len(json.loads(out)["runs"]) == 2

@@ -113,6 +113,7 @@ def test_several_sources_keep_their_own_blocks() -> None:
         assert not all(result.inferred for result in mine)
 
 
+@pytest.mark.slow
 def test_batches_that_are_never_full_are_not_waited_for(adapted: list[Result]) -> None:
     """The frames of one stream that are held back ask for fewer rows than a batch has."""
     begun = perf_counter()

@@ -288,6 +288,7 @@ def test_frames_of_any_size(mode: str, content: str, size: tuple[int, int], name
         assert difference.max() <= 1 and (difference == 0).mean() > 0.98, (number, difference.max())
 
 
+@pytest.mark.slow
 def test_several_decoders_of_a_long_video(
     gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

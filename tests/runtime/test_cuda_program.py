@@ -322,6 +322,7 @@ def captured_batches() -> int:
     return sum(isinstance(item, CapturedBatch) for item in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segmenter: Card) -> None:
     gpu.room = before = 10**9
     on_cuda(segmenter, batch=1, slots=1).warm_up(pictures(1)[0])

@@ -70,6 +70,7 @@ def test_the_inputs_that_are_complete_are_left_out(clips: Path) -> None:
     assert outputs("all") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "left"),
     [

@@ -245,6 +245,7 @@ def test_a_function_chooses_the_views_of_each_frame() -> None:
     assert views is not None and (views.per_frame, views.pixels) == (pytest.approx(4 / 6), pytest.approx(0.5))
 
 
+@pytest.mark.slow
 def test_the_report_says_what_views_cost(tmp_path: Path) -> None:
     pipeline = Pipeline(squares(tmp_path), "squares", tiles="2x2", save_jsonl=True, project=tmp_path)
     pipeline.run()

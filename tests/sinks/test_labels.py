@@ -295,6 +295,7 @@ def test_full_disk_keeps_what_was_written(full_disk: Path, tmp_path: Path, name:
     assert done.done == f"completed, {index} frames"
 
 
+@pytest.mark.slow
 def test_tracks_of_a_run_are_the_same_everywhere(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     saves = ("save_cvat", "save_label_studio", "save_parquet")

@@ -183,6 +183,7 @@ def ended(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path
     yield tmp_path / "run", name
 
 
+@pytest.mark.slow
 def test_nothing_but_the_last_second_of_the_video_is_lost(ended: tuple[Path, str]) -> None:
     folder, name = ended
     list(repair_folder(folder))

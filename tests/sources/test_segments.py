@@ -48,8 +48,12 @@ def found(path: Path, folder: Path, **options: Any) -> tuple[list[Any], str, lis
     [
         ("a.mp4", {}),
         ("a.mkv", {}),
-        ("a.webm", {"codec": "libvpx-vp9", "options": {"g": "10"}}),
-        ("hevc.mp4", {"codec": "libx265", "options": {"x265-params": "keyint=10:open-gop=0:log-level=none"}}),
+        pytest.param("a.webm", {"codec": "libvpx-vp9", "options": {"g": "10"}}, marks=pytest.mark.slow),
+        pytest.param(
+            "hevc.mp4",
+            {"codec": "libx265", "options": {"x265-params": "keyint=10:open-gop=0:log-level=none"}},
+            marks=pytest.mark.slow,
+        ),
         ("ntsc.mp4", {"rate": Fraction(30000, 1001)}),
     ],
 )  # fmt: skip

@@ -93,6 +93,7 @@ def test_events_come_in_the_loop(zones: Path) -> None:
     assert "zone     right: 1 visit" in table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [None, "1x2"])
 def test_what_both_eyes_show_is_one_event(tmp_path: Path, tiles: str | None) -> None:
     zones = tmp_path / "zones.yaml"

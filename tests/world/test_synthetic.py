@@ -30,6 +30,7 @@ def digest(snapshot: Snapshot) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uri", [STREET, BODIES])
 def test_same_bytes_in_any_order_any_world_and_any_process(uri: str) -> None:
     world = World.parse(uri)

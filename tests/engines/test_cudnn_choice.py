@@ -109,13 +109,14 @@ def test_our_kernel_is_taken_where_it_is_faster(engines: list[int], tile_us: flo
 
 
 def test_a_plan_of_our_kernel_is_made_again_from_what_the_cache_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions, "multiprocessors", lambda: (90, 132))
+    monkeypatch.setattr(device, "current_gpu", lambda: 0)
+    monkeypatch.setattr(convolutions, "multiprocessors", lambda gpu: (90, 132))
     monkeypatch.setattr(convolutions.network, "prepare", lambda tiles: None)
     builder = object.__new__(Builder)  # without cuDNN
     for plan in builder.on_tensor_cores(LAYER, None):
         made = builder.build(LAYER, plan.engine, json.loads(json.dumps(plan.knobs)))
         assert isinstance(made, TensorPlan) and made.tile == plan.tile
-    monkeypatch.setattr(convolutions, "multiprocessors", lambda: (86, 82))
+    monkeypatch.setattr(convolutions, "multiprocessors", lambda gpu: (86, 82))
     with pytest.raises(EngineError, match="no tiles of"):
         builder.build(LAYER, TENSOR, {"rows": 64, "columns": 64, "parts": 4})
 

@@ -201,10 +201,10 @@ OWN = Plan(None, 0, -1, {})
 """Our kernel without tensor cores. It runs any layer without groups and without 8-bit numbers at once, in float32."""
 
 
-def multiprocessors() -> tuple[int, int]:
-    """Compute capability of the current GPU, such as 90, and the number of its multiprocessors."""
-    runtime = device.cupy().cuda.runtime
-    facts = runtime.getDeviceProperties(runtime.getDevice())
+@cache
+def multiprocessors(gpu: int) -> tuple[int, int]:
+    """Compute capability of a GPU, such as 90, and the number of its multiprocessors."""
+    facts = device.cupy().cuda.runtime.getDeviceProperties(gpu)
     return facts["major"] * 10 + facts["minor"], facts["multiProcessorCount"]
 
 
@@ -330,7 +330,7 @@ class Builder:
 
     def on_tensor_cores(self, layer: Layer, count: int | None = TRIED) -> list[TensorPlan]:
         """Plans of our kernel, those that should be fastest first, as many as `count`; None: all that can run here."""
-        return [TensorPlan(layer, tile) for tile in tiles(layer, *multiprocessors())[:count]]
+        return [TensorPlan(layer, tile) for tile in tiles(layer, *multiprocessors(device.current_gpu()))[:count]]
 
     def first(self, layer: Layer) -> Plan:
         """What runs a layer without groups and without 8-bit numbers at once, without a measurement."""

@@ -106,12 +106,43 @@ def test_our_kernel_is_taken_where_it_is_faster(engines: list[int], tile_us: flo
         ((_, plan),) = fastest_plans(builder, pool, [LAYER], candidates=2)
     assert isinstance(plan, Plan) and isinstance(plan, TensorPlan) == ours
     assert plan.microseconds == (tile_us if ours else 3.0)
+    assert plan.provisional == (engines == [9])  # which cannot be built
+
+
+def test_what_is_provisional_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(plans, "environment", lambda builder: {"gpu": "none"})
+    for provisional in (True, False):
+        made = plans.Plans(Offers({}, 1.0))  # type: ignore[arg-type]
+        plan = TensorPlan(LAYER, TILES[0])
+        plan.microseconds, plan.provisional = 2.0, provisional
+        monkeypatch.setattr(plans, "fastest_plans", lambda *given, plan=plan, **options: [(LAYER, plan)])
+        made.workers = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+        made.measure([LAYER], 2)
+        assert made(LAYER) is plan
+        made.save()
+        assert (plans.PlanCache({"gpu": "none"}).get(LAYER.text) is None) == provisional
+
+
+def test_a_layer_without_memory_is_one_layer(stand_in: None) -> None:
+    class Full(Offers):
+        def timer(self, layer: Layer) -> Any:
+            if layer.x_type == "fp16":
+                raise MemoryError("no room for arrays")
+            return super().timer(layer)
+
+    builder: Any = Full({"fp16": [3], "int8": [7]}, 1.0)
+    with contextlib.closing(Workers(0, 2)) as pool:
+        layers = [LAYER, replace(LAYER, x_type="int8")]
+        found = dict(fastest_plans(builder, pool, layers, candidates=2))
+    assert found[layers[0]] == "no room for arrays"
+    assert isinstance(plan := found[layers[1]], Plan) and plan.engine == 7
 
 
 def test_a_plan_of_our_kernel_is_made_again_from_what_the_cache_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "current_gpu", lambda: 0)
     monkeypatch.setattr(convolutions, "multiprocessors", lambda gpu: (90, 132))
-    monkeypatch.setattr(convolutions.network, "prepare", lambda tiles: None)
+    monkeypatch.setattr(convolutions.kernel, "prepare", lambda symbols: None)
     builder = object.__new__(Builder)  # without cuDNN
     for plan in builder.on_tensor_cores(LAYER, None):
         made = builder.build(LAYER, plan.engine, json.loads(json.dumps(plan.knobs)))

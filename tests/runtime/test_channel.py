@@ -175,3 +175,21 @@ def test_the_end_of_each_iterable_is_told_once() -> None:
     channel = Threaded([iter([1]), iter([2, 3])], name="two", on_end=ended.append)
     assert sorted(channel) == [1, 2, 3]
     assert sorted(ended) == [0, 1]
+
+
+def test_an_end_is_told_beside_an_iterable_that_always_has_an_item() -> None:
+    ended: list[int] = []
+    stop = threading.Event()
+
+    def endless() -> Iterator[int]:
+        while not stop.is_set():
+            yield 7
+
+    channel = Threaded([iter([1]), endless()], name="two", capacity=50, on_end=ended.append)
+    for _ in range(1000):
+        if channel.get(5) is None or ended:
+            break
+        time.sleep(0.001)
+    assert ended == [0]
+    stop.set()
+    channel.close()

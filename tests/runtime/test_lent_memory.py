@@ -27,3 +27,13 @@ def test_memory_is_lent_until_nobody_holds_a_part_of_it(gpu: Gpu, monkeypatch: p
     del part
     gc.collect()
     assert device.lent((40,), np.uint8) is not None
+
+
+def test_where_there_is_no_such_memory_none_is_lent(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(size: int) -> None:
+        raise MemoryError("no page-locked memory")
+
+    monkeypatch.setattr(device, "_lent", [0])
+    monkeypatch.setattr(device.cupy().cuda, "alloc_pinned_memory", full)
+    assert device.lent((4,), np.uint8) is None
+    assert device._lent == [0]

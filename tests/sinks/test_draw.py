@@ -228,6 +228,19 @@ def test_zones_and_lines_are_dashed_with_their_names() -> None:
     assert (planes[0][:16] == 77).all() and (planes[0][:, 60:150] == 77).all()
 
 
+def test_places_at_the_right_and_lower_edges_are_seen() -> None:
+    places = [
+        ("half", ((0.5, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0))),
+        ("floor", ((0.0, 1.0), (0.4, 1.0))),
+        ("corner", ((1.0, 0.5), (0.9, 0.9), (0.8, 0.9))),
+    ]
+    planes = blank(PIXEL_FORMATS["rgb24"], 320, 240)
+    Annotator(320, 240, PIXEL_FORMATS["rgb24"], style=Style(places=places)).draw(planes, detections())
+    white = (planes[0] == WHITE).all(axis=2)
+    assert 0.2 < white[20:110, 318:].mean() and 0.2 < white[238:, 10:120].mean()
+    assert white[118:130, 290:].mean() > 0.4, "the name of the corner lies inside"
+
+
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (641, 361)])
 def test_no_view_breaks_the_drawing(size: tuple[int, int]) -> None:
     far = ((-900.0, -3.0), (2000.0, 7.0), (3.0, 90000.0), (3.0, 90000.0))

@@ -97,7 +97,7 @@ class Command(typer.core.TyperCommand):
 
 
 class App(typer.Typer):
-    """Commands of that kind."""
+    """A group of commands, each a `Command`."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Verb], Verb]:
         return super().command(name, **{"cls": Command} | options)

@@ -139,11 +139,8 @@ _lent, _lending = [0], threading.Lock()
 
 def lent(shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
     """An array in page-locked host memory for a result that a caller may keep; its values are anything. Its memory goes
-    to another when nobody holds the array, or a view of it, any more. None: LENT bytes are held, so that the result is
-    to be copied into ordinary memory.
-
-    Raises:
-        CapabilityError: as `cupy`.
+    to another when nobody holds the array, or a view of it, any more. None: LENT bytes are held, or there is no such
+    memory, so that the result is to be copied into ordinary memory.
     """
 
     def count(size: int) -> int:
@@ -152,10 +149,13 @@ def lent(shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
             return _lent[0]
 
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if count(size) > LENT:
+    try:
+        array = _pinned(shape, dtype) if count(size) <= LENT else None
+    except Exception:  # of CuPy: the machine has no more of such memory
+        array = None
+    if array is None:
         count(-size)
         return None
-    array = _pinned(shape, dtype)
     weakref.finalize(array, count, -size)
     return array.reshape(shape)
 

@@ -135,7 +135,9 @@ class Threaded(Generic[Item]):
 
     def _get(self, deadline: float | None) -> Item | Empty | None:
         with self._readable:
+            told = False
             while True:
+                told |= self._tell_of_ends()  # even if others always have an item
                 for _ in range(len(self._turns)):
                     number = self._turns[0]
                     self._turns.rotate(-1)
@@ -154,20 +156,26 @@ class Threaded(Generic[Item]):
                     error, self._error = self._error, None
                     self._closed = True
                     raise error
-                ended, self._ended = self._ended, set()
-                for number in ended:
-                    self._turns.remove(number)
-                    del self._queues[number]
-                    self.on_end(number)
+                told |= self._tell_of_ends()
                 if not self._queues:
                     return None
-                if ended:
+                if told:
                     return EMPTY
                 self._wanted = True
                 remaining = None if deadline is None else deadline - monotonic()
                 if remaining is not None and remaining <= 0:
                     return EMPTY
                 self._readable.wait(remaining)
+
+    def _tell_of_ends(self) -> bool:
+        """Forget the iterables that have ended and of which nothing waits; whether there are any."""
+        ended = [number for number in self._ended if not self._queues[number].items]
+        for number in ended:
+            self._ended.remove(number)
+            self._turns.remove(number)
+            del self._queues[number]
+            self.on_end(number)
+        return bool(ended)
 
     def close(self) -> None:
         """Stop every stage up to the head and wait for the threads to end. Callable from any thread, repeatedly."""

@@ -6,6 +6,7 @@ assignment per component, a label one copy of a cached tile per component.
 
 import colorsys
 import functools
+import itertools
 import math
 import unicodedata
 from collections import deque
@@ -286,7 +287,10 @@ class Annotator:
         self._places = []
         for name, points in style.places:
             flat = in_pixels([number for point in points for number in point], self._size)
-            self._places.append(View(None, name, tuple(zip(flat[::2], flat[1::2], strict=True))))
+            # A side on the right or lower edge of the frame is drawn inside it.
+            shown = [side - self._thin if most - self._thin < side <= most else side
+                     for side, most in zip(flat, itertools.cycle(self._size), strict=False)]  # fmt: skip
+            self._places.append(View(None, name, tuple(zip(shown[::2], shown[1::2], strict=True))))
         inks = functools.partial(class_inks, roles=roles, matrix=matrix, full_range=full_range)
         self._inks = functools.cache(inks)
         self._letters = Letters(self._inks, self.text_size, self._grid)
@@ -417,8 +421,13 @@ class Annotator:
             if view in self._places and (seen := clipped(view.outline, self._size)):
                 corner = min(seen, key=lambda point: (point[1], point[0]))
             if corner is not None:
-                left, top = (int(side) // step * step for side, step in zip(corner, self._grid, strict=False))
-                self._paste(parts, left, top, self._small_letters.label(OUTLINE, view.tag, ""))
+                label = self._small_letters.label(OUTLINE, view.tag, "")
+                last = self._size[0] - sum(tile.width for tile in label), self._size[1] - label[0].height
+                left, top = (
+                    max(0, min(int(side), most)) // step * step
+                    for side, most, step in zip(corner, last, self._grid, strict=False)
+                )
+                self._paste(parts, left, top, label)
 
     def _snap(self, xyxy: NDArray[Any], line_width: int) -> list[list[int]]:
         """Boxes in whole pixels, on the chroma grid, inside the frame and at least one line wide."""

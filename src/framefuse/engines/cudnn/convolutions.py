@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from framefuse.cuda import device
+from framefuse.cuda import device, kernel
 from framefuse.cuda.device import StreamPool, new_stream
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
@@ -121,6 +121,8 @@ class Plan:
     """0: not measured."""
     binary: bytes = b""
     """The serialised kernel, for `Builder.load`; empty where cuDNN cannot serialise it."""
+    provisional: bool = False
+    """None of cuDNN's could be measured beside it, so the next process tries again."""
 
     def run(self, handle: Any, pointers: dict[int, int], workspace: int, stream: int) -> None:
         """Launch the kernel on a stream, which is the handle's, too. `pointers`: address by unique id."""
@@ -303,7 +305,7 @@ class Builder:
         """
         if engine == TENSOR:
             if plan := next((plan for plan in self.on_tensor_cores(layer, None) if plan.knobs == knobs), None):
-                network.prepare(tiles=[plan.tile])
+                kernel.prepare([plan.tile.symbol])
                 return plan
             raise EngineError(f"our kernel has no tiles of {knobs} for {layer.text} here")
         try:
@@ -338,11 +340,14 @@ class Builder:
 
     def fastest_tile(self, layer: Layer, measure: Callable[[Plan], float]) -> TensorPlan | None:
         """The plan of our kernel that `measure` finds fastest; None: it cannot run the layer here."""
-        found = self.on_tensor_cores(layer)
-        network.prepare(tiles=[plan.tile for plan in found])
+        found, measured = self.on_tensor_cores(layer), list[TensorPlan]()
+        if found:
+            kernel.compile_kernels([plan.tile.symbol for plan in found])
         for plan in found:
-            plan.microseconds = measure(plan)
-        return min(found, key=lambda plan: plan.microseconds, default=None)
+            with suppress(Exception):  # the next one may run
+                plan.microseconds = measure(plan)
+                measured.append(plan)
+        return min(measured, key=lambda plan: plan.microseconds, default=None)
 
     def autotune(self, layer: Layer) -> Plan:
         """Measure the first candidates and return the fastest.
@@ -372,6 +377,7 @@ class Builder:
             if best is None or plan.microseconds < best.microseconds:
                 best = plan
         if ours is not None and (best is None or ours.microseconds < best.microseconds):
+            ours.provisional = best is None and bool(candidate_engines)
             return ours
         if best is None:
             raise EngineError(f"cuDNN has no kernel for {layer.text}", remedy="use engine onnxruntime")

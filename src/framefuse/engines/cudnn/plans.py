@@ -217,7 +217,7 @@ class Plans:
         unmeasured: layers for `measure`.
         measured, cached: number of layers autotuned, and taken from the cache.
         rebuilt: number of cached layers whose kernel had to be built again.
-        unsupported: layers for which cuDNN has no kernel, each with its message.
+        unsupported: layers for which there is no kernel, cuDNN's or ours, each with cuDNN's message.
     """
 
     def __init__(self, builder: Builder, *, later: bool = False) -> None:
@@ -268,7 +268,7 @@ class Plans:
     ) -> None:
         """Autotune the layers whose time is unknown; worker processes build the candidates.
 
-        Where cuDNN has no kernel, `microseconds` is infinite from then on.
+        Where there is no kernel, cuDNN's or ours, `microseconds` is infinite from then on.
 
         Args:
             builder: measures them; one thread at a time may use a builder.
@@ -345,6 +345,8 @@ class Plans:
 
     def _record(self, layer: Layer, plan: Plan) -> None:
         self.measured += 1
+        if plan.provisional:
+            return
         found = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
         with self._saving:
             self._unsaved[layer.text] = {**found, WORKSPACE: plan.workspace}
@@ -374,8 +376,14 @@ def fastest_plans(
         builds = [(workers.build(layer, *engine), *engine) for engine in candidate_engines]
         queued.append((layer, builds, "cuDNN has no kernel"))
     for layer, futures, reason in queued:
-        measure = builder.timer(layer)
-        best: Plan | None = builder.fastest_tile(layer, measure)
+        best: Plan | None = None
+        others = False  # whether one of cuDNN's was measured
+        try:
+            measure = builder.timer(layer)
+            best = ours = builder.fastest_tile(layer, measure)
+        except Exception as error:  # such as too little memory
+            yield layer, str(error)[:160]
+            continue
         for future, engine, knobs in futures:
             try:
                 binary = future.result(BUILD_TIMEOUT)
@@ -388,6 +396,9 @@ def fastest_plans(
             else:
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan
+                others = True
+        if ours is not None:
+            ours.provisional = bool(futures) and not others
         yield layer, best or reason
 
 

@@ -161,6 +161,7 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
     for (int c = 0; c < 8; ++c) result.set(c, activated(activated(values[c] + bias[c], activation) + residual[c], last));
     y_[address(y_image, y_row, y_column)] = result;
   }
+  __syncwarp();
   if (SPLIT > 1) sync_cluster();  // others may still read what this block has summed
 }
 #endif

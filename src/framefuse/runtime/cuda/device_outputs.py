@@ -233,7 +233,7 @@ class MaskOutputs(DeviceOutputs):
         self._bad = device.pinned((batch,), np.int32)
         self._copied: Any = None
         self._handed: list[Any] = []
-        """For each row of a launch, memory that its result keeps; None: the row of `copied`."""
+        """For each row of a launch, memory that its result keeps; None: the row of `_copied`."""
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         assert all(_place_of(placement) == self._placed for placement in placements)

@@ -237,7 +237,7 @@ def test_places_at_the_right_and_lower_edges_are_seen() -> None:
     planes = blank(PIXEL_FORMATS["rgb24"], 320, 240)
     Annotator(320, 240, PIXEL_FORMATS["rgb24"], style=Style(places=places)).draw(planes, detections())
     white = (planes[0] == WHITE).all(axis=2)
-    assert 0.2 < white[20:110, 318:].mean() and 0.2 < white[238:, 10:120].mean()
+    assert white[20:110, 318:].mean() > 0.2 and white[238:, 10:120].mean() > 0.2
     assert white[118:130, 290:].mean() > 0.4, "the name of the corner lies inside"
 
 

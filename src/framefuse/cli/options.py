@@ -78,7 +78,8 @@ class Command(typer.core.TyperCommand):
     Python."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [re.sub(r"\{(.*\.\.\..*)\}\.\.\.|[{}]", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+        pieces = super().collect_usage_pieces(ctx)
+        return [re.sub(r"\{(.*\.\.\..*)\}\.\.\.|[{}]", r"\1", piece).upper() for piece in pieces]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -88,7 +89,10 @@ class Command(typer.core.TyperCommand):
                 on_by_default = getattr(Settings.model_fields.get(str(parameter.name)), "default", None) is True
                 names = record[0] if on_by_default else record[0].partition(" / ")[0]
                 known, _, type_name = names.partition(" <")
-                names = f"{known} {type_name[:-1].upper()}" if type_name and known.startswith("-") else known
+                if not known.startswith("-"):  # an argument
+                    names = known.upper()
+                else:
+                    names = f"{known} {type_name[:-1].upper()}" if type_name else known
                 title = getattr(parameter, "rich_help_panel", None) or parameter.param_type_name.capitalize() + "s"
                 sections[title].append((names, record[1]))
         for title, records in sections.items():

@@ -41,8 +41,10 @@ from benchmarks.peers.selfie import MODELS, PHOTOGRAPHS
 from benchmarks.protocol import RECORDS, ROOT, save
 from benchmarks.tflite import convert
 from framefuse import Pipeline
+from framefuse.common.files import file_hash
 from framefuse.common.ort import cpu_session, onnxruntime
 from framefuse.kernels.masks.call import upsample
+from framefuse.models import find_model
 from framefuse.prediction import Matte
 from framefuse.sinks.images import FrameConverter
 from framefuse.sources import open_source
@@ -157,13 +159,14 @@ def compare(python: Path, name: str, found: dict[str, str]) -> dict[str, Any]:
 def shipped(python: Path, found: dict[str, str]) -> list[dict[str, Any]]:
     """The shipped segmenters beside mediapipe's general network, on the clip and on each photograph."""
     clip = np.stack([frame.to_rgb() for frame in open_source(found["clip"])])
-    images = {"clip": clip} | {name: next(iter(open_source(found[name]))).to_rgb()[None] for name in PHOTOGRAPHS}
+    images = {"carphone": clip} | {name: next(iter(open_source(found[name]))).to_rgb()[None] for name in PHOTOGRAPHS}
     theirs = masks(python, "general", **images)
     rows = []
     for name in OWN:
         for picture, stack in images.items():
-            mattes, engine = run(list(stack[..., ::-1]), Path(name))
-            rows.append({"model": name, "of": picture, "engine": engine, **beside(mattes, theirs[picture])})
+            mattes, _ = run(list(stack[..., ::-1]), Path(name))
+            facts = {"model": name, "sha256": file_hash(find_model(name)), "of": picture, "frames": len(stack)}
+            rows.append(facts | beside(mattes, theirs[picture]))
     return rows
 
 

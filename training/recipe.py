@@ -17,7 +17,8 @@ class Recipe:
 
     name: str
     renders: tuple[Render, ...]
-    """Training data; each batch comes from one rendering, chosen at random in proportion to its number of frames."""
+    """Training data; each batch comes from one rendering, chosen at random in proportion to its number of frames. The
+    first is of the synthetic world. Portraits are seen in composed pictures only."""
     validate_on: Render
     test_on: Render
     calm: tuple[Render, Render] | None = None
@@ -114,6 +115,6 @@ RECIPES = {
     "scout-s": Recipe("scout-s", STREET, STREET_CHECK, STREET_TEST, CALM, half=0.5, rate=1.5e-3, seed=2),
     "body-n": Recipe(
         "body-n", BODIES, BODIES_CHECK, BODIES_TEST, batch=32, steps=6000, seed=3,
-        augmentation=Augmentation(zoom=(0.7, 1.5), mosaic=0.0, composed=0.6),
+        augmentation=Augmentation(zoom=(0.7, 1.5), mosaic=0.0, composed=0.5),
     ),
 }  # fmt: skip

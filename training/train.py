@@ -111,7 +111,7 @@ class Trainer:
         if not made:
             return drawn
         # In one batch, so that the normalisation sees both kinds at once; `kind` chooses, as there are no mosaics.
-        return joined(drawn, compose(self.supply.pick(kind), how, made, (height, width), generator))
+        return joined(drawn, compose(self.supply.pick(kind, painted=True), how, made, (height, width), generator))
 
     def learn(self) -> dict[str, Tensor]:
         """Run one step; returns the terms of its loss, still on the device.

@@ -121,6 +121,8 @@ def test_a_training_begins_with_the_shipped_weights(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(train, "DATA", tmp_path)
     first = trained(tmp_path)
     assert first.batch().images.shape == (5, 3, *SIZE) and 0 < first.recipe.augmentation.composed < 1
+    assert {first.supply.pick(k / 9).painted for k in range(10)} == {False}
+    assert {first.supply.pick(k / 9, painted=True).painted for k in range(10)} == {False, True}
     first.run()
     scores = {"miou": 0.5, "miou_body": 0.6}
     net, record = export.load(first.release({"test": scores}))

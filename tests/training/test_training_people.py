@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training needs the extra train")
 
+from framefuse.common.files import file_hash  # noqa: E402
 from framefuse.errors import ModelError, UsageError  # noqa: E402
 from training import compose, export, nets, shipped, train  # noqa: E402
 from training.augment import Augmentation  # noqa: E402
@@ -158,3 +160,18 @@ def test_weights_of_another_network_are_refused(tmp_path: Path, monkeypatch: pyt
 def test_a_canvas_that_no_network_takes_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="size is"):
         replace(RECIPES["body-n"], size=size)
+
+
+def test_the_card_has_the_figures_of_real_footage_of_exactly_this_model(tmp_path: Path) -> None:
+    model, record = tmp_path / "body-n.onnx", tmp_path / "selfie.json"
+    model.write_bytes(b"weights")
+    assert export.real_footage(model, record) == {}
+    rows = [
+        {"of": "carphone", "sha256": file_hash(model), "iou": {"mean": 0.71234}},
+        {"of": "astronaut", "sha256": "another's", "iou": {"mean": 0.9}},
+    ]
+    record.write_text(json.dumps({"peer": "mediapipe 1", "shipped": rows}))
+    found = export.real_footage(model, record)["real"]
+    assert found == {"on": "mean IoU with the masks of mediapipe 1, by benchmarks/selfie.py", "carphone": 0.712}
+    model.write_bytes(b"others")
+    assert export.real_footage(model, record) == {}

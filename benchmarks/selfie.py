@@ -20,7 +20,7 @@ the mean absolute difference of the soft masks. `guided` is the IoU of the matte
 edges of the frame; mediapipe has no such step.
 
 `shipped`: the mattes of body-n and body-n-2, made in the same way, beside mediapipe's masks, and those of photographs
-that its environment has, each of people: how much of real people the networks find that are trained on painted ones.
+that its environment has, each of people: how much of real people the networks find that are trained on synthetic ones.
 None of these pictures is used for training.
 """
 

@@ -31,7 +31,7 @@ def parity(records: Records) -> list[str]:
 
 
 def shipped(records: Records) -> list[str]:
-    """How much of real people the networks find that are trained on painted ones."""
+    """How much of real people the networks find that are trained on synthetic ones."""
     found = records("selfie")
     rows = ["| model | picture | frames | least IoU | mean IoU |", "|---|---|---|---|---|"]
     for row in found["shipped"]:

@@ -23,8 +23,8 @@ SHIPPED = {
     "scout-s": "the same classes, better on small objects; FP16, 4.4 M parameters",
     "scout-n-seg": "scout-n with the masks of its objects; FP32, 0.9 M parameters",
     "scout-n-pose": "people of the same street with their 17 joints; FP32, 0.9 M parameters",
-    "body-n": "body parts of people, pixel by pixel, trained on synthetic ones; FP32, 0.7 M parameters",
-    "body-n-2": "people against background, trained on the same; FP32, 0.7 M parameters",
+    "body-n": "body parts of the synthetic people, pixel by pixel; FP32, 0.7 M parameters",
+    "body-n-2": "people against background in the same world; FP32, 0.7 M parameters",
     "squares": "finds saturated red, green and blue squares; not trained, for demos and tests",
 }
 """Name of a model in the package -> one-line description. The file is NAME.onnx."""

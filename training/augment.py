@@ -39,6 +39,8 @@ class Augmentation:
     """Largest change of brightness, contrast and colour balance."""
     noise: float = 0.03
     """Largest standard deviation of added noise, on the scale 0..1."""
+    composed: float = 0.0
+    """Fraction of the images of a batch that compose.py makes; segmenters only."""
     toward: int | None = None
     """Class of which every view that is not plain shows an object."""
 
@@ -121,7 +123,7 @@ def draw(
         batch = Batch(_tile(four.images, count), objects, masks)
     else:
         batch = _views(frames, how, count, size, part or size, generator, zoomed=1.0)
-    return replace(batch, images=_relight(batch.images, how, generator))
+    return replace(batch, images=relight(batch.images, how, generator))
 
 
 def _views(
@@ -182,7 +184,7 @@ def _compact(objects: Objects, rows: int) -> Objects:
     return Objects(objects.boxes.gather(1, order[..., None].expand(-1, -1, 4)), objects.classes.gather(1, order))
 
 
-def _relight(images: Tensor, how: Augmentation, generator: torch.Generator) -> Tensor:
+def relight(images: Tensor, how: Augmentation, generator: torch.Generator) -> Tensor:
     """Random brightness, contrast, saturation, colour balance, blur and noise for each image."""
     count = len(images)
 

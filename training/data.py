@@ -38,6 +38,8 @@ class Frames:
     """Version of the synthetic world."""
     keypoints: Tensor | None = None
     """(f, m, 17, 3) float32 x, y, v."""
+    painted: bool = False
+    """Whether they are of portraits.py, not of the synthetic world."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -71,6 +73,7 @@ class Frames:
                 names={int(number): name for number, name in facts["names"].items()},
                 world=facts["world"],
                 keypoints=held.get("keypoints"),
+                painted=facts["render"]["scene"] == "portraits",
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SourceError(
@@ -99,10 +102,12 @@ class Supply:
             self.waiting.remove(what)
         return [what.name for what in ready]
 
-    def pick(self, chance: float, *, largest: bool = False) -> Frames:
-        """A rendering chosen by `chance` in 0..1, weighted by number of frames; `largest`: of the largest size."""
-        widths = [frames.images.shape[2] for frames in self.frames]
-        offered = [f for f, width in zip(self.frames, widths, strict=True) if width == max(widths) or not largest]
+    def pick(self, chance: float, *, largest: bool = False, painted: bool = False) -> Frames:
+        """A rendering chosen by `chance` in 0..1, weighted by number of frames; `largest`: of the largest size;
+        `painted`: of painted frames, too."""
+        offered = [frames for frames in self.frames if painted or not frames.painted]
+        widest = max(frames.images.shape[2] for frames in offered)
+        offered = [frames for frames in offered if not largest or frames.images.shape[2] == widest]
         place = chance * sum(len(frames) for frames in offered)
         for frames in offered:
             place -= len(frames)

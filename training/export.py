@@ -26,11 +26,19 @@ ROOT = Path(__file__).parent.parent
 DATA, RESULTS = ROOT / "src" / "framefuse" / "models" / "weights", ROOT / "training" / "results"
 LICENCE = "Apache-2.0"
 KINDS = {
-    "detect": "detector",
-    "semantic": "segmenter",
-    "segment": "detector with masks",
-    "pose": "detector of people with keypoints",
+    "detect": "detector for its synthetic world",
+    "semantic": "segmenter of people, trained on synthetic ones",
+    "segment": "detector with masks for its synthetic world",
+    "pose": "detector of people with keypoints for its synthetic world",
 }
+PEOPLE = {
+    "trained_on": "bodies of the synthetic world and painted portraits (training/portraits.py), cut out and placed "
+    "before procedural textures, in other clothes, light, blur, noise and compression; no photograph",
+    "limits": "of real footage it finds people who are near and from the front best, with holes and false finds; a "
+    "network that is trained on photographs finds more",
+}
+"""What the card of a segmenter says about its data."""
+RECORD = ROOT / "benchmarks" / "records" / "selfie.json"
 KEYS = {"name", "average", "names", "scores", "recipe", "world", "curve"}
 
 
@@ -87,15 +95,33 @@ def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, b
         "parameters": record["parameters"],
         "scores": {"on": f"{data} of 1280x720, by {judge}, at 640", **scores},
     }
-    path.with_suffix(".yaml").write_text(card(task, about))
+    if task == "semantic":
+        about |= PEOPLE | real_footage(path, RECORD)
+    text = card(task, about)
+    if name == "body-n":  # frames of video are wider than high
+        text = text.replace("\n", "\nimgsz: [384, 640]\n", 1)
+    path.with_suffix(".yaml").write_text(text)
     return path
+
+
+def real_footage(path: Path, record: Path) -> dict[str, Any]:
+    """What the record of benchmarks/selfie.py says about exactly this model, for its card; empty if nothing."""
+    if not record.exists():
+        return {}
+    facts, digest = json.loads(record.read_text()), hashlib.sha256(path.read_bytes()).hexdigest()
+    rows = [row for row in facts.get("shipped", []) if row["sha256"] == digest]
+    found = {row["of"]: round(row["iou"]["mean"], 3) for row in rows}
+    return (
+        {"real": {"on": f"mean IoU with the masks of {facts['peer']}, by benchmarks/selfie.py", **found}}
+        if found
+        else {}
+    )
 
 
 def metadata(name: str, task: str, names: Mapping[int, str]) -> dict[str, str]:
     """The ONNX metadata of a model."""
-    kind = KINDS[task]
     facts = {
-        "description": f"{name}: framefuse's own {kind} for its synthetic world",
+        "description": f"{name}: framefuse's own {KINDS[task]}",
         "author": "framefuse",
         "license": LICENCE,
         "names": repr(names),

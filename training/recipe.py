@@ -17,7 +17,8 @@ class Recipe:
 
     name: str
     renders: tuple[Render, ...]
-    """Training data; each batch comes from one rendering, chosen at random in proportion to its number of frames."""
+    """Training data; each batch comes from one rendering, chosen at random in proportion to its number of frames. The
+    first is of the synthetic world. Portraits are seen in composed pictures only."""
     validate_on: Render
     test_on: Render
     calm: tuple[Render, Render] | None = None
@@ -42,6 +43,8 @@ class Recipe:
     settle: float = 0.15
     """Final fraction of the schedule, which has no mosaics."""
     augmentation: Augmentation = field(default_factory=Augmentation)
+    shipped: bool = False
+    """Whether it begins with the shipped weights of its name, instead of random ones."""
     seed: int = 0
     checks: int = 5
     """Number of validations during training."""
@@ -53,6 +56,7 @@ class Recipe:
             ("batch", "a whole number from 1", _whole(self.batch)),
             ("seconds", "a number above 0", self.seconds is None or 0 < self.seconds < math.inf),
             ("rate", "a number above 0", 0 < self.rate < math.inf),
+            ("size", "two multiples of 32, as 384 640", all(_whole(side) and side % 32 == 0 for side in self.size)),
         ):
             if not right:
                 raise UsageError(f"{name} is {getattr(self, name)!r}", remedy=f"--{name} takes {wanted}")
@@ -79,7 +83,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-WIDE, LARGE = (640, 360), (1280, 720)
+WIDE, LARGE, CLOSE = (640, 360), (1280, 720), (512, 384)
 STREET = (
     Render("street", 400, 10, size=WIDE, seed=10_000, busy=True),
     Render("street", 200, 10, size=LARGE, seed=22_000),
@@ -92,8 +96,10 @@ STREET = (
 BODIES = (
     Render("bodies", 100, 10, size=WIDE, seed=30_000, busy=True),
     Render("bodies", 80, 10, size=LARGE, seed=40_000, stereo="sbs", busy=True),
+    Render("portraits", 100, 20, size=CLOSE, seed=50_000),
     Render("bodies", 300, 10, size=WIDE, seed=31_000, busy=True),
     Render("bodies", 70, 10, size=LARGE, seed=41_000, stereo="sbs", busy=True),
+    Render("portraits", 100, 20, size=CLOSE, seed=51_000),
 )
 STREET_CHECK = Render("street", 40, 5, "val", size=LARGE)
 STREET_TEST = Render("street", 100, 10, "test", size=LARGE)
@@ -109,6 +115,6 @@ RECIPES = {
     "scout-s": Recipe("scout-s", STREET, STREET_CHECK, STREET_TEST, CALM, half=0.5, rate=1.5e-3, seed=2),
     "body-n": Recipe(
         "body-n", BODIES, BODIES_CHECK, BODIES_TEST, batch=32, steps=6000, seed=3,
-        augmentation=Augmentation(zoom=(0.7, 1.5), mosaic=0.0),
+        augmentation=Augmentation(zoom=(0.7, 1.5), mosaic=0.0, composed=0.5),
     ),
 }  # fmt: skip

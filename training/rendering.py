@@ -24,6 +24,7 @@ from framefuse.common.keypoints import COCO_KEYPOINTS
 from framefuse.errors import SinkError
 from framefuse.world import World
 from training.command import count, run
+from training.portraits import Portraits
 
 LENGTH = 900
 """Frames of a world; the rendered ones are drawn from its whole schedule, calm and crowded."""
@@ -36,6 +37,7 @@ class Render:
     """What to render: `frames` frames from each of `worlds` worlds with the seeds seed, seed + 1, ..."""
 
     scene: str
+    """Of `framefuse.world`, or portraits."""
     worlds: int
     frames: int
     split: str = "train"
@@ -64,9 +66,16 @@ class Render:
         shapes = "-shapes" * self.shapes
         return f"{self.scene}-{self.split}{eyes}-{size}-{self.seed}-{self.worlds}x{self.frames}{shapes}"
 
-    def world(self, number: int) -> World:
+    @property
+    def masked(self) -> bool:
+        """Whether there is a mask for each frame."""
+        return self.scene in ("bodies", "portraits") or self.shapes
+
+    def world(self, number: int) -> World | Portraits:
         """World `number`, counted from 0."""
         seed = self.seed + number
+        if self.scene == "portraits":
+            return Portraits(seed, self.size, self.split)
         complexity = self.complexity
         if self.busy and seed % 4:
             complexity = float(np.random.default_rng([seed, 1]).random() ** 0.5)
@@ -85,7 +94,8 @@ def complete(what: Render, cache: Path) -> Path | None:
 
 
 def _identity(what: Render) -> dict[str, Any]:
-    known: dict[str, Any] = json.loads(json.dumps({"render": asdict(what), "world": World.version}))
+    version = Portraits.version if what.scene == "portraits" else World.version
+    known: dict[str, Any] = json.loads(json.dumps({"render": asdict(what), "world": version}))
     return known
 
 
@@ -93,7 +103,7 @@ def render(what: Render, cache: Path, *, processes: int | None = None) -> Path:
     """Render into `cache / what.name` unless it is already complete; returns that folder.
 
     The folder has images.npy (f, h, w, 3) uint8 RGB, boxes.npy (f, m, 4) float32 x1 y1 x2 y2, classes.npy (f, m)
-    int8, complexity.npy (f,) float32, masks.npy (f, h, w) uint8 for the scene bodies, and, once complete, facts.json.
+    int8, complexity.npy (f,) float32, masks.npy (f, h, w) uint8 if `Render.masked`, and, once complete, facts.json.
     With `shapes`, masks.npy has the number of the object of each pixel, its row + 1, and keypoints.npy (f, m, 17, 3)
     float32 its x, y, v.
 
@@ -124,7 +134,7 @@ def _render(what: Render, cache: Path, processes: int | None) -> Path:
         "classes": ((what.objects,), np.int8),
         "complexity": ((), np.float32),
     }
-    if what.scene == "bodies" or what.shapes:
+    if what.masked:
         shapes["masks"] = ((height, width), np.uint8)
     if what.shapes:
         shapes["keypoints"] = ((what.objects, len(COCO_KEYPOINTS), 3), np.float32)

@@ -24,10 +24,13 @@ from training import checkpoint, nets, scores
 from training.augment import Batch, draw
 from training.checkpoint import TrainingStopped
 from training.command import arguments, run, seconds
+from training.compose import compose, joined
 from training.data import Frames, Supply, wait_for
+from training.export import DATA
 from training.losses import Objects, detection_loss, segmentation_loss
 from training.recipe import RECIPES, Recipe
 from training.rendering import Render, render
+from training.shipped import restore
 
 FINAL = 0.02
 """Learning rate at the end, as a fraction of the peak."""
@@ -49,6 +52,9 @@ class Trainer:
         self.semantic = nets.TASKS[recipe.name] == "semantic"
         torch.manual_seed(recipe.seed)
         self.net = nets.build(recipe.name, len(self.names)).to(self.device, memory_format=torch.channels_last)
+        self.step, self.seconds = 0, 0.0
+        if recipe.shipped:
+            restore(self.net, recipe.name, DATA, self.batch().images)
         self.average = nets.build(recipe.name, len(self.names)).to(self.device, memory_format=torch.channels_last)
         self.average.load_state_dict(self.net.state_dict())
         self.average.requires_grad_(False).eval()
@@ -66,7 +72,6 @@ class Trainer:
         self.captured: dict[torch.Size, Captured] = {}
         self.warm: Counter[torch.Size] = Counter()
         """Number of uncaptured steps by shape of their images."""
-        self.step, self.seconds = 0, 0.0
         self.curve: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {
             "torch": str(torch.__version__),
@@ -101,7 +106,12 @@ class Trainer:
             frames = self.supply.pick(which, largest=True)
             return draw(frames, how, 2 * count, (height // 2, width // 2), generator, mosaic=False)
         mosaic = kind < how.mosaic and self.progress < 1 - self.recipe.settle
-        return draw(self.supply.pick(which), how, count, (height, width), generator, mosaic=mosaic)
+        made = round(how.composed * count)
+        drawn = draw(self.supply.pick(which), how, count - made, (height, width), generator, mosaic=mosaic)
+        if not made:
+            return drawn
+        # In one batch, so that the normalisation sees both kinds at once; `kind` chooses, as there are no mosaics.
+        return joined(drawn, compose(self.supply.pick(kind, painted=True), how, made, (height, width), generator))
 
     def learn(self) -> dict[str, Tensor]:
         """Run one step; returns the terms of its loss, still on the device.
@@ -352,6 +362,8 @@ def _tensors(batch: Batch) -> list[Tensor]:
 
 FREE = {"rate", "seconds", "steps", "checks", "test_on", "validate_on"}
 """Fields that a resumed run may change: how long and how fast it trains, not what it trains."""
+CHANGES = ("steps", "seconds", "rate", "batch", "size", "shipped")
+"""Fields that options of the command change."""
 
 
 def _are_weights(value: Any) -> bool:
@@ -395,9 +407,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--rate", type=float)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help="of the canvas")
+    parser.add_argument("--shipped", action="store_true", default=None, help="begin with the shipped weights")
     options = parser.parse_args()
-    given = {key: getattr(options, key) for key in ("steps", "seconds", "rate") if getattr(options, key) is not None}
-    recipe = replace(RECIPES[options.name], **given)
+    given = {key: value for key in CHANGES if (value := getattr(options, key)) is not None}
+    if options.size:
+        given["size"] = tuple(options.size)
+    usual = RECIPES[options.name]
+    recipe = replace(usual, **given)
     device_of(options.device)
     folder = options.out / recipe.name
     checkpoint.check_folder(folder)
@@ -420,7 +438,7 @@ def main() -> None:
         trainer.resume()
     trainer.run(validate=load(recipe.validate_on), calm=load(recipe.calm[0]) if recipe.calm else None)
     test = load(recipe.test_on)
-    results = {"test": trainer.score(test)}
+    results = {"test": trainer.score(test, usual.size)}
     if not trainer.semantic:
         results["test_half_size"] = trainer.score(test, trainer.half_size)
     if recipe.calm:

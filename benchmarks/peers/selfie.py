@@ -1,11 +1,11 @@
 """The peer of benchmarks/selfie.py: mediapipe's selfie segmentation, in an environment of its own
-(pip install mediapipe==0.10.9 scikit-video 'numpy<2').
+(pip install mediapipe==0.10.9 scikit-video scikit-image 'numpy<2').
 
     python -m benchmarks.peers.selfie files
     python -m benchmarks.peers.selfie masks MODEL --images FILE.npz --out FILE.npz
 
-`files` prints as JSON where the clip and the two models lie, and the version of mediapipe. `masks` writes the mask that
-mediapipe's Solutions API finds in each image of every array of a file.
+`files` prints as JSON where the clip, the photographs and the two models lie, and the version of mediapipe. `masks`
+writes the mask that mediapipe's Solutions API finds in each image of every array of a file.
 
 Its graph stretches an image to the size of the network (what lies beyond its border is black), divides it by 255, runs
 the network, whose last operator is a sigmoid, and stretches the output to the size of the image. It keeps no state
@@ -24,6 +24,11 @@ from numpy.typing import NDArray
 MODELS = {"general": "selfie_segmentation.tflite", "landscape": "selfie_segmentation_landscape.tflite"}
 """In the order of mediapipe's `model_selection`."""
 CLIP = "carphone_pristine.mp4"
+PHOTOGRAPHS = {
+    "astronaut": ("skimage", "data/astronaut.png"),
+    "hopper": ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
+}
+"""Of people: package and file. matplotlib comes with mediapipe."""
 
 
 def folder(package: str) -> Path:
@@ -38,6 +43,7 @@ def files() -> dict[str, str]:
     weights = folder("mediapipe") / "modules" / "selfie_segmentation"
     found = {name: str(weights / file) for name, file in MODELS.items()}
     clip = folder("skvideo") / "datasets" / "data" / CLIP
+    found |= {name: str(folder(package) / file) for name, (package, file) in PHOTOGRAPHS.items()}
     return found | {"clip": str(clip), "version": importlib.metadata.version("mediapipe")}
 
 

@@ -30,4 +30,14 @@ def parity(records: Records) -> list[str]:
     return [*rows, "", " ".join(notes)]
 
 
-TABLES: dict[str, Table] = {"selfie-parity": parity}
+def shipped(records: Records) -> list[str]:
+    """How much of real people the networks find that are trained on synthetic ones."""
+    found = records("selfie")
+    rows = ["| model | picture | frames | least IoU | mean IoU |", "|---|---|---|---|---|"]
+    for row in found["shipped"]:
+        frames = row["frames"]
+        rows.append(f"| {row['model']} | {row['of']} | {frames} | {row['iou']['min']:.3f} | {row['iou']['mean']:.3f} |")
+    return [*rows, "", f"Beside the masks of the general network of {found['peer']}."]
+
+
+TABLES: dict[str, Table] = {"selfie-parity": parity, "selfie-shipped": shipped}

@@ -49,8 +49,10 @@ def test_the_table_says_where_the_reach_is_missed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(protocol, "RECORDS", tmp_path)
     pages.load.cache_clear()
     made = {"record": "selfie", "reach": 0.98, "clip": "a.mp4", "peer": "mediapipe 1"}
-    protocol.write(made | {"rows": [row | {"direct": near, "matched": near | {"reached": 4}}]})
-    lines = selfie.parity(pages.Records())
+    own = {"model": "body-n", "of": "carphone", "frames": 4, "iou": ious}
+    protocol.write(made | {"shipped": [own], "rows": [row | {"direct": near, "matched": near | {"reached": 4}}]})
+    lines, table = selfie.parity(pages.Records()), selfie.shipped(pages.Records())
     pages.load.cache_clear()
+    assert table[2] == "| body-n | carphone | 4 | 0.970 | 0.980 |"
     assert "| general | either side | 0.9700 | 0.9900 | 0.9800 | 3 of 4 |" in lines[2]
     assert "| mediapipe |" in lines[3] and "4 of 4" in lines[3] and "8x6" in lines[-1]

@@ -30,7 +30,7 @@ from framefuse.sources.cuts import Cuts
 from framefuse.sources.ffmpeg import HostDecoder
 from framefuse.sources.segments import Segmented, Spacing, spacing
 from framefuse.sources.source import SourceOptions
-from media import rgb_image, scramble, truncate, video
+from media import damage_units, rgb_image, scramble, truncate, video
 
 CLOSED = {"g": "10", "bf": "3", "x264-params": "open-gop=0:scenecut=0"}
 FRAMES = 100
@@ -153,28 +153,11 @@ def test_damage(tmp_path: Path, name: str, first: float, last: float) -> None:
     assert any("damaged" in note for note in same(path, decode_threads=1))
 
 
-def damage(path: Path, *numbers: int, lengths: bool = False) -> Path:
-    """Overwrite what the NAL units of some packets hold, or all behind the type of the first, with the next length."""
-    with av.open(str(path)) as container:
-        packets = [bytes(packet) for packet in container.demux(video=0) if packet.size]
-    data = path.read_bytes()
-    for packet in map(packets.__getitem__, numbers):
-        damaged, at = bytearray(packet), 0
-        while at < len(packet):
-            begin = at + 4
-            at = len(packet) if lengths else begin + int.from_bytes(packet[at:begin], "big")
-            damaged[begin + 1 : at] = b"\xff" * (at - begin - 1)
-        assert data.count(packet) == 1
-        data = data.replace(packet, damaged)
-    path.write_bytes(data)
-    return path
-
-
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
 @pytest.mark.parametrize("numbers", [(100,), (100, 120), (118, 120), (40, 103), (100, 103, 200), range(100, 300)])
 def test_a_segment_that_is_decoded_again_counts_once(tmp_path: Path, name: str, numbers: Sequence[int]) -> None:
     """It is where its key frame is damaged; cuts are at every 20th packet."""
-    path = damage(clip(tmp_path / name, frames=300), *numbers)
+    path = damage_units(clip(tmp_path / name, frames=300), *numbers)
     alone, source = open_source(path, SourceOptions(decode_threads=1)), opened(path, decode_threads=1)
     kept, frames = max(frame.index for frame in alone), len(list(source))
     assert source.info.drops == alone.info.drops == {"corrupt": len(numbers)}
@@ -186,7 +169,7 @@ def test_a_segment_that_is_decoded_again_counts_once(tmp_path: Path, name: str, 
 
 
 def test_no_cut_is_where_a_key_frame_is_damaged_but_behind_it(tmp_path: Path) -> None:
-    cuts = Cuts(damage(clip(tmp_path / "a.mp4"), 40, lengths=True), SourceOptions())
+    cuts = Cuts(damage_units(clip(tmp_path / "a.mp4"), 40, lengths=True), SourceOptions())
     assert cuts.after(Fraction("1.3")) == 2, "and not 1.6, at frame 40"
     cuts.close()
 

@@ -85,6 +85,8 @@ class Segmented:
     readers: int
     ahead: int = 0
     """Frames of a segment that may wait for those before them; 0: results wait instead, any number."""
+    bits: int = 12
+    """Of a pixel of a decoded frame; by default those of NV12."""
 
     def open(self, options: SourceOptions) -> SegmentedSource:
         """Open the first reader; the errors are those of `open_file`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framefuse.common import machine
-from framefuse.common.machine import available_cores, lacks_memory, memory_limit
+from framefuse.common.machine import available_cores, lacks_memory, memory_free, memory_limit
 
 
 @pytest.fixture
@@ -64,6 +64,30 @@ def test_v1_without_limits(groups: Path) -> None:
 def v1(quota: str, memory: str) -> dict[str, str]:
     names = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us", "memory/memory.limit_in_bytes"
     return dict(zip(names, (quota, "100000", memory), strict=True))
+
+
+def test_free_memory_is_what_the_machine_has_and_its_groups_leave(
+    groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "MEMORY", groups / "meminfo")
+    assert memory_free() == machine._machine(), "unknown"
+    (groups / "meminfo").write_text("MemTotal:       99 kB\nMemFree:        10 kB\nMemAvailable:   64 kB\n")
+    assert memory_free() == 64 << 10
+    files = {"a/memory.max": "max", "a/memory.current": "9000", "a/memory.stat": "file 700\ninactive_file 500"}
+    files |= {"a/b/memory.max": "9999", "a/b/memory.current": "8000", "a/b/memory.stat": "file 700\ninactive_file 500"}
+    write(groups, "0::/a/b\n", **files)
+    assert memory_free() == 9999 - 8000 + 500
+    write(groups, "0::/a/b\n", **{"a/b/memory.current": "99999"})
+    assert memory_free() == 0
+
+
+def test_free_memory_of_v1(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MEMORY", groups / "none")
+    limits = {"memory/a/memory.limit_in_bytes": "5000", "memory/memory.limit_in_bytes": "9223372036854771712"}
+    used = {"memory/a/memory.usage_in_bytes": "4000", "memory/memory.usage_in_bytes": "8000"}
+    stat = {"memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 300", "memory/memory.stat": "cache 1"}
+    write(groups, "4:memory:/a\n", **limits, **used, **stat)
+    assert memory_free() == 1300
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,23 @@ def damage_packet(path: Path, number: int) -> Path:
     return path
 
 
+def damage_units(path: Path, *numbers: int, lengths: bool = False) -> Path:
+    """Overwrite what the NAL units of some packets hold, or all behind the type of the first, with the next length."""
+    with av.open(str(path)) as container:
+        packets = [bytes(packet) for packet in container.demux(video=0) if packet.size]
+    data = path.read_bytes()
+    for packet in map(packets.__getitem__, numbers):
+        damaged, at = bytearray(packet), 0
+        while at < len(packet):
+            begin = at + 4
+            at = len(packet) if lengths else begin + int.from_bytes(packet[at:begin], "big")
+            damaged[begin + 1 : at] = b"\xff" * (at - begin - 1)
+        assert data.count(packet) == 1
+        data = data.replace(packet, damaged)
+    path.write_bytes(data)
+    return path
+
+
 def image(path: Path, number: int = 0, *, size: tuple[int, int] = (64, 48), mode: str = "RGB", **save: Any) -> Path:
     """`rgb_image(number)` as an image of a Pillow mode."""
     Image.fromarray(rgb_image(number, *size)).convert(mode).save(path, **save)

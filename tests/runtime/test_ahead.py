@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 import fake_gpu
 from framefuse import Pipeline
+from framefuse.common import machine
 from framefuse.config import Settings, settings_from
 from framefuse.errors import DecodeError, SourceError
 from framefuse.models import find_model
@@ -26,10 +27,11 @@ from framefuse.runtime.memory import predict, surface
 from framefuse.runtime.plan import RunPlan, plan_run
 from framefuse.runtime.readers import open_sources
 from framefuse.sources import open_source, segments
+from framefuse.sources.cuts import Cuts
 from framefuse.sources.ffmpeg import HostDecoder
 from framefuse.sources.segments import Segmented, Spacing, spacing
 from framefuse.sources.source import SourceOptions
-from media import rgb_image, scramble, truncate, video
+from media import damage_units, rgb_image, scramble, truncate, video
 
 CLOSED = {"g": "10", "bf": "3", "x264-params": "open-gop=0:scenecut=0"}
 FRAMES = 100
@@ -152,6 +154,27 @@ def test_damage(tmp_path: Path, name: str, first: float, last: float) -> None:
     assert any("damaged" in note for note in same(path, decode_threads=1))
 
 
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
+@pytest.mark.parametrize("numbers", [(100,), (100, 120), (118, 120), (40, 103), (100, 103, 200), range(100, 300)])
+def test_a_segment_that_is_decoded_again_counts_once(tmp_path: Path, name: str, numbers: Sequence[int]) -> None:
+    """It is where its key frame is damaged; cuts are at every 20th packet."""
+    path = damage_units(clip(tmp_path / name, frames=300), *numbers)
+    alone, source = open_source(path, SourceOptions(decode_threads=1)), opened(path, decode_threads=1)
+    kept, frames = max(frame.index for frame in alone), len(list(source))
+    assert source.info.drops == alone.info.drops == {"corrupt": len(numbers)}
+    stated = f"the header states 300 frames, {frames} could be decoded"
+    if len(numbers) == 200:  # to the end: the last segments have no frames
+        assert (kept, frames) == (99, 100)
+        stated = stated if name == "a.mp4" else "the header states 12.00 s, the video ends after 4.00 s"
+    assert (stated in source.info.notes) == (name == "a.mp4" or len(numbers) == 200)
+
+
+def test_no_cut_is_where_a_key_frame_is_damaged_but_behind_it(tmp_path: Path) -> None:
+    cuts = Cuts(damage_units(clip(tmp_path / "a.mp4"), 40, lengths=True), SourceOptions())
+    assert cuts.after(Fraction("1.3")) == 2, "and not 1.6, at frame 40"
+    cuts.close()
+
+
 def test_a_truncated_video(tmp_path: Path) -> None:
     path = truncate(clip(tmp_path / "a.mkv", frames=400), 0.7)
     assert any("header states" in note for note in same(path))
@@ -240,6 +263,38 @@ def test_leaving_a_run_early_ends_all_decoders(tmp_path: Path) -> None:
     assert not threads()
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_report_counts_frames_as_of_one_decoder(tmp_path: Path, stride: int) -> None:
+    path, found = clip(tmp_path / "a.mp4"), []
+    for number in (1, 3):
+        options: dict[str, Any] = {"readers": number, "vid_stride": stride, "project": tmp_path / str(number)}
+        with Pipeline(path, "body-n", imgsz=[64], save_matte="gray", **options) as pipeline:
+            assert isinstance(pipeline.sources[0], Ahead) == (number > 1)
+            report = pipeline.run()
+        decode = next(stage for stage in report.stages if stage.name == "decode")
+        found.append((report.frames, decode.items))
+    assert found == [(-(-FRAMES // stride),) * 2] * 2
+
+
+def test_steps_of_frames_that_are_left_out_count_with_the_next(tmp_path: Path) -> None:
+    source, steps = opened(clip(tmp_path / "a.mp4"), vid_stride=3), list[tuple[float, ...]]()
+    source.on_step = lambda *seconds: steps.append(seconds)
+    for _ in range(7):
+        source._step(1, 2, 3)
+    assert steps == [(1, 2, 3), (3, 6, 9), (3, 6, 9)]
+    source.close()
+
+
+def test_frames_wait_in_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = clip(tmp_path / "a.mp4")
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(machine, "MEMORY", meminfo)
+    for places, expected in ((60, 4), (25, 2), (19, None)):
+        meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {int(4 * places * surface(160, 120)) // 1024 + 1} kB\n")
+        source = planned(path, readers=4).source
+        assert (source.readers if isinstance(source, Segmented) else None) == expected
+
+
 def test_mattes_are_those_of_one_decoder(tmp_path: Path) -> None:
     path, written = odd(tmp_path / "odd.mp4"), []
     for number in (1, 4):
@@ -291,7 +346,7 @@ def test_as_many_decoders_as_memory_keeps_busy(asked: int, places: int, expected
     assert each == 2 * surface(3840, 1920) == 2 * 1.5 * 4096 * 1920
     path = Path("a.mp4")
     found, why = readers.ahead(path, asked, Spacing(250, (3840, 1920), 24), each, each * (places + 0.5))
-    assert found == (Segmented(path, *expected) if expected else None)
+    assert found == (Segmented(path, *expected, bits=24) if expected else None)
     assert found is None or found.readers * found.ahead <= places
     assert ("side by side" if expected else "one decoder reads the file: cut at key frames") in why
 
@@ -300,8 +355,9 @@ def test_frames_that_wait_count_as_memory() -> None:
     card = read_card(find_model("body-n"))
     settings = settings_from({"device": "cuda", "save_matte": "gray"})
     rings = []
-    for source in (Segmented(Path("a.mp4"), 4, 250), None):
+    for source in (Segmented(Path("a.mp4"), 4, 250), Segmented(Path("ten.mp4"), 4, 250, 24), None):
         run = RunPlan(card, settings, source, "cudnn", 1, 0, {}, card.preprocess)
         found = predict(run, 1, 2, (3840, 1920), decoders=readers.decoders(source))
         rings.append(sum(one.size for one in found.parts if one.name.startswith("rings")))
-    assert rings == [4 * (250 + 3 + 3 + 1) * surface(3840, 1920), 0]
+    eight_bits = 4 * (250 + 3 + 3 + 1) * surface(3840, 1920)
+    assert rings == [eight_bits, 2 * eight_bits, 0]

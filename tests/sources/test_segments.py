@@ -9,17 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 
 from framefuse import Pipeline
 from framefuse.config import Settings
-from framefuse.errors import SourceError
+from framefuse.errors import DecodeError, SourceError
 from framefuse.runtime.readers import share
 from framefuse.sources import segments
-from framefuse.sources.cuts import Cuts
-from framefuse.sources.segments import Segmented, worth_cutting
+from framefuse.sources.cuts import PACKETS, Cuts
+from framefuse.sources.segments import Segmented, SegmentedSource, worth_cutting
 from framefuse.sources.source import SourceOptions
-from media import truncate, video
+from media import damage_units, rgb_image, truncate, video
 
 CLOSED = {"g": "10", "bf": "3", "x264-params": "open-gop=0:scenecut=0"}
 FRAMES = 100
@@ -126,6 +127,33 @@ def test_a_truncated_video(tmp_path: Path) -> None:
     assert cut == whole
     assert any("header states" in note for note in notes)
     assert any("header states" in note for note in cut_notes)
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_nothing_that_can_be_decoded(tmp_path: Path, readers: int) -> None:
+    path = damage_units(clip(tmp_path / "a.mp4"), *range(FRAMES))
+    with Pipeline(path, "squares", readers=readers, imgsz=[160]) as pipeline:
+        assert isinstance(pipeline.sources[0], SegmentedSource) == (readers > 1)
+        with pytest.raises(DecodeError, match="nothing in"):
+            list(pipeline)
+
+
+def test_behind_a_long_group_of_pictures_a_video_is_cut_again(tmp_path: Path) -> None:
+    options = {"g": "1000", "forced-idr": "1", "x264-params": "scenecut=0"}
+    path, keys = tmp_path / "a.mp4", (0, 25, 50, 50 + PACKETS + 75)
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=25, options=options)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(keys[-1] + 25):
+            frame = av.VideoFrame.from_ndarray(rgb_image(number), format="rgb24")
+            if number in keys:
+                frame.pict_type = av.video.frame.PictureType.I
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    source, found = Segmented(path, 2).open(SourceOptions()), []
+    while (segment := source.segment()) is not None:
+        found.append(len(list(segment)))
+    assert found == [25, 25, PACKETS + 75, 25]
 
 
 def test_leaving_early_ends_all_readers(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ OF_PROFILE: Final = "device", "engine", "threads", "iou", "max_det", "agnostic_n
 OF_ADAPTIVE: Final = "device", "engine", "precision", "threads", "imgsz", "min_agreement", "max_latency", "target_fps"
 OF_TUNE_BATCH: Final = "device", "engine", "precision", "threads", "imgsz"
 KEY_FRAMES: Final = 250
-"""Frames from one key frame to the next, as most encoders set them; with as many, frames of a long video wait."""
+"""Frames from one key frame to the next, as most encoders set them: so many of each decoder wait in memory where
+several decoders read one video and its frames have to come in order."""
 OF_PLAN: Final = "engine", "batch", "slots", "imgsz", "rect", "adaptive", "queue", "readers", "max_memory"
 STREET: Final = "synthetic://street?split=test"
 """The truth of a world that shipped models know."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+MEMORY = Path("/proc/meminfo")
 
 
 def available_cores() -> int:
@@ -39,9 +40,22 @@ def memory_limit() -> int | None:
     return min((size for size in sizes if size < _machine()), default=None)
 
 
-def memory_size() -> int:
-    """Bytes of memory that this process could have, in use or not."""
-    return memory_limit() or _machine()
+def memory_free() -> int:
+    """Bytes of memory that this process can have: what the machine has available, if known, and its cgroups allow.
+    Files that are cached do not count as used, since the kernel drops them first."""
+    free = [_machine()]
+    with suppress(OSError):
+        free += [int(kib) << 10 for kib in re.findall(r"^MemAvailable: *(\d+) kB", MEMORY.read_text(), re.MULTILINE)]
+    for controller, limit, use in (
+        ("", "memory.max", "memory.current"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        files = (_limits(controller, name) for name in (limit, use, "memory.stat"))
+        for most, used, facts in zip(*files, strict=False):
+            if most.isdecimal() and used.isdecimal():
+                cached = re.findall(r"^(?:total_)?inactive_file (\d+)$", facts, re.MULTILINE)
+                free.append(int(most) - int(used) + max(map(int, cached), default=0))
+    return max(0, min(free))
 
 
 def _machine() -> int:

@@ -30,7 +30,7 @@ class Ahead:
         gpu: of the decoders; None: the host.
 
     Attributes:
-        on_step: as of `Threaded`, for each frame of a decoder.
+        on_step: as of `Threaded`, for each frame that is delivered, with the seconds of those left out before it.
     """
 
     def __init__(self, source: SegmentedSource, readers: int, waiting: int, *, stride: int, gpu: int | None) -> None:
@@ -39,7 +39,9 @@ class Ahead:
         self.readers = readers
         self.on_step: Callable[[float, float, float], None] = lambda busy, blocked, cpu: None
         self._source, self._waiting, self._stride, self._gpu = source, waiting, stride, gpu
-        self._numbers = count()
+        self._numbers, self._steps = count(), count()
+        self._seconds = 0.0, 0.0, 0.0
+        """Of the steps since the last that `on_step` was told of."""
         self._running = deque[Threaded[Frame]]()
         """The segments that are read, the next first."""
         self._lock, self._closed = threading.Lock(), False
@@ -60,7 +62,7 @@ class Ahead:
             seconds = perf_counter() - started, 0.0, thread_time() - cpu_started
             while first:
                 yield from self._delivered([first.pop()])
-                self.on_step(*seconds)
+                self._step(*seconds)
             while True:
                 while segment is not None and len(self._running) < self.readers:
                     self._run(segment)
@@ -85,9 +87,18 @@ class Ahead:
                 name="decode",
                 cancel=segment.close,
                 capacity=self._waiting,
-                on_step=lambda *seconds: self.on_step(*seconds),
+                on_step=self._step,
             )
             self._running.append(running)
+
+    def _step(self, busy: float, blocked: float, cpu: float) -> None:
+        with self._lock:
+            before = self._seconds
+            seconds = before[0] + busy, before[1] + blocked, before[2] + cpu
+            counts = next(self._steps) % self._stride == 0
+            self._seconds = (0.0, 0.0, 0.0) if counts else seconds
+        if counts:
+            self.on_step(*seconds)
 
     def _delivered(self, frames: Iterable[Frame]) -> Iterator[Frame]:
         for frame in frames:

@@ -40,6 +40,8 @@ QUERY = 527 * MB
 """What a run takes at its start, beside CUDA, while NVDEC is asked what it can decode. It is given back at once."""
 SURFACES = 12.4
 """Surfaces that a decoder has, beside its own memory."""
+NV12 = 12
+"""Bits of a pixel, as of most videos."""
 PITCH = 512
 """Rows of a surface begin at multiples of so many bytes."""
 RESERVE = 0.03
@@ -101,8 +103,8 @@ def clear_cache() -> None:
     trim_heap()
 
 
-def surface(width: int, height: int, bits: int = 12) -> float:
-    """Bytes of a decoded frame on a GPU; `bits` of a pixel, by default those of NV12."""
+def surface(width: int, height: int, bits: int = NV12) -> float:
+    """Bytes of a decoded frame on a GPU; `bits` of a pixel."""
     return bits / 8 * -(-width // PITCH) * PITCH * height
 
 
@@ -121,6 +123,8 @@ class Planned(Protocol):
     def partial_batches(self) -> bool: ...
     @property
     def ahead(self) -> int: ...
+    @property
+    def bits(self) -> int: ...
 
 
 def predict(
@@ -160,10 +164,11 @@ def predict(
             made = surface(*size) + 2 * surface(SIDE, SIDE)
             parts.append(Part("rectilinear views", 1, waiting * made))
     if decoders:
+        decoded = surface(*size, plan.bits)
         parts.append(Part("decoder of the first video", 1, FIRST_DECODER))
-        parts.append(Part("decoders", decoders, DECODER + SURFACES * surface(*size)))
+        parts.append(Part("decoders", decoders, DECODER + SURFACES * decoded))
         if (held := frames_held(plan.settings, batch, plan.ahead)) > 1:  # and the one that is written
-            parts.append(Part("rings of decoded frames", decoders, (held + 1) * surface(*size)))
+            parts.append(Part("rings of decoded frames", decoders, (held + 1) * decoded))
         if context and (more := CONTEXT + QUERY - MemoryPlan(parts).size) > 0:
             parts.append(Part("more at the start, to ask NVDEC what it decodes", 1, more))
     return MemoryPlan(parts)

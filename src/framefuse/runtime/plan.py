@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from framefuse.common.machine import memory_size
+from framefuse.common.machine import memory_free
 from framefuse.config import Settings
 from framefuse.cuda import device as gpus
 from framefuse.engines import Backend, Device, Engine, EngineOptions
@@ -112,6 +112,11 @@ class RunPlan:
         return self.source.ahead if isinstance(self.source, Segmented) else 0
 
     @property
+    def bits(self) -> int:
+        """Of a pixel of a decoded frame, as far as is known."""
+        return self.source.bits if isinstance(self.source, Segmented) else memory.NV12
+
+    @property
     def partial_batches(self) -> bool:
         """Whether many batches on a GPU will not be full."""
         return self.card.dynamic_batch and (self.settings.adaptive or self.live)
@@ -127,7 +132,7 @@ class RunPlan:
         if (found := spacing(path, options)) is None:
             why = "one decoder reads the file, which is short or has no key frames where it could be cut"
             return replace(self, reasons={**self.reasons, "readers": why}) if settings.readers else self
-        room: float = memory_size()  # on a GPU too: frames of a video that NVDEC refuses wait on the host
+        room: float = memory_free()  # on a GPU too: frames of a video that NVDEC refuses wait on the host
         if settings.on_gpu:
             one = memory.predict(self, self.batch, settings.slots or IN_FLIGHT, found.size, decoders=1, context=False)
             with gpus.current(self.gpu, "look at its memory"):

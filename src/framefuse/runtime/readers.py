@@ -79,7 +79,7 @@ def ahead(path: Path, asked: int, found: Spacing, each: float, room: float) -> t
         return None, f"one decoder reads the file: {apart}, and {room / 1e6:,.0f} MB hold {places}"
     waiting = min(frames, places // readers)
     why = f"{readers} decoders read the file side by side: {apart}, and up to {waiting} of each wait"
-    return Segmented(path, readers, waiting), why
+    return Segmented(path, readers, waiting, found.bits), why
 
 
 def count(source: Any) -> int:

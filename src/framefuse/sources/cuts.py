@@ -70,13 +70,13 @@ class Cuts:
         format = context.format
         return None if format is None else ((context.width, context.height), format.padded_bits_per_pixel)
 
-    def after(self, seconds: Fraction) -> Fraction | None:
-        """The first cut from a time on, in seconds from the beginning of the video; None: there is none."""
+    def after(self, seconds: Fraction, packets: int = PACKETS) -> Fraction | None:
+        """The first cut from a time on, in seconds from the beginning of the video; None: so many packets have none."""
         wanted = self._origin + seconds / self._base
         with suppress(av.FFmpegError):  # the decoder will say what is wrong there
             self._container.seek(int(wanted), stream=self._stream, backward=True)
             for number, packet in enumerate(demuxed(self._container, self._stream)):
-                if number > PACKETS or not packet.size:
+                if number > packets or not packet.size:
                     break
                 if packet.is_keyframe and packet.pts is not None and packet.pts >= wanted and self._is_closed(packet):
                     found = (packet.pts - self._origin) * self._base
@@ -87,7 +87,10 @@ class Cuts:
         if self._annexb is None:
             return True
         types = NAL_TYPES[self._codec]
-        slices = [kind for unit in self._annexb.units(packet) if (kind := types.of(unit[0])) in types.slices]
+        units: list[Any] = []
+        with suppress(av.FFmpegError):  # it is damaged
+            units = self._annexb.units(packet)
+        slices = [kind for unit in units if (kind := types.of(unit[0])) in types.slices]
         return bool(slices) and slices[0] in IDR[self._codec]
 
     def close(self) -> None:

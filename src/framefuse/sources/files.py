@@ -140,6 +140,10 @@ class Video:
         """Pts of the key frame with which the segment of another reader begins."""
         self.beyond = 0
         """Packets from there on that the decoder was given before it gave the last frame."""
+        self.own: Fraction | None = None
+        """First pts of the segment, if another reader counts what is before."""
+        self.early = False
+        """Whether the decoder is given what is before."""
         self.position = -1
         """MPEG-TS: that of the last packet that has become a frame, or of the first packet."""
         self.undecoded: dict[int | None, int] = {}
@@ -197,6 +201,7 @@ class Video:
         start = self.origin + begin / self.time_base
         end = None if until is None else self.origin + until / self.time_base
         self.cut, self.beyond = end if cut else None, 0
+        self.own, self.early = start if self.shared and begin > options.span[0] else None, False
         aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
         for decoded, pts in self._timed(self._decoded_from(start, closed), start):
             if end is not None and pts is not None and pts >= end:
@@ -223,16 +228,17 @@ class Video:
         if self._seconds() is None:
             self.info.note("the file has no duration and so no index: read from its beginning")
             return self._decoded_frames(closed)
+        counts, drops = (self.decoded, self.hidden, self.reason), dict(self.info.drops)
         for margin in SEEK_MARGINS:
             self._seek(start - margin / self.time_base)
             frames = self._decoded_frames(closed)
             first = next(frames, None)
             # Indexes store decoding times: with reordered frames, the pts of the key frame found may be after `start`.
             # Of a damaged one, what is before conceals the damage.
-            if first is None or first.pts is None or (self.shared and first.is_corrupt):
-                continue
-            if first.pts <= start:
+            damaged = self.shared and first is not None and first.is_corrupt
+            if first is not None and first.pts is not None and first.pts <= start and not damaged:
                 return itertools.chain([first], frames)
+            (self.decoded, self.hidden, self.reason), self.info.drops = counts, dict(drops)  # it is all read again
         self._seek(Fraction(self.origin))
         return self._decoded_frames(closed)
 
@@ -240,6 +246,7 @@ class Video:
         self.decoder.restart()
         self.position = -1
         self.undecoded.clear()
+        self.beyond, self.early = 0, self.own is not None
         try:
             self.container.seek(max(int(pts), self.origin), stream=self.stream, backward=True)
         except av.FFmpegError as error:
@@ -268,7 +275,8 @@ class Video:
                 return
             if self.cut is not None and (self.beyond or (packet.is_keyframe and (packet.pts or 0) >= self.cut)):
                 self.beyond += 1
-            self.hidden += packet.is_discard and not self.beyond
+            self.early = self.early and self.own is not None and (packet.pts is None or packet.pts < self.own)
+            self.hidden += packet.is_discard and not (self.beyond or self.early)
             if transport:
                 if packet.size:
                     at = self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
@@ -341,8 +349,8 @@ class Video:
         return HostDecoder(self.stream, self.options, self.info.note)
 
     def _damaged(self, error: av.FFmpegError, *, late: int) -> None:
-        """Count a packet, which was read up to `late` packets ago and so may be beyond the cut, or not."""
-        if self.beyond < late:
+        """Count a packet of the segment, which was read up to `late` packets ago and so may be beyond it, or not."""
+        if self.beyond < late and not self.early:
             self.info.drop("corrupt")
             self.reason = str(error.strerror)
 
@@ -373,7 +381,7 @@ class Video:
             if decoded.is_corrupt:
                 self.anomalies["damaged frames, delivered as concealed by the decoder"] += 1
             yield decoded, pts
-        self.end = known + after * (step or Fraction(0)) - self.origin
+        self.end = max(self.end, known + after * (step or Fraction(0)) - self.origin)  # nothing may decode any more
 
     def add(self, other: "Video") -> None:
         """Count what another reader of the file has found as if this one had."""

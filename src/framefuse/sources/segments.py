@@ -28,6 +28,8 @@ WORTH = 3 * SECONDS
 """Seconds of a video from which on it is cut."""
 AHEAD_SECONDS, AHEAD_WORTH = 2, 10
 """The same where frames wait: segments go on to the next cut."""
+FURTHER = 6000
+"""Packets in which the next cut is looked for: without one, all that is left is a single segment."""
 LOOKS = 4
 """Places of a video at which distances of cuts are looked at."""
 
@@ -83,6 +85,8 @@ class Segmented:
     readers: int
     ahead: int = 0
     """Frames of a segment that may wait for those before them; 0: results wait instead, any number."""
+    bits: int = 12
+    """Of a pixel of a decoded frame; by default those of NV12."""
 
     def open(self, options: SourceOptions) -> SegmentedSource:
         """Open the first reader; the errors are those of `open_file`."""
@@ -129,13 +133,15 @@ class SegmentedSource:
         with self._lock:
             if (begin := self._begin) is None or self._closed:
                 return None
-            self._begin = self._cuts.after(begin + self._seconds)
+            self._begin = self._cuts.after(begin + self._seconds, FURTHER)
             self._taken += 1
             return self._taken - 1, begin, self._begin
 
     def _frames(self, closed: threading.Event) -> Frames:
         while not closed.is_set() and (taken := self._next()) is not None:
             yield from self._segment(*taken, closed)
+        if not closed.is_set():
+            self.check_decoded()
 
     def _segment(self, number: int, begin: Fraction, cut: Fraction | None, closed: threading.Event) -> Frames:
         """The frames of a segment, counted."""
@@ -180,8 +186,9 @@ class SegmentedSource:
             self._cuts.close()
 
     def check_decoded(self) -> None:
-        """As `Video.check_decoded`, after the last segment."""
-        self._first.check_decoded(self._ended)
+        """As `Video.check_decoded`, once the readers are done with all segments."""
+        with self._lock:
+            self._first.check_decoded(self._ended and self._noted)
 
     def close(self) -> None:
         """End all readers, from any thread, any number of times."""

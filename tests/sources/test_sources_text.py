@@ -87,8 +87,8 @@ def test_a_file_that_fails_midway_does_not_end_the_folder(tmp_path: Path, monkey
         clip(tmp_path / name, frames=5)
     timed = files.Video._timed
 
-    def fails(self: Any, frames: Any) -> Any:
-        yield from islice(timed(self, frames), 3)
+    def fails(self: Any, frames: Any, start: Any) -> Any:
+        yield from islice(timed(self, frames, start), 3)
         if Path(self.info.uri).name == "a.mp4":
             raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 

@@ -375,6 +375,13 @@ def test_pace_and_schedule_out_of_range(bad: str) -> None:
         World.parse(STREET + "&" + bad)
 
 
+def test_a_joint_at_the_right_edge_of_the_right_eye() -> None:
+    """It stays inside, although its place is rounded to the edge itself."""
+    world = World(scene="bodies", seed=3, frames=600, size=(960, 480), stereo="sbs")
+    points = world[306].truth.keypoints
+    assert 959.9 < points[points[..., 2] > 0][:, 0].max() < 960
+
+
 @pytest.mark.parametrize("uri", [STREET, BODIES])
 def test_keypoints_are_where_people_are(uri: str) -> None:
     world = World.parse(uri)

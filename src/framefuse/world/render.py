@@ -165,7 +165,10 @@ class _Frame:
         """Keypoints of a drawn object as in Truth: those behind other objects marked as hidden."""
         shown = points.copy()
         inside = np.flatnonzero(points[:, 2])
-        x, y = points[inside, 0].astype(int), points[inside, 1].astype(int)
+        # A place just inside the right edge of the right eye is rounded to the edge.
+        last = np.nextafter(np.array(self.instances.shape[::-1], np.float32), np.float32(0))
+        shown[inside, :2] = np.minimum(points[inside, :2], last)
+        x, y = shown[inside, :2].astype(int).T
         shown[inside[self.instances[y, x] != number], 2] = 1
         shown[points[:, 2] == 0] = 0
         return shown

@@ -164,6 +164,12 @@ def damage_packet(path: Path, number: int) -> Path:
     return path
 
 
+def cuttable(path: Path, **options: Any) -> Path:
+    """A video of 100 frames, 25 a second, with a key frame every ten that nothing refers back across, and B-frames."""
+    closed = {"g": "10", "bf": "3", "x264-params": "open-gop=0:scenecut=0"}
+    return video(path, **{"frames": 100, "rate": 25, "size": (160, 120), "options": closed, **options})
+
+
 def damage_units(path: Path, *numbers: int, lengths: bool = False) -> Path:
     """Overwrite what the NAL units of some packets hold, or all behind the type of the first, with the next length."""
     with av.open(str(path)) as container:

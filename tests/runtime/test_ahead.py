@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,8 @@ from framefuse.sources.cuts import Cuts
 from framefuse.sources.ffmpeg import HostDecoder
 from framefuse.sources.segments import Segmented, Spacing, spacing
 from framefuse.sources.source import SourceOptions
-from media import damage_units, rgb_image, scramble, truncate, video
+from media import cuttable, damage_units, rgb_image, scramble, truncate
 
-CLOSED = {"g": "10", "bf": "3", "x264-params": "open-gop=0:scenecut=0"}
 FRAMES = 100
 
 
@@ -41,10 +40,6 @@ FRAMES = 100
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "AHEAD_SECONDS", 0.5)
     monkeypatch.setattr(segments, "AHEAD_WORTH", 2)
-
-
-def clip(path: Path, **options: Any) -> Path:
-    return video(path, **{"frames": FRAMES, "rate": 25, "size": (160, 120), "options": CLOSED, **options})
 
 
 def odd(path: Path) -> Path:
@@ -106,7 +101,7 @@ def threads() -> list[str]:
     ],
 )
 def test_frames_are_those_of_one_decoder(tmp_path: Path, name: str, options: dict[str, Any], waiting: int) -> None:
-    same(clip(tmp_path / name, **options), waiting)
+    same(cuttable(tmp_path / name, **options), waiting)
 
 
 @pytest.mark.parametrize("options", [{}, {"start": 0.5}, {"end": 2.9}, {"start": 1.04, "end": 3.2}, {"vid_stride": 3}])
@@ -150,7 +145,7 @@ def test_frames_of_a_gpu_keep_their_pixels(
 @pytest.mark.parametrize(("first", "last"), [(0.2, 0.22), (0.3, 0.303), (0.393, 0.396), (0.7, 0.72)])
 def test_damage(tmp_path: Path, name: str, first: float, last: float) -> None:
     """With one thread: what FFmpeg conceals otherwise depends on which is faster."""
-    path = scramble(clip(tmp_path / name, frames=300), first, last)
+    path = scramble(cuttable(tmp_path / name, frames=300), first, last)
     assert any("damaged" in note for note in same(path, decode_threads=1))
 
 
@@ -158,7 +153,7 @@ def test_damage(tmp_path: Path, name: str, first: float, last: float) -> None:
 @pytest.mark.parametrize("numbers", [(100,), (100, 120), (118, 120), (40, 103), (100, 103, 200), range(100, 300)])
 def test_a_segment_that_is_decoded_again_counts_once(tmp_path: Path, name: str, numbers: Sequence[int]) -> None:
     """It is where its key frame is damaged; cuts are at every 20th packet."""
-    path = damage_units(clip(tmp_path / name, frames=300), *numbers)
+    path = damage_units(cuttable(tmp_path / name, frames=300), *numbers)
     alone, source = open_source(path, SourceOptions(decode_threads=1)), opened(path, decode_threads=1)
     kept, frames = max(frame.index for frame in alone), len(list(source))
     assert source.info.drops == alone.info.drops == {"corrupt": len(numbers)}
@@ -170,13 +165,13 @@ def test_a_segment_that_is_decoded_again_counts_once(tmp_path: Path, name: str, 
 
 
 def test_no_cut_is_where_a_key_frame_is_damaged_but_behind_it(tmp_path: Path) -> None:
-    cuts = Cuts(damage_units(clip(tmp_path / "a.mp4"), 40, lengths=True), SourceOptions())
+    cuts = Cuts(damage_units(cuttable(tmp_path / "a.mp4"), 40, lengths=True), SourceOptions())
     assert cuts.after(Fraction("1.3")) == 2, "and not 1.6, at frame 40"
     cuts.close()
 
 
 def test_a_truncated_video(tmp_path: Path) -> None:
-    path = truncate(clip(tmp_path / "a.mkv", frames=400), 0.7)
+    path = truncate(cuttable(tmp_path / "a.mkv", frames=400), 0.7)
     assert any("header states" in note for note in same(path))
 
 
@@ -188,7 +183,7 @@ def test_no_more_frames_wait_than_may(tmp_path: Path, monkeypatch: pytest.Monkey
         return wrap(self, *given, **more)
 
     monkeypatch.setattr(HostDecoder, "wrap", counted)
-    source = opened(clip(tmp_path / "a.mp4", frames=200), 4, 3)
+    source = opened(cuttable(tmp_path / "a.mp4", frames=200), 4, 3)
     for number, _ in enumerate(source, 1):
         if number % 20 == 3:
             before = -1
@@ -200,7 +195,7 @@ def test_no_more_frames_wait_than_may(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_closing_in_the_middle_from_another_thread(tmp_path: Path) -> None:
-    path = clip(tmp_path / "a.mp4", frames=400)
+    path = cuttable(tmp_path / "a.mp4", frames=400)
     for after in (0, 1, 30):
         source, seen = opened(path, 5), list[int]()
 
@@ -219,29 +214,27 @@ def test_closing_in_the_middle_from_another_thread(tmp_path: Path) -> None:
 
 
 def test_an_error_comes_when_it_is_its_turn(tmp_path: Path) -> None:
-    path, seen = clip(tmp_path / "a.mp4"), list[int]()
-    source, whole = opened(path, count=2), opened(path)
+    path, seen, failed = cuttable(tmp_path / "a.mp4"), list[int](), threading.Event()
+    source, whole = opened(path, 3, 2), opened(path)
     first = len(list(whole._source.segment() or ()))
     whole.close()
 
     def fails() -> Any:
+        failed.set()
         raise SourceError(f"cannot read {path}")
 
     source._source._open = fails  # type: ignore[assignment]
     with pytest.raises(SourceError, match=r"a\.mp4"):
-        seen.extend(_indices(source))
+        for frame in source:
+            seen.append(frame.index)
+            # The first decoder cannot end, and be reused, before: only three of its frames wait.
+            assert len(seen) == 1 or failed.wait(30), "the second decoder fails long before its turn"
     assert seen == list(range(first)) and first == 20
     assert not threads()
 
 
-def _indices(source: Ahead) -> Iterator[int]:
-    for frame in source:
-        time.sleep(0.005)  # the second decoder has failed long before its turn
-        yield frame.index
-
-
 def test_nothing_that_can_be_decoded(tmp_path: Path) -> None:
-    path = clip(tmp_path / "a.mp4")
+    path = cuttable(tmp_path / "a.mp4")
     data = bytearray(path.read_bytes())
     with av.open(str(path)) as container:
         for packet in container.demux(video=0):
@@ -255,7 +248,7 @@ def test_nothing_that_can_be_decoded(tmp_path: Path) -> None:
 
 
 def test_leaving_a_run_early_ends_all_decoders(tmp_path: Path) -> None:
-    path = clip(tmp_path / "a.mp4", frames=400)
+    path = cuttable(tmp_path / "a.mp4", frames=400)
     with Pipeline(path, "squares", readers=4, imgsz=[160], vid_stride=2) as pipeline:
         assert isinstance(pipeline.sources[0], Ahead)
         for _ in zip(range(30), pipeline, strict=False):
@@ -265,7 +258,7 @@ def test_leaving_a_run_early_ends_all_decoders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_a_report_counts_frames_as_of_one_decoder(tmp_path: Path, stride: int) -> None:
-    path, found = clip(tmp_path / "a.mp4"), []
+    path, found = cuttable(tmp_path / "a.mp4"), []
     for number in (1, 3):
         options: dict[str, Any] = {"readers": number, "vid_stride": stride, "project": tmp_path / str(number)}
         with Pipeline(path, "body-n", imgsz=[64], save_matte="gray", **options) as pipeline:
@@ -277,7 +270,7 @@ def test_a_report_counts_frames_as_of_one_decoder(tmp_path: Path, stride: int) -
 
 
 def test_steps_of_frames_that_are_left_out_count_with_the_next(tmp_path: Path) -> None:
-    source, steps = opened(clip(tmp_path / "a.mp4"), vid_stride=3), list[tuple[float, ...]]()
+    source, steps = opened(cuttable(tmp_path / "a.mp4"), vid_stride=3), list[tuple[float, ...]]()
     source.on_step = lambda *seconds: steps.append(seconds)
     for _ in range(7):
         source._step(1, 2, 3)
@@ -286,7 +279,7 @@ def test_steps_of_frames_that_are_left_out_count_with_the_next(tmp_path: Path) -
 
 
 def test_frames_wait_in_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = clip(tmp_path / "a.mp4")
+    path = cuttable(tmp_path / "a.mp4")
     meminfo = tmp_path / "meminfo"
     monkeypatch.setattr(machine, "MEMORY", meminfo)
     for places, expected in ((60, 4), (25, 2), (19, None)):
@@ -311,17 +304,17 @@ def test_mattes_are_those_of_one_decoder(tmp_path: Path) -> None:
 
 
 def test_where_one_decoder_reads(tmp_path: Path) -> None:
-    rare = clip(tmp_path / "rare.mp4", options={"g": "1000", "x264-params": "scenecut=0"})
-    brief = clip(tmp_path / "brief.mp4", frames=20)
-    opens = clip(tmp_path / "open.mp4", options={"g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"})
-    stream = clip(tmp_path / "a.ts")
+    rare = cuttable(tmp_path / "rare.mp4", options={"g": "1000", "x264-params": "scenecut=0"})
+    brief = cuttable(tmp_path / "brief.mp4", frames=20)
+    opens = cuttable(tmp_path / "open.mp4", options={"g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"})
+    stream = cuttable(tmp_path / "a.ts")
     for path in (rare, brief, opens, stream, tmp_path / "missing.mp4"):
         assert spacing(path, SourceOptions()) is None
     for given in (rare, [brief, rare], "synthetic://bodies"):
         assert planned(given, readers=4).ahead == 0
     assert "could be cut" in str(planned(rare, readers=4).reasons["readers"])
     assert "readers" not in planned(rare).reasons
-    path = clip(tmp_path / "a.mp4")
+    path = cuttable(tmp_path / "a.mp4")
     assert planned(path).ahead == 0, "one keeps a CPU busy"
     assert planned(path, readers=4).source == planned([path], readers=4).source == Segmented(path, 4, 20)
 

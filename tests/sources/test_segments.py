@@ -20,9 +20,8 @@ from framefuse.sources import segments
 from framefuse.sources.cuts import PACKETS, Cuts
 from framefuse.sources.segments import Segmented, SegmentedSource, worth_cutting
 from framefuse.sources.source import SourceOptions
-from media import damage_units, rgb_image, truncate, video
+from media import cuttable, damage_units, rgb_image, truncate
 
-CLOSED = {"g": "10", "bf": "3", "x264-params": "open-gop=0:scenecut=0"}
 FRAMES = 100
 
 
@@ -30,10 +29,6 @@ FRAMES = 100
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SECONDS", 1)
     monkeypatch.setattr(segments, "WORTH", 2)
-
-
-def clip(path: Path, **options: Any) -> Path:
-    return video(path, **{"frames": FRAMES, "rate": 25, "size": (160, 120), "options": CLOSED, **options})
 
 
 def found(path: Path, folder: Path, **options: Any) -> tuple[list[Any], str, list[str]]:
@@ -59,7 +54,7 @@ def found(path: Path, folder: Path, **options: Any) -> tuple[list[Any], str, lis
     ],
 )  # fmt: skip
 def test_everything_is_as_in_one_piece(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    path = clip(tmp_path / name, **options)
+    path = cuttable(tmp_path / name, **options)
     whole, lines, notes = found(path, tmp_path / "whole", track="bytetrack", readers=1)
     cut, cut_lines, cut_notes = found(path, tmp_path / "cut", track="bytetrack", readers=3)
     assert [index for index, *_ in cut] == list(range(FRAMES))
@@ -71,13 +66,13 @@ def test_everything_is_as_in_one_piece(tmp_path: Path, name: str, options: dict[
 
 @pytest.mark.parametrize("bounds", [{"start": 0.5}, {"end": 2.9}, {"start": 1.04, "end": 3.2}])
 def test_a_part_of_a_video(tmp_path: Path, bounds: dict[str, float]) -> None:
-    path = clip(tmp_path / "a.mp4")
+    path = cuttable(tmp_path / "a.mp4")
     whole, cut = (found(path, tmp_path / str(readers), readers=readers, **bounds)[0] for readers in (1, 4))
     assert cut == whole
 
 
 def test_a_video_is_cut_where_it_can_be(tmp_path: Path) -> None:
-    path = clip(tmp_path / "a.mp4")
+    path = cuttable(tmp_path / "a.mp4")
     cuts = Cuts(path, SourceOptions())
     assert (cuts.seconds, cuts.after(cuts.seconds / 2), cuts.after(cuts.seconds)) == (4, 2, None)
     cuts.close()
@@ -98,7 +93,7 @@ def test_a_video_is_cut_where_it_can_be(tmp_path: Path) -> None:
     ],
 )
 def test_others_are_read_in_one_piece(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    path = clip(tmp_path / name, **options)
+    path = cuttable(tmp_path / name, **options)
     assert not worth_cutting(path, SourceOptions())
     assert not worth_cutting(tmp_path / "missing.mp4", SourceOptions())
 
@@ -114,14 +109,14 @@ def test_others_are_read_in_one_piece(tmp_path: Path, name: str, options: dict[s
     ],
 )
 def test_what_needs_frames_in_order_gets_them_so(tmp_path: Path, options: dict[str, Any]) -> None:
-    path = clip(tmp_path / "a.mp4")
+    path = cuttable(tmp_path / "a.mp4")
     with Pipeline(path, "squares", project=tmp_path, readers=3, **options) as pipeline:
         assert not isinstance(pipeline.sources[0], segments.SegmentedSource)
 
 
 def test_a_truncated_video(tmp_path: Path) -> None:
     """What is there comes, and the loss is said, as in one piece."""
-    path = truncate(clip(tmp_path / "a.mkv", frames=400), 0.7)
+    path = truncate(cuttable(tmp_path / "a.mkv", frames=400), 0.7)
     whole, _, notes = found(path, tmp_path / "whole", readers=1)
     cut, _, cut_notes = found(path, tmp_path / "cut", readers=3)
     assert cut == whole
@@ -131,7 +126,7 @@ def test_a_truncated_video(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("readers", [1, 3])
 def test_nothing_that_can_be_decoded(tmp_path: Path, readers: int) -> None:
-    path = damage_units(clip(tmp_path / "a.mp4"), *range(FRAMES))
+    path = damage_units(cuttable(tmp_path / "a.mp4"), *range(FRAMES))
     with Pipeline(path, "squares", readers=readers, imgsz=[160]) as pipeline:
         assert isinstance(pipeline.sources[0], SegmentedSource) == (readers > 1)
         with pytest.raises(DecodeError, match="nothing in"):
@@ -157,7 +152,7 @@ def test_behind_a_long_group_of_pictures_a_video_is_cut_again(tmp_path: Path) ->
 
 
 def test_leaving_early_ends_all_readers(tmp_path: Path) -> None:
-    path = clip(tmp_path / "a.mp4", frames=400)
+    path = cuttable(tmp_path / "a.mp4", frames=400)
     pipeline = Pipeline(path, "squares", readers=4, imgsz=[160])
     for _ in zip(range(30), pipeline, strict=False):
         pass
@@ -166,7 +161,7 @@ def test_leaving_early_ends_all_readers(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_cannot_open_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = clip(tmp_path / "a.mp4", frames=400)
+    path = cuttable(tmp_path / "a.mp4", frames=400)
     with Pipeline(path, "squares", readers=2, imgsz=[160]) as pipeline:
 
         def fails(path: Path, options: SourceOptions) -> Any:

@@ -153,6 +153,14 @@ class TensorPlan(Plan):
         )  # fmt: skip
 
 
+def faster(ours: TensorPlan | None, best: Plan | None, offered: bool) -> Plan | None:
+    """The faster of our plan and the best of cuDNN's. Ours is provisional if `offered`, and none was measured."""
+    if ours is None or (best is not None and best.microseconds <= ours.microseconds):
+        return best
+    ours.provisional = offered and best is None
+    return ours
+
+
 _OURS: dict[str, network.Activation] = {"identity": "none", "none": "none", "silu": "silu", "relu": "relu"}
 
 
@@ -341,8 +349,7 @@ class Builder:
     def fastest_tile(self, layer: Layer, measure: Callable[[Plan], float]) -> TensorPlan | None:
         """The plan of our kernel that `measure` finds fastest; None: it cannot run the layer here."""
         found, measured = self.on_tensor_cores(layer), list[TensorPlan]()
-        if found:
-            kernel.compile_kernels([plan.tile.symbol for plan in found])
+        kernel.compile_kernels([plan.tile.symbol for plan in found])
         for plan in found:
             with suppress(Exception):  # the next one may run
                 plan.microseconds = measure(plan)
@@ -359,7 +366,7 @@ class Builder:
         ours = self.fastest_tile(layer, measure)
         try:
             candidate_engines = self.candidate_engines(layer)
-        except Exception:
+        except Exception:  # the bindings raise their own classes and RuntimeError
             if ours is None:
                 raise
             return ours
@@ -376,8 +383,8 @@ class Builder:
                 continue
             if best is None or plan.microseconds < best.microseconds:
                 best = plan
-        if ours is not None and (best is None or ours.microseconds < best.microseconds):
-            ours.provisional = best is None and bool(candidate_engines)
+        best = faster(ours, best, bool(candidate_engines))
+        if best is not None and best is ours:
             return ours
         if best is None:
             raise EngineError(f"cuDNN has no kernel for {layer.text}", remedy="use engine onnxruntime")

@@ -35,7 +35,7 @@ from framefuse.engines import cache
 from framefuse.engines.backend import NetworkMemory
 from framefuse.engines.cudnn.arrays import memory_of
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
-from framefuse.engines.cudnn.convolutions import OWN, TENSOR, Builder, Layer, Plan, frontend
+from framefuse.engines.cudnn.convolutions import OWN, TENSOR, Builder, Layer, Plan, faster, frontend
 from framefuse.engines.cudnn.network import AnchorHead, Conv, Type
 from framefuse.engines.requests import CHANNELS
 from framefuse.errors import EngineError
@@ -377,10 +377,9 @@ def fastest_plans(
         queued.append((layer, builds, "cuDNN has no kernel"))
     for layer, futures, reason in queued:
         best: Plan | None = None
-        others = False  # whether one of cuDNN's was measured
         try:
             measure = builder.timer(layer)
-            best = ours = builder.fastest_tile(layer, measure)
+            ours = builder.fastest_tile(layer, measure)
         except Exception as error:  # such as too little memory
             yield layer, str(error)[:160]
             continue
@@ -396,10 +395,7 @@ def fastest_plans(
             else:
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan
-                others = True
-        if ours is not None:
-            ours.provisional = bool(futures) and not others
-        yield layer, best or reason
+        yield layer, faster(ours, best, bool(futures)) or reason
 
 
 def network_memory(path: Path, batch: int, height: int, width: int, precision: str = "auto") -> NetworkMemory:

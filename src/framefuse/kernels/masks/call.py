@@ -45,9 +45,7 @@ def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None
         UsageError: wrong dtype or shape.
     """
     gpu, wanted = on_gpu(scores), -1 if foreground is None else foreground
-    if scores.ndim != 4 or not 1 <= scores.shape[1] <= 256:
-        raise UsageError(f"scores have shape {tuple(scores.shape)}, expected (n, 1..256 classes, h, w)")
-    n, classes, height, width = scores.shape
+    n, classes, height, width = _shape(scores)
     with on(gpu, stream):
         dtypes = ("float32", "float16") if gpu else ("float32",)
         scores = checked("scores", scores, gpu, scores.shape, *dtypes, dense=2)
@@ -204,9 +202,7 @@ def classes(
         UsageError: wrong shape, dtype or content.
     """
     gpu = on_gpu(scores)
-    if scores.ndim != 4 or not 1 <= scores.shape[1] <= 256:
-        raise UsageError(f"scores have shape {tuple(scores.shape)}, expected (n, 1..256 classes, h, w)")
-    n, count, height, width = scores.shape
+    n, count, height, width = _shape(scores)
     with on(gpu, stream):
         scores = checked("scores", scores, gpu, scores.shape, "float32")
         left, top, wide, high = _content(scores, size, content)
@@ -229,6 +225,13 @@ def classes(
                     _function("mask_upsample_f32")(*_plane(one), *_plane(to), height, *across, *down, row)
                 argmax(strip[None], out=found[None, first : first + rows])
     return labels if out is None else out
+
+
+def _shape(scores: Any) -> tuple[int, int, int, int]:
+    if scores.ndim != 4 or not 1 <= scores.shape[1] <= 256:
+        raise UsageError(f"scores have shape {tuple(scores.shape)}, expected (n, 1..256 classes, h, w)")
+    n, classes, height, width = scores.shape
+    return n, classes, height, width
 
 
 def _content(planes: Any, size: tuple[int, int], content: Region | None) -> Region:

@@ -94,6 +94,26 @@ __global__ void __launch_bounds__(THREADS) mask_ema(
   state = lerp(state, source_address[place(source_item, source_pitch, x)], weight);
 }
 
+// Where the samples lie between which a pixel of a stretched plane does.
+struct Between {
+  int64_t first;
+  int right, lower;  // steps to the next sample and row; 0 where its weight is 0, as it may not exist
+  float across, down;
+};
+
+static __device__ Between between(
+    int x, int y, int pitch, const int* across_index, const float* across_weight, const int* down_index,
+    const float* down_weight) {
+  const float across = across_weight[x], down = down_weight[y];
+  return {(int64_t)down_index[y] * pitch + across_index[x], across > 0, down > 0 ? pitch : 0, across, down};
+}
+
+template <class Sample>
+static __device__ float stretched(const Sample* plane, const Between& at) {
+  const Sample *upper = plane + at.first, *lower = upper + at.lower;
+  return lerp(lerp(upper[0], upper[at.right], at.across), lerp(lower[0], lower[at.right], at.across), at.down);
+}
+
 // kernels: mask_upsample_u8 <uint8_t, uint8_t>, mask_upsample_f32 <float, float>, mask_upsample_f32_u8 <float, uint8_t>
 // launch: grid ((width + 255) / 256, height, n), block 256, waits
 template <class Sample, class Target>
@@ -105,14 +125,8 @@ __global__ void __launch_bounds__(THREADS) mask_upsample(
   wait_for_previous();
   const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y;
   if (x >= width) return;
-  const float across = across_weight[x], down = down_weight[y];
-  const Sample* upper =
-      source_address + blockIdx.z * source_item + (int64_t)down_index[y] * source_pitch + across_index[x];
-  // A sample whose weight is 0 may not exist.
-  const int right = across > 0;
-  const Sample* lower = upper + (down > 0 ? source_pitch : 0);
-  const float above = lerp(upper[0], upper[right], across), below = lerp(lower[0], lower[right], across);
-  store(target_address[place(target_item, target_pitch, x)], lerp(above, below, down));
+  const Between at = between(x, y, source_pitch, across_index, across_weight, down_index, down_weight);
+  store(target_address[place(target_item, target_pitch, x)], stretched(source_address + blockIdx.z * source_item, at));
 }
 
 // The class whose score, stretched as by mask_upsample, is the greatest; of equal ones the first. NaN wins nothing.
@@ -125,17 +139,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) mask_classes(
   wait_for_previous();
   const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y;
   if (x >= width) return;
-  const float across = across_weight[x], down = down_weight[y];
-  const float* upper =
-      source_address + blockIdx.z * source_item + (int64_t)down_index[y] * source_pitch + across_index[x];
-  const int right = across > 0, lower = down > 0 ? source_pitch : 0;
+  const Between at = between(x, y, source_pitch, across_index, across_weight, down_index, down_weight);
+  const float* source = source_address + blockIdx.z * source_item;
   float best = -INFINITY;
   int label = 0;
 #pragma unroll 4
   for (int c = 0; c < classes; ++c) {
-    const float* at = upper + c * class_pitch;
-    const float above = lerp(at[0], at[right], across), below = lerp(at[lower], at[lower + right], across);
-    const float score = lerp(above, below, down);
+    const float score = stretched(source + c * class_pitch, at);
     if (score > best) {
       best = score;
       label = c;

@@ -12,11 +12,6 @@ constexpr int PIXELS = 64, CHANNELS = 64;  // of the result that a block makes
 constexpr int DEPTH = 16;                  // channels of x that it holds at a time
 constexpr int MINE = 2;                    // pixels that a thread makes, 8 channels of each
 
-static __device__ float activated(float value, int activation) {
-  if (activation == 1) return value / (1 + expf(-value));
-  return activation == 2 ? max(value, 0.0f) : value;
-}
-
 // kernels: network_convolve_f16 <half>, network_convolve_f32 <float>
 // launch: grid ((height * width + 63) / 64, (groups + 7) / 8, batch), block 256, waits
 template <class Sample>

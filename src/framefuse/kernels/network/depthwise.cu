@@ -39,8 +39,7 @@ __global__ void __launch_bounds__(THREADS) network_depthwise(
   }
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
-    if (activation == 1) sums[c] /= 1 + expf(-sums[c]);
-    if (activation == 2) sums[c] = max(sums[c], 0.0f);
+    sums[c] = activated(sums[c], activation);
   }
   if (residual_) {
     const Eight<Sample> residual = residual_[at(residual_image, residual_row, residual_column, row, column)];

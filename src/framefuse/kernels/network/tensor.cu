@@ -14,11 +14,6 @@ constexpr int RING = 64 * 1024;      // bytes: three blocks a multiprocessor, an
 constexpr int PITCH_MORE = 8;        // floats after each row of sums, so that rows begin in other banks
 constexpr int FEW = 264;             // blocks beside which the next kernel finds room on every multiprocessor
 
-static __device__ float activated(float value, int activation) {
-  if (activation == 1) return value / (1 + __expf(-value));
-  return activation == 2 ? max(value, 0.0f) : value;
-}
-
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 template <int ROWS, int COLUMNS, int SPLIT>
 static __device__ __forceinline__ void convolve_on_tensor_cores(

@@ -211,6 +211,24 @@ class BoxOutputs(DeviceOutputs):
         return results
 
 
+class Finite:
+    """Counts the scores of each row of a batch that are NaN or infinite."""
+
+    def __init__(self, batch: int) -> None:
+        self._counts, self._host = device.cupy().zeros((batch,), np.int32), device.pinned((batch,), np.int32)
+        self.nbytes = self._host.nbytes
+
+    def start(self, scores: Any, stream: Any) -> None:
+        """Launch on a CuPy stream."""
+        self._counts.data.memset_async(0, self._counts.nbytes, stream)
+        count_non_finite(scores, self._counts, stream=stream.ptr)
+        device.copy_to_host(self._counts, self._host, stream.ptr)
+
+    def check(self, count: int) -> None:
+        """Raise NonFiniteError if one of the first rows has some, once the launch has ended."""
+        raise_non_finite(self._host[:count], "of its scores")
+
+
 class MaskOutputs(DeviceOutputs):
     """The class of every pixel of what the model saw.
 
@@ -229,8 +247,7 @@ class MaskOutputs(DeviceOutputs):
         self._content = scored(shape, placement)
         self._size = placement.shown[1], placement.shown[0]
         self._labels = device.cupy().empty((batch, *self._size), np.uint8)
-        self._non_finite = device.cupy().zeros((batch,), np.int32)
-        self._bad = device.pinned((batch,), np.int32)
+        self._finite = Finite(batch)
         self._copied: Any = None
         self._handed: list[Any] = []
         """For each row of a launch, memory that its result keeps; None: the row of `_copied`."""
@@ -240,22 +257,20 @@ class MaskOutputs(DeviceOutputs):
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
-        self._non_finite.data.memset_async(0, self._non_finite.nbytes, stream)
-        count_non_finite(scores, self._non_finite, stream=stream.ptr)
+        self._finite.start(scores, stream)
         masks.classes(scores, self._size, content=self._content, out=self._labels)
-        device.copy_to_host(self._non_finite, self._bad, stream.ptr)
 
     def hand_over(self, stream: Any, frames: Sequence[Frame], kept: Sequence[Frame | None]) -> None:
         """Also of those that go to the host, where a copy of two megabytes takes as long as all of the kernels."""
         self._handed = [device.lent(self._size, np.uint8) for _ in frames]
         if self._copied is None and any(lent is None for lent in self._handed):
             self._copied = device.pinned(self._labels.shape, np.uint8)
-        self.downloaded_bytes = self._bad.nbytes + len(frames) * self._labels[0].nbytes
+        self.downloaded_bytes = self._finite.nbytes + len(frames) * self._labels[0].nbytes
         for row, lent in enumerate(self._handed):
             device.copy_to_host(self._labels[row], self._copied[row] if lent is None else lent, stream.ptr)
 
     def read(self, count: int) -> list[FrameOutput]:
-        raise_non_finite(self._bad[:count], "of its scores")
+        self._finite.check(count)
         handed, self._handed = self._handed, []
         labels = [self._copied[row].copy() if lent is None else lent for row, lent in enumerate(handed[:count])]
         return [FrameOutput(Detections.none(self._card.names), Masks(one, self._card.names)) for one in labels]
@@ -327,22 +342,19 @@ class MatteOutputs(DeviceOutputs):
         self._alpha = self._share.alpha if self._cut is None else device.cupy().empty((shape[0], *size), np.float32)
         self._handed: Any = None
         self._guides: list[Any] = []
-        self._non_finite = device.cupy().zeros((shape[0],), np.int32)
-        self._bad = device.pinned((shape[0],), np.int32)
+        self._finite = Finite(shape[0])
         self._host = device.pinned((0 if stay else shape[0], *size), np.float32)
-        self.downloaded_bytes = self._bad.nbytes + self._host.nbytes
+        self.downloaded_bytes = self._finite.nbytes + self._host.nbytes
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         assert all(_place_of(placement) == _place_of(self._placement) for placement in placements)
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
-        self._non_finite.data.memset_async(0, self._non_finite.nbytes, stream)
-        count_non_finite(scores, self._non_finite, stream=stream.ptr)
+        self._finite.start(scores, stream)
         self._share(scores)
         if self._cut is not None:
             masks.upsample(self._share.alpha, self._cut[1], content=self._cut[0], out=self._alpha)
-        device.copy_to_host(self._non_finite, self._bad, stream.ptr)
         if not self._stay:
             device.copy_to_host(self._alpha, self._host, stream.ptr)
 
@@ -364,7 +376,7 @@ class MatteOutputs(DeviceOutputs):
                     self._guides[row : row + len(grids)] = guides_of(frame, grids)
 
     def read(self, count: int) -> list[FrameOutput]:
-        raise_non_finite(self._bad[:count], "of its scores")
+        self._finite.check(count)
         if not self._stay:
             alphas, guides = self._host.copy(), [None] * count
         else:

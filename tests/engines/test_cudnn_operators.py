@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from framefuse.cuda import device
 from framefuse.engines.cudnn.array_program import ArrayProgram
+from framefuse.engines.cudnn.operators import first_places
 from framefuse.errors import CapabilityError, ModelError
-from traced_runs import run_program
+from traced_runs import run_program, run_traced
 
 OPSET = 17
 Array = NDArray[Any]
@@ -212,6 +213,41 @@ def test_split() -> None:
 def test_top_k_of_equal_values_takes_the_first() -> None:
     both("TopK", np.array([[3, 1, 3, 2, 3, 1]], np.float32), np.array([4]), outputs=2)
     both("TopK", np.array([[3, 1, 3, 2, 3, 1]], np.float32), np.array([4]), outputs=2, largest=0)
+
+
+CHANCE = np.random.default_rng(3)
+SPECIAL = np.array([0, -0.0, 1, -1, 1e-45, -1e-45, np.inf, -np.inf, np.nan, np.copysign(np.nan, -1)], np.float32)
+KEYS: dict[str, tuple[Array, int]] = {
+    "logits of a detector": (4.6 + made(2, 8400) / 10, 300),
+    "logits in float16": ((4.6 + made(1, 8400) / 100).astype(np.float16), 300),
+    "many equal across the end": (CHANCE.integers(-2, 3, (3, 2501)), 300),
+    "all equal": (np.full((2, 1025), -7), 1000),
+    "all equal in several turns": (np.full((1, 5000), 0.5), 2500),
+    "special values": (CHANCE.choice(SPECIAL, (3, 1999)), 1900),
+    "only special values": (SPECIAL[None, ::-1], len(SPECIAL)),
+    "zeros": (CHANCE.choice(SPECIAL[:2], (2, 77)), 70),
+    "only NaN": (np.full((1, 1500), np.nan), 1400),
+    "the first": (made(4, 3001), 1),
+    "the first of two": (made(33, 2), 1),
+    "rows of one": (made(5, 1), 1),
+    "all of a row": (made(2, 3000), 3000),
+    "as many as a block has threads": (made(1, 1024), 1024),
+    "one less": (made(2, 1030), 1023),
+    "one more": (made(2, 1030), 1025),
+    "some thousands with ties": (CHANCE.integers(-50, 50, (2, 9001)), 4100),
+    "rising": (np.arange(2100)[None], 65),
+    "falling": (-np.arange(2100)[None], 64),
+    "more than there are": (made(2, 7), 9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_first_places(name: str) -> None:
+    """NumPy sorts stably, and NaN goes last."""
+    keys, count = KEYS[name]
+    keys = keys.astype(np.float32)
+    (found,), _ = run_traced(lambda x: [first_places(x, count)], keys)
+    np.testing.assert_array_equal(found, first_places(keys, count))
 
 
 def test_normalisation() -> None:

@@ -355,6 +355,7 @@ def smallest(x: Traced, count: int) -> Traced:
     """(..., count) int64: places of the smallest along the last axis in order; of equal ones the first, NaN last."""
     keys = x.astype(np.float32).copied().reshape(-1, x.shape[-1])
     keys.value.held = True
+    count = min(count, keys.shape[1])
     found = Smallest((len(keys), count), np.int64, [keys], held=True)
     return Traced(found).reshape(*x.shape[:-1], count)
 

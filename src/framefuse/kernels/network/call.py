@@ -126,11 +126,12 @@ def unpack(x: Block, output: int, *, stream: int) -> None:
 
 
 def smallest(keys: int, places: int, *, rows: int, columns: int, count: int, stream: int) -> None:
-    """Places of the smallest keys of each row in order; of equal ones the first, NaN last.
+    """Places of the smallest keys of each row in order; of equal ones the first, NaN last. A block makes a row.
 
     Args:
         keys: address of (rows, columns) float32.
         places: address of (rows, count) int64.
+        count: at most `columns`.
     """
     shape = {"rows": rows, "columns": columns, "count": count}
     kernel.launch("network_smallest", stream=stream, keys_=keys, places_=places, **shape)

@@ -57,27 +57,93 @@ extern "C" __global__ void __launch_bounds__(THREADS) network_upsample(
   *(uint4*)to = __ldg((const uint4*)from);
 }
 
-// A thread counts the keys of its row that come before its own.
-// launch: grid ((columns + 255) / 256, rows), block 256, waits
-extern "C" __global__ void __launch_bounds__(THREADS) network_smallest(
-    const float* keys_, int64_t* places_, int columns, int count) {
+// A key and its place as a number below 2^63 that rises in the order of the result; NaN comes last.
+static __device__ uint64_t order_of(float key, int place) {
+  const unsigned bits = __float_as_uint(key + 0.0f);  // -0 becomes 0
+  const unsigned rising = key != key ? ~0u : bits >> 31 ? ~bits : bits | 1u << 31;
+  return (uint64_t)rising << 31 | place;
+}
+
+// A block makes a row, up to a place for each thread in a turn. Histograms of ten bits of the order, the highest first,
+// narrow down an end before which lie as many keys as are wanted, or some more that the block can still sort.
+// launch: grid (rows), block 1024, waits
+extern "C" __global__ void __launch_bounds__(1024) network_smallest(
+    const float* __restrict__ keys_, int64_t* __restrict__ places_, int columns, int count) {
   wait_for_previous();
-  __shared__ float seen[THREADS];
-  const int column = blockIdx.x * THREADS + threadIdx.x;
-  const float* keys = keys_ + (int64_t)blockIdx.y * columns;
-  const float infinity = __uint_as_float(0x7f800000u);
-  const auto key_at = [=](int at) { return keys[at] == keys[at] ? keys[at] : infinity; };
-  const float key = column < columns ? key_at(column) : infinity;
-  int before = 0;
-  for (int start = 0; start < columns; start += THREADS) {
-    const int size = min(THREADS, columns - start);
+  let_next_begin();
+  constexpr int BLOCK = 1024, BITS = 10, AT_ONCE = 8;
+  __shared__ int bins[BLOCK], sums[32], chosen[3], taken;
+  __shared__ uint64_t list[BLOCK];
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const float* keys = keys_ + (int64_t)blockIdx.x * columns;
+  int64_t* places = places_ + (int64_t)blockIdx.x * count;
+  const auto for_each = [=](auto use) {
+    for (int start = thread; start < columns; start += AT_ONCE * BLOCK) {
+      float some[AT_ONCE];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) some[k] = start + k * BLOCK < columns ? keys[start + k * BLOCK] : 0;
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k)
+        if (start + k * BLOCK < columns) use(order_of(some[k], start + k * BLOCK));
+    }
+  };
+  bins[thread] = 0;
+  uint64_t first = 0;  // what is below is written already
+  for (int done = 0; done < count; done += BLOCK) {
+    const int wanted = min(count - done, BLOCK);
+    uint64_t low = first;
+    int shift = 63, before = 0, through;  // how many are below `low`, and below `low` + 2^shift
+    if (thread == 0) taken = 0;
     __syncthreads();
-    if ((int)threadIdx.x < size) seen[threadIdx.x] = key_at(start + threadIdx.x);
+    do {
+      shift = max(shift - BITS, 0);
+      for_each([=](uint64_t order) {
+        const uint64_t digit = (order - low) >> shift;  // 2^10 or more for those before `low`, too
+        if (digit < BLOCK) atomicAdd(&bins[digit], 1);
+      });
+      __syncthreads();
+      const int own = bins[thread];
+      bins[thread] = 0;
+      int sum = own;
+      for (int by = 1; by < 32; by *= 2) {
+        const int other = __shfl_sync(~0u, sum, max(lane - by, 0));
+        if (lane >= by) sum += other;
+      }
+      if (lane == 31) sums[warp] = sum;
+      __syncthreads();
+      int others = lane < warp ? sums[lane] : 0;
+      for (int by = 16; by; by /= 2) others += __shfl_xor_sync(~0u, others, by);
+      through = before + others + sum;
+      if (through >= wanted && through - own < wanted) {
+        chosen[0] = thread;
+        chosen[1] = through - own;
+        chosen[2] = through;
+      }
+      __syncthreads();
+      low += (uint64_t)chosen[0] << shift;
+      before = chosen[1];
+      through = chosen[2];
+    } while (through > BLOCK);
+    const uint64_t end = low + (1ull << shift);
+    for_each([=](uint64_t order) {
+      if (order >= first && order < end) list[atomicAdd(&taken, 1)] = order;
+    });
+    if (thread >= through) list[thread] = ~0ull;
     __syncthreads();
-    for (int other = 0; other < size; ++other)
-      before += seen[other] < key || (seen[other] == key && start + other < column);
+    for (int size = 2; size < 2 * through; size *= 2)  // a bitonic sort
+      for (int stride = size / 2; stride; stride /= 2) {
+        const int a = 2 * thread - thread % stride, b = a + stride;
+        if (thread < min(through, BLOCK / 2) && (list[a] > list[b]) == !(a & size)) {
+          const uint64_t other = list[a];
+          list[a] = list[b];
+          list[b] = other;
+        }
+        if ((stride > 1 ? stride : size) > 32) __syncthreads();  // up to there, 64 of the list are a warp's own
+        else __syncwarp();
+      }
+    if (thread < wanted) places[done + thread] = (int64_t)(list[thread] & 0x7fffffff);
+    first = end;
   }
-  if (column < columns && before < count) places_[(int64_t)blockIdx.y * count + before] = column;
 }
 
 // What `network_pool` compares at once: a pair of float16, or a float32.

@@ -58,6 +58,7 @@ CASES = (
     Case((1, 8, 12, 11), 136, (3, 3), (2, 2), (1, 1), residual=True, last="relu"),
     Case((3, 72, 5, 6), 16, (3, 3), pads=(2, 2), dilation=(2, 2), activation="silu"),
     Case((1, 320, 8, 8), 64, last="relu", residual=True),
+    Case((1, 256, 6, 5), 24, (3, 3), pads=(1, 1)),  # each of eight parts goes round its ring
     Case((1, 8, 13, 5), 8, (7, 1), (2, 1), (3, 0)),
 )
 
@@ -109,6 +110,8 @@ def test_convolutions_of_many_shapes(tile: Tile, move: Callable[[Any], Any]) -> 
 
 def test_there_is_a_kernel_for_every_tile() -> None:
     assert {tile.symbol for tile in TILES} == {name for name in cubins.descriptions() if "_tensor_" in name}
+    assert cubins.describe(Tile(64, 64, 1).symbol).shared == 64 << 10
+    assert cubins.describe(Tile(128, 128, 8).symbol).shared == 96 << 10  # consumer GPUs give a block 99
 
 
 def test_tiles_that_a_layer_may_take() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cuda_on_cpu import on_device
 from cudnn_on_cpu import NumpyPlan
 from framefuse.cuda import cubins
-from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Layer, Plan, TensorPlan, X, Y, tiles
+from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, TRIED, WEIGHT, Layer, Plan, TensorPlan, X, Y, tiles
 from framefuse.kernels.network.call import TILES, Tile
 
 Arrays = dict[int, NDArray[np.float16]]
@@ -119,6 +119,8 @@ def test_tiles_that_a_layer_may_take() -> None:
     assert sorted(tiles(small, 90, 132)) == sorted(TILES)
     assert tiles(small, 90, 132)[0].parts > 1  # eight blocks alone would sum 4,608 numbers each
     assert tiles(large, 90, 132)[0].parts == 1
+    deep = Case((1, 2048, 32, 32), 256, (3, 3), pads=(12, 12), dilation=(12, 12)).layer
+    assert Tile(128, 128, 8) in tiles(deep, 90, 132)[:TRIED]  # L2 limits what smaller ones read
     assert {tile.parts for tile in tiles(small, 89, 60)} == {1}
     assert tiles(small, 75, 60) == []
     odd = Case((1, 12, 7, 7), 16).layer, Case((1, 16, 7, 7), 20).layer

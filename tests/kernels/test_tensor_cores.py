@@ -59,6 +59,7 @@ CASES = (
     Case((3, 72, 5, 6), 16, (3, 3), pads=(2, 2), dilation=(2, 2), activation="silu"),
     Case((1, 320, 8, 8), 64, last="relu", residual=True),
     Case((1, 256, 6, 5), 24, (3, 3), pads=(1, 1)),  # each of eight parts goes round its ring
+    Case((2, 64, 9, 7), 40, (3, 2), (2, 1), (1, 1), activation="silu"),
     Case((1, 8, 13, 5), 8, (7, 1), (2, 1), (3, 0)),
 )
 

@@ -103,7 +103,9 @@ static size_t shared_size;
 static float4 load_from_block(const float* own, int block) {
   return *(const float4*)((char*)own + (block - current / threads) * (int64_t)shared_size);
 }
-static void copy_async(void* to, const void* from, bool valid) { valid ? memcpy(to, from, 16) : memset(to, 0, 16); }
+template <bool again> void copy_async(void* to, const void* from, bool valid) {
+  valid ? memcpy(to, from, 16) : memset(to, 0, 16);
+}
 static void close_group() {}
 template <int groups> void wait_for_groups() {}
 static void load_matrices(unsigned (&found)[4], const void* row) {

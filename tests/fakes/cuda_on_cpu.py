@@ -32,6 +32,7 @@ SHIM = r"""
 using std::min; using std::max;
 #define CUDART_INF_F __builtin_inff()
 #define __expf expf
+#define __fdividef(value, by) ((value) / (by))
 #define __global__
 #define __device__
 #define __forceinline__ inline

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cuda_on_cpu import on_device
 from cudnn_on_cpu import NumpyPlan
 from framefuse.cuda import cubins
-from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Layer, Plan, TensorPlan, X, Y, tiles
+from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, TRIED, WEIGHT, Layer, Plan, TensorPlan, X, Y, tiles
 from framefuse.kernels.network.call import TILES, Tile
 
 Arrays = dict[int, NDArray[np.float16]]
@@ -58,6 +58,8 @@ CASES = (
     Case((1, 8, 12, 11), 136, (3, 3), (2, 2), (1, 1), residual=True, last="relu"),
     Case((3, 72, 5, 6), 16, (3, 3), pads=(2, 2), dilation=(2, 2), activation="silu"),
     Case((1, 320, 8, 8), 64, last="relu", residual=True),
+    Case((1, 256, 6, 5), 24, (3, 3), pads=(1, 1)),  # each of eight parts goes round its ring
+    Case((2, 64, 9, 7), 40, (3, 2), (2, 1), (1, 1), activation="silu"),
     Case((1, 8, 13, 5), 8, (7, 1), (2, 1), (3, 0)),
 )
 
@@ -109,6 +111,8 @@ def test_convolutions_of_many_shapes(tile: Tile, move: Callable[[Any], Any]) -> 
 
 def test_there_is_a_kernel_for_every_tile() -> None:
     assert {tile.symbol for tile in TILES} == {name for name in cubins.descriptions() if "_tensor_" in name}
+    assert cubins.describe(Tile(64, 64, 1).symbol).shared == 64 << 10
+    assert cubins.describe(Tile(128, 128, 8).symbol).shared == 96 << 10  # consumer GPUs give a block 99
 
 
 def test_tiles_that_a_layer_may_take() -> None:
@@ -116,6 +120,8 @@ def test_tiles_that_a_layer_may_take() -> None:
     assert sorted(tiles(small, 90, 132)) == sorted(TILES)
     assert tiles(small, 90, 132)[0].parts > 1  # eight blocks alone would sum 4,608 numbers each
     assert tiles(large, 90, 132)[0].parts == 1
+    deep = Case((1, 2048, 32, 32), 256, (3, 3), pads=(12, 12), dilation=(12, 12)).layer
+    assert Tile(128, 128, 8) in tiles(deep, 90, 132)[:TRIED]  # L2 limits what smaller ones read
     assert {tile.parts for tile in tiles(small, 89, 60)} == {1}
     assert tiles(small, 75, 60) == []
     odd = Case((1, 12, 7, 7), 16).layer, Case((1, 16, 7, 7), 20).layer

@@ -8,10 +8,11 @@ The others are CUDA C++ in `kernels/*/*.cu`; two comments above a kernel say how
     template <class Sample>
     __global__ void __launch_bounds__(256) shrink(const Sample* luma, int n) {
 
-The grid is an expression in the parameters or in further arguments of the launch. `block` is x, or `x * y`; `waits`
-says that the kernel begins with `wait_for_previous()`; options of NVRTC may follow. Attributes that are macros follow
-the launch bounds. A kernel without a template is `extern "C"`, has its own name and needs no list. `prelude.cuh` comes
-first; a file includes others by paths relative to itself.
+The grid is an expression in the parameters or in further arguments of the launch. `block` is x, or `x * y`; `shared N`
+after it is dynamic shared memory in bytes, a number or an `int` of the template; `waits` says that the kernel begins
+with `wait_for_previous()`; options of NVRTC may follow. Attributes that are macros follow the launch bounds. A kernel
+without a template is `extern "C"`, has its own name and needs no list. `prelude.cuh` comes first; a file includes
+others by paths relative to itself.
 
 The first use of a kernel compiles it with NVRTC for the GPU's compute capability; the machine code is cached on disk.
 """
@@ -41,7 +42,7 @@ WRITTEN = HERE.parent / "kernels"
 INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 KERNEL = re.compile(
     r"(?P<kernels>(?:// kernels: .+\n)*)// launch: grid \((?P<grid>.+)\), block (?P<block>[\d *]+)"
-    r"(?:, shared (?P<shared>\d+))?(?P<waits>, waits)?(?P<options>(?:, -\S+)*)\n"
+    r"(?:, shared (?P<shared>\w+))?(?P<waits>, waits)?(?P<options>(?:, -\S+)*)\n"
     r"(?P<head>(?:template <(?P<formals>.+)>\n|extern \"C\" )__global__ void (?P<bounds>__launch_bounds__\(.+?\)\s)?"
     r"(?P<name>[a-z]\w*)\()(?P<parameters>[^{]+)\) \{\n"
 )
@@ -177,11 +178,13 @@ def _kernels_of(text: str, path: Path, family: str) -> Iterator[tuple[str, Descr
         assert isinstance(grid, ast.Call)
         x, y, z = [*map(ast.unparse, grid.args), "1", "1"][:3]
         across, down = [*map(int, kernel["block"].split("*")), 1][:2]
-        shape = (x, y, z), (across, down, 1), int(kernel["shared"] or 0)
+        shape = (x, y, z), (across, down, 1)
         options, waits = tuple(kernel["options"].split(", ")[1:]), kernel["waits"] is not None
         for symbol, actuals in re.findall(r"(\w+) <(.+?)>", kernel["kernels"]) or [(kernel["name"], "")]:
-            head = kernel["head"], _instance(kernel, symbol, actuals)
-            yield symbol, Description(symbol, family, path, symbol, parameters, *shape, options, waits, head=head)
+            given = _given(kernel, actuals)
+            launch = *shape, int(given.get(f"int {kernel['shared']}", kernel["shared"] or 0)), options, waits
+            head = kernel["head"], _instance(kernel, symbol, given)
+            yield symbol, Description(symbol, family, path, symbol, parameters, *launch, head=head)
 
 
 def _parameter(text: str) -> tuple[str, str]:
@@ -189,10 +192,14 @@ def _parameter(text: str) -> tuple[str, str]:
     return name, "pointer" if "*" in kind else TYPES[kind.strip()]
 
 
-def _instance(kernel: re.Match[str], symbol: str, actuals: str) -> str:
+def _given(kernel: re.Match[str], actuals: str) -> dict[str, str]:
+    """What the parameters of its template are, such as `int N`."""
+    return dict(zip((kernel["formals"] or "").split(", "), actuals.split(", "), strict=True)) if actuals else {}
+
+
+def _instance(kernel: re.Match[str], symbol: str, given: dict[str, str]) -> str:
     """The head of a kernel, after names for its template: `using Sample = uint8_t;` or `constexpr int N = 2;`."""
-    given = zip((kernel["formals"] or "").split(", "), actuals.split(", "), strict=True) if actuals else ()
-    lines = (re.sub("^class", "using", formal) + f" = {actual};\n" for formal, actual in given)
+    lines = (re.sub("^class", "using", formal) + f" = {actual};\n" for formal, actual in given.items())
     names = "".join(line if line.startswith("using") else f"constexpr {line}" for line in lines)
     return f'{names}extern "C" __global__ void {kernel["bounds"] or ""}{symbol}('
 

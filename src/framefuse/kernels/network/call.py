@@ -85,7 +85,7 @@ class Tile(NamedTuple):
 
 TILES = tuple(
     Tile(rows, columns, 1 << k)
-    for (rows, columns), kinds in {(64, 64): 4, (64, 32): 3, (128, 64): 2, (128, 32): 1}.items()
+    for (rows, columns), kinds in {(64, 64): 4, (64, 32): 3, (128, 64): 2, (128, 32): 1, (128, 128): 4}.items()
     for k in range(kinds)
 )
 """Those that there are kernels for."""

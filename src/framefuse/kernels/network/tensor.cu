@@ -2,20 +2,32 @@
 // whose columns are its channels, summed over the channels of x under each place of the filter.
 //
 // A block makes ROWS pixels of COLUMNS channels. It copies DEPTH numbers of each into a ring of STAGES in shared memory,
-// ahead of the products. Where few blocks would have much to sum, a cluster of SPLIT blocks shares the sums of each: every
-// block sums a part, and then adds up the parts for some of the rows. Weights are read before the previous kernel has ended.
-// The shapes are few at batch 1, and the kernels short: what counts is how soon the first product can begin, and the end.
+// ahead of the products. Each of its four warps has a quarter of the sums: the larger that is, the less a product reads of
+// the ring, and the larger the block, the less it reads of L2; these two decide how fast large layers are. Where few blocks
+// would have much to sum, a cluster of SPLIT blocks shares the sums of each: every block sums a part, and then adds up the
+// parts for some of the rows. Weights are read before the previous kernel has ended. The shapes are few at batch 1, and the
+// kernels short: what counts is how soon the first product can begin, and the end.
 
 #include "common.cuh"
 #include "tensor.cuh"
 
-constexpr int LANES = 128;           // threads of a block: four warps, two by two
-constexpr int RING = 64 * 1024;      // bytes: three blocks a multiprocessor, and each has copies under way for three stages
-constexpr int PITCH_MORE = 8;        // floats after each row of sums, so that rows begin in other banks
-constexpr int FEW = 264;             // blocks beside which the next kernel finds room on every multiprocessor
+constexpr int LANES = 128;     // threads of a block: four warps, two by two
+constexpr int PITCH_MORE = 8;  // floats after each row of sums, so that rows begin in other banks
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-template <int ROWS, int COLUMNS, int SPLIT>
+// As `activated`, with one branch for all.
+template <int count>
+static __device__ __forceinline__ void activate(float (&values)[count], int activation) {
+  if (activation == 1) {
+#pragma unroll
+    for (float& value : values) value = activated(value, 1);
+  } else if (activation == 2) {
+#pragma unroll
+    for (float& value : values) value = activated(value, 2);
+  }
+}
+
+template <int ROWS, int COLUMNS, int SPLIT, int RING>
 static __device__ __forceinline__ void convolve_on_tensor_cores(
     unsigned char* memory, const Eight<half>* x_, int64_t x_image, int x_row, int x_column, const Eight<half>* weight_,
     const Eight<half>* bias_, const Eight<half>* residual_, int64_t residual_image, int residual_row, int residual_column,
@@ -29,7 +41,8 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
   constexpr int MINE = ROWS / APART, THEIRS = COLUMNS / APART;
   constexpr int HIGH = ROWS / 32, WIDE = COLUMNS / 16;  // products of 16 x 8 of a warp
   constexpr int PITCH = COLUMNS + PITCH_MORE;
-  static_assert(STAGES > 1 && ROWS * PITCH * 4 <= RING && WIDE % 2 == 0, "");
+  constexpr int FEW = RING > 65536 ? 132 : 264;  // blocks beside which the next kernel finds room on every multiprocessor
+  static_assert(STAGES > 1 && ROWS * PITCH * 4 <= RING && WIDE % 2 == 0 && CHUNKS % 4 == 0, "");
   Eight<half>* ring = (Eight<half>*)memory;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int pixels = batch * height * width, first_pixel = blockIdx.x * ROWS, first_channel = blockIdx.y * COLUMNS;
@@ -40,77 +53,114 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
     return row * CHUNKS + (CHUNKS == 8 ? chunk ^ row % 8 : chunk ^ row / 2 % 4);
   };
 
-  // The chunk that this thread copies of its rows, which moves on by a stage at a time.
+  // The chunk that this thread copies of its rows, under a place of the filter. It moves on by a stage at a time: to the
+  // next place, which shows mostly the same pixels, so that L1 has them; or in depth, where channels do not fill stages.
+  struct Chunk {
+    int depth, tap_x, tap_y;
+  };
   const int taps = rows * columns, chunks = taps * depth_groups, steps = (chunks + CHUNKS - 1) / CHUNKS;
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
-  const int chunk = thread % CHUNKS, first_row = thread / CHUNKS;
-  int at = begin * CHUNKS + chunk, depth = at % depth_groups, tap_x = at / depth_groups % columns, tap_y = at / depth_groups / columns;
+  const int first_row = thread / CHUNKS, first_place = place(first_row, thread % CHUNKS);
+  const bool fills = depth_groups % CHUNKS == 0;
+  const int first = begin * CHUNKS + thread % CHUNKS, first_tap = fills ? begin % taps : first / depth_groups;
+  const int first_depth = fills ? begin / taps * CHUNKS + thread % CHUNKS : first % depth_groups;
+  Chunk at = {first_depth, first_tap % columns, first_tap / columns};
+  const auto next_tap = [&](Chunk& chunk) {
+    if (++chunk.tap_x == columns) chunk.tap_x = 0, ++chunk.tap_y;
+  };
+  const auto move_on = [&](Chunk& chunk) {
+    if (fills) {
+      next_tap(chunk);
+      if (chunk.tap_y == rows) chunk.tap_y = 0, chunk.depth += CHUNKS;
+    } else {
+      for (chunk.depth += CHUNKS; chunk.depth >= depth_groups; chunk.depth -= depth_groups) next_tap(chunk);
+    }
+  };
   int corner_y[MINE], corner_x[MINE], from[MINE];  // of the window of each pixel; the first far outside if there is no pixel
 #pragma unroll
   for (int k = 0; k < MINE; ++k) {
     const int pixel = first_pixel + first_row + k * APART, image = pixel / (height * width), rest = pixel % (height * width);
-    corner_y[k] = pixel < pixels ? rest / width * stride_y - top : -(1 << 28);
-    corner_x[k] = rest % width * stride_x - left;
-    from[k] = (int)(image * (x_image / 8)) + (pixel < pixels ? corner_y[k] * (x_row / 8) + corner_x[k] * (x_column / 8) : 0);
+    const int y = rest / width * stride_y - top, x = rest % width * stride_x - left;
+    corner_y[k] = pixel < pixels ? y : -(1 << 28);
+    corner_x[k] = x;
+    from[k] = (int)(image * (x_image / 8)) + y * (x_row / 8) + x * (x_column / 8);
   }
-  const auto copy_weights = [&](int stage, int chunk_at) {
+  const Eight<half>* weights = weight_ + (int64_t)(first_channel + first_row) * chunks;
+  const auto copy_weights = [&](int stage, const Chunk& chunk) {
+    const int offset = (chunk.tap_y * columns + chunk.tap_x) * depth_groups + chunk.depth;
 #pragma unroll
     for (int k = 0; k < THEIRS; ++k) {
-      const int row = first_row + k * APART, channel = first_channel + row;
-      const bool valid = channel < groups * 8 && chunk_at < chunks;
-      copy_async(ring + stage * STAGE + place(ROWS + row, chunk), weight_ + (valid ? (int64_t)channel * chunks + chunk_at : 0), valid);
+      const bool valid = chunk.tap_y < rows && first_channel + first_row + k * APART < groups * 8;
+      Eight<half>* to = ring + stage * STAGE + first_place + (ROWS + k * APART) * CHUNKS;
+      copy_async<false>(to, weights + offset + k * APART * chunks, valid);
     }
   };
-  const auto copy_pixels = [&](int stage) {
-    const int moved_y = tap_y * dilation_y, moved_x = tap_x * dilation_x;
-    const int offset = moved_y * (x_row / 8) + moved_x * (x_column / 8) + depth;
+  const auto copy_pixels = [&](int stage, const Chunk& chunk) {
+    const int moved_y = chunk.tap_y * dilation_y, moved_x = chunk.tap_x * dilation_x;
+    const int offset = moved_y * (x_row / 8) + moved_x * (x_column / 8) + chunk.depth;
 #pragma unroll
     for (int k = 0; k < MINE; ++k) {
       const int y = corner_y[k] + moved_y, x = corner_x[k] + moved_x;
-      const bool valid = tap_y < rows && (unsigned)y < (unsigned)in_height && (unsigned)x < (unsigned)in_width;
-      copy_async(ring + stage * STAGE + place(first_row + k * APART, chunk), x_ + (valid ? from[k] + offset : 0), valid);
+      const bool valid = chunk.tap_y < rows && (unsigned)y < (unsigned)in_height && (unsigned)x < (unsigned)in_width;
+      copy_async<true>(ring + stage * STAGE + first_place + k * APART * CHUNKS, x_ + (from[k] + offset), valid);
     }
-    at += CHUNKS;
-    for (depth += CHUNKS; depth >= depth_groups; depth -= depth_groups)
-      if (++tap_x == columns) tap_x = 0, ++tap_y;
   };
 
+  Chunk ahead = at;
 #pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage)
-    if (stage < count) copy_weights(stage, at + stage * CHUNKS);
+  for (int stage = 0; stage < STAGES - 1; ++stage, move_on(ahead))
+    if (stage < count) copy_weights(stage, ahead);
   wait_for_previous();
   const bool few = gridDim.x * gridDim.y * gridDim.z <= FEW;
   if (few) let_next_begin();
 #pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage) {
-    if (stage < count) copy_pixels(stage);
+  for (int stage = 0; stage < STAGES - 1; ++stage, move_on(at)) {
+    if (stage < count) copy_pixels(stage, at);
     close_group();
   }
 
+  // What a warp multiplies next is loaded during the products before, also of the next stage.
   float sums[HIGH][WIDE][4] = {};
+  unsigned a[2][HIGH][4], b[2][WIDE / 2][4];
   const int warp_row = warp / 2 * (ROWS / 2), warp_column = warp % 2 * (COLUMNS / 2);
-  for (int step = 0; step < count; ++step) {
+  const int first_a = place(warp_row + lane % 16, lane / 16);
+  const int first_b = place(ROWS + warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  const auto load = [&](int buffer, int stage, int deep) {
+#pragma unroll
+    for (int i = 0; i < HIGH; ++i) load_matrices(a[buffer][i], ring + stage * STAGE + (first_a ^ deep) + i * 16 * CHUNKS);
+#pragma unroll
+    for (int j = 0; j < WIDE / 2; ++j) load_matrices(b[buffer][j], ring + stage * STAGE + (first_b ^ deep) + j * 16 * CHUNKS);
+  };
+  const auto next_stage = [&] {  // the copies of all threads have arrived, and nobody needs what the next ones overwrite
     wait_for_groups<STAGES - 2>();
-    __syncthreads();  // the copies of all threads have arrived, and nobody needs what the next ones overwrite
+    __syncthreads();
+  };
+  int full = 0, empty = STAGES - 1;
+  next_stage();
+  load(0, full, 0);
+  for (int step = 0; step < count; ++step) {
     if (step + STAGES - 1 < count) {
-      const int stage = (step + STAGES - 1) % STAGES;
-      copy_weights(stage, at);
-      copy_pixels(stage);
+      copy_weights(empty, at);
+      copy_pixels(empty, at);
+      move_on(at);
     }
     close_group();
-    const Eight<half>* stage = ring + step % STAGES * STAGE;
+    empty = full;
 #pragma unroll
     for (int deep = 0; deep < CHUNKS; deep += 2) {
-      unsigned a[HIGH][4], b[WIDE / 2][4];
-#pragma unroll
-      for (int i = 0; i < HIGH; ++i) load_matrices(a[i], stage + place(warp_row + i * 16 + lane % 16, deep + lane / 16));
-#pragma unroll
-      for (int j = 0; j < WIDE / 2; ++j)
-        load_matrices(b[j], stage + place(ROWS + warp_column + j * 16 + lane % 8 + lane / 16 * 8, deep + lane / 8 % 2));
+      const int now = deep / 2 % 2;
+      if (deep + 2 < CHUNKS) {
+        load(1 - now, full, deep + 2);
+      } else {
+        full = full + 1 < STAGES ? full + 1 : 0;
+        next_stage();
+        load(0, full, 0);
+      }
 #pragma unroll
       for (int i = 0; i < HIGH; ++i)
 #pragma unroll
-        for (int j = 0; j < WIDE; ++j) multiply_add(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < WIDE; ++j)
+          multiply_add(sums[i][j], a[now][i], b[now][j / 2][j % 2 * 2], b[now][j / 2][j % 2 * 2 + 1]);
     }
   }
   if (!few) let_next_begin();
@@ -130,43 +180,65 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
       }
   if (SPLIT > 1) sync_cluster();
   else __syncthreads();
-  constexpr int WRITTEN = ROWS / SPLIT * COLUMNS / 8;
+  constexpr int GROUPS = COLUMNS / 8, WRITTEN = ROWS / SPLIT, AT_ONCE = LANES / GROUPS;  // of each row, rows, and these
+  constexpr int TURNS = (WRITTEN + AT_ONCE - 1) / AT_ONCE, TOGETHER = TURNS < 4 ? TURNS : 4;
+  const int group = thread % GROUPS, channels = first_channel / 8 + group;
+  const Eight<half> bias = channels < groups ? bias_[channels] : Eight<half>{};
+  const int rows_left = channels < groups ? min(pixels - first_pixel, (part + 1) * WRITTEN) : 0;
+  const auto address = [=](int row, int64_t of_image, int of_row, int of_column) {
+    const int pixel = first_pixel + row, image = pixel / (height * width);
+    const int line = pixel % (height * width) / width, column = pixel % width;
+    return image * (of_image / 8) + (int64_t)line * (of_row / 8) + (int64_t)column * (of_column / 8) + channels;
+  };
+#pragma unroll 1
+  for (int turn = 0; turn < TURNS; turn += TOGETHER) {
+    const int written = part * WRITTEN + turn * AT_ONCE + thread / GROUPS;
+    Eight<half> residual[TOGETHER] = {}, result;
+    float values[TOGETHER * 8] = {};
 #pragma unroll
-  for (int item = thread; item < WRITTEN; item += LANES) {
-    const int row = part * (ROWS / SPLIT) + item / (COLUMNS / 8), group = item % (COLUMNS / 8);
-    const int pixel = first_pixel + row, channels = first_channel / 8 + group;
-    if (pixel >= pixels || channels >= groups) continue;
-    const float* mine = found + row * PITCH + group * 8;
-    float values[8] = {};
+    for (int k = 0; k < TOGETHER; ++k) {
+      const int row = written + k * AT_ONCE;
+      if (residual_ && row < rows_left) residual[k] = residual_[address(row, residual_image, residual_row, residual_column)];
+    }
 #pragma unroll
-    for (int other = 0; other < SPLIT; ++other)
+    for (int k = 0; k < TOGETHER; ++k)
 #pragma unroll
-      for (int c = 0; c < 8; c += 4) {
-        const float4 read = SPLIT > 1 ? load_from_block(mine + c, other) : *(const float4*)(mine + c);
-        values[c] += read.x, values[c + 1] += read.y, values[c + 2] += read.z, values[c + 3] += read.w;
-      }
-    const int image = pixel / (height * width), line = pixel % (height * width) / width, column = pixel % width;
-    const auto address = [=](int64_t of_image, int of_row, int of_column) {
-      return image * (of_image / 8) + (int64_t)line * (of_row / 8) + (int64_t)column * (of_column / 8) + channels;
-    };
-    const Eight<half> bias = bias_[channels];
-    Eight<half> residual = {}, result;
-    if (residual_) residual = residual_[address(residual_image, residual_row, residual_column)];
+      for (int other = 0; other < SPLIT; ++other)
 #pragma unroll
-    for (int c = 0; c < 8; ++c) result.set(c, activated(activated(values[c] + bias[c], activation) + residual[c], last));
-    y_[address(y_image, y_row, y_column)] = result;
+        for (int c = 0; c < 8; c += 4) {
+          const float* mine = found + (written + k * AT_ONCE) * PITCH + group * 8 + c;
+          const float4 read = SPLIT > 1 ? load_from_block(mine, other) : *(const float4*)mine;
+          float* to = values + k * 8 + c;
+          to[0] += read.x, to[1] += read.y, to[2] += read.z, to[3] += read.w;
+        }
+#pragma unroll
+    for (int i = 0; i < TOGETHER * 8; ++i) values[i] += bias[i % 8];
+    activate(values, activation);
+#pragma unroll
+    for (int i = 0; i < TOGETHER * 8; ++i) values[i] += residual[i / 8][i % 8];
+    activate(values, last);
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) result.set(c, values[k * 8 + c]);
+      const int row = written + k * AT_ONCE;
+      if (row < rows_left) y_[address(row, y_image, y_row, y_column)] = result;
+    }
   }
   __syncwarp();
   if (SPLIT > 1) sync_cluster();  // others may still read what this block has summed
 }
 #endif
 
-// kernels: network_tensor_64x64x1 <64, 64, 1>, network_tensor_64x64x2 <64, 64, 2>, network_tensor_64x64x4 <64, 64, 4>
-// kernels: network_tensor_64x64x8 <64, 64, 8>, network_tensor_64x32x1 <64, 32, 1>, network_tensor_64x32x2 <64, 32, 2>
-// kernels: network_tensor_64x32x4 <64, 32, 4>, network_tensor_128x64x1 <128, 64, 1>, network_tensor_128x64x2 <128, 64, 2>
-// kernels: network_tensor_128x32x1 <128, 32, 1>
-// launch: grid (row_blocks, column_blocks, parts), block 128, shared 65536, waits
-template <int ROWS, int COLUMNS, int SPLIT>
+// kernels: network_tensor_64x64x1 <64, 64, 1, 65536>, network_tensor_64x64x2 <64, 64, 2, 65536>
+// kernels: network_tensor_64x64x4 <64, 64, 4, 65536>, network_tensor_64x64x8 <64, 64, 8, 65536>
+// kernels: network_tensor_64x32x1 <64, 32, 1, 65536>, network_tensor_64x32x2 <64, 32, 2, 65536>
+// kernels: network_tensor_64x32x4 <64, 32, 4, 65536>, network_tensor_128x64x1 <128, 64, 1, 65536>
+// kernels: network_tensor_128x64x2 <128, 64, 2, 65536>, network_tensor_128x32x1 <128, 32, 1, 65536>
+// kernels: network_tensor_128x128x1 <128, 128, 1, 98304>, network_tensor_128x128x2 <128, 128, 2, 98304>
+// kernels: network_tensor_128x128x4 <128, 128, 4, 98304>, network_tensor_128x128x8 <128, 128, 8, 98304>
+// launch: grid (row_blocks, column_blocks, parts), block 128, shared RING, waits
+template <int ROWS, int COLUMNS, int SPLIT, int RING>
 __global__ void __launch_bounds__(LANES) CLUSTER(SPLIT) network_tensor(
     const Eight<half>* x_, int64_t x_image, int x_row, int x_column, const Eight<half>* weight_, const Eight<half>* bias_,
     const Eight<half>* residual_, int64_t residual_image, int residual_row, int residual_column, Eight<half>* y_, int64_t y_image,
@@ -174,7 +246,7 @@ __global__ void __launch_bounds__(LANES) CLUSTER(SPLIT) network_tensor(
     int columns, int stride_y, int stride_x, int top, int left, int dilation_y, int dilation_x, int activation, int last) {
   extern __shared__ __align__(128) unsigned char memory[];
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  convolve_on_tensor_cores<ROWS, COLUMNS, SPLIT>(
+  convolve_on_tensor_cores<ROWS, COLUMNS, SPLIT, RING>(
       memory, x_, x_image, x_row, x_column, weight_, bias_, residual_, residual_image, residual_row, residual_column, y_, y_image,
       y_row, y_column, depth_groups, groups, batch, in_height, in_width, height, width, rows, columns, stride_y, stride_x, top,
       left, dilation_y, dilation_x, activation, last);

@@ -5,9 +5,13 @@
 #if __CUDA_ARCH__ >= 800
 static __device__ unsigned shared_address(const void* memory) { return (unsigned)__cvta_generic_to_shared(memory); }
 
-// 16 bytes, or as many zeros. What was copied before a `close_group` belongs to that group.
+// 16 bytes, or as many zeros. What was copied before a `close_group` belongs to that group. `again`: keep them in L1, since
+// this multiprocessor soon reads them again.
+template <bool again>
 static __device__ void copy_async(void* to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+  const unsigned address = shared_address(to), bytes = valid ? 16 : 0;
+  if (again) asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+  else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 }
 static __device__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

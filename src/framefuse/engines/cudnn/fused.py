@@ -567,31 +567,27 @@ class Kernel:
         # What a thread makes may lie in one part together.
         ends = [end for _, start, size in parts for end in (start, start + size)]
         step = width if "e" in index.names and not any(one % width for one in (*ends, *index.weights("e"))) else 1
-        tested = Index(
-            tuple((name, weight // step) for name, weight in index.terms if weight >= step), index.constant // step
-        )
+        tested = index.without("e") // step if step > 1 else index
         several = self._several(at, outer, index, inside) and "e" not in tested.names
         if not several:
             step, tested = 1, index
         own = Index((("e", 1),)) if step > 1 else Index()
         with self._variable("joined", value, at, several) as found:
-            for word, (arg, start, size) in zip(["", *["else "] * len(parts)], parts, strict=False):
-                test = f"if ({tested} < {(start + size) // step}u)" if arg is not parts[-1][0] else ""
-                with self._scope(word + test):
-                    if not isinstance(arg.value, Literal):
+            for number, (arg, start, size) in enumerate(parts):
+                test = f"if ({tested} < {(start + size) // step}u)" if number < len(parts) - 1 else ""
+                with self._scope(f"else {test}" if number else test):
+                    if isinstance(arg.value, Literal):
+                        place = Index()
+                    else:
                         name = self._new("v")
                         self._known[name] = name
                         if self._varying.intersection(tested.names):
                             self._varying.add(name)
                         self._line(f"const unsigned {name} = {tested} - {start // step}u;")
-                        place = (indices.variable(name, size // step) * step + own) * value.inner + inside
+                        place = indices.variable(name, size // step) * step + own
+                        place = outer * (size * value.inner) + place * value.inner + inside
                     with self._each(several):
-                        element = (
-                            literal(arg.value.number)
-                            if isinstance(arg.value, Literal)
-                            else self._element(arg, outer * (size * value.inner) + place)
-                        )
-                        self._line(f"{found} = {element};")
+                        self._line(f"{found} = {self._element(arg, place)};")
         return found
 
 

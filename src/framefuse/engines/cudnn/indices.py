@@ -27,6 +27,10 @@ class Index:
         terms = [(name, weight * factor) for name, weight in self.terms if factor]
         return Index(tuple(terms), self.constant * factor)
 
+    def __floordiv__(self, by: int) -> Index:
+        """Of weights and a constant that are multiples."""
+        return Index(tuple((name, weight // by) for name, weight in self.terms), self.constant // by)
+
     def without(self, name: str) -> Index:
         return Index(tuple(term for term in self.terms if term[0] != name), self.constant)
 

@@ -38,6 +38,12 @@ def gpu(request: pytest.FixtureRequest) -> str:
     return "real"
 
 
+@pytest.fixture(params=[1, fused.ENOUGH])
+def enough(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads make several elements of small arrays, too, or do not."""
+    monkeypatch.setattr(fused, "ENOUGH", request.param)
+
+
 def made(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
 
@@ -83,6 +89,7 @@ X = made(3, 4, 5, 6)
         lambda x: np.array([1.0, np.inf, -np.inf, np.nan, 0.1, -0.0], np.float32) * np.maximum(x, np.float32(-np.inf)),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("enough")
 def test_awkward_views(function: Callable[[Any], Any], gpu: str) -> None:
     rough = gpu == "real" and "matmul" in function.__code__.co_names
     if rough:  # factors are rounded to TF32, which holds these
@@ -106,6 +113,7 @@ MOVES: list[Callable[[Any, int], Any]] = [
 
 
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 24))])
+@pytest.mark.usefixtures("enough")
 def test_chains_of_moves(seed: int) -> None:
     choice = np.random.default_rng(seed)
     steps = [(MOVES[choice.integers(len(MOVES))], int(choice.integers(100))) for _ in range(6)]
@@ -117,6 +125,84 @@ def test_chains_of_moves(seed: int) -> None:
         return x * 1
 
     same(chain, (X[:2, :, :3] * 16).round())
+
+
+def images(batch: int, channels: int, padded: int, offset: int, dtype: Any) -> tuple[Any, Any]:
+    """(batch, channels, 9, 10) of channels-last memory that has more channels and begins at an offset."""
+    cp = device.cupy()
+    x = np.random.default_rng(channels).normal(0, 1, (batch * 90 * padded + offset,)).astype(dtype)
+    return x[offset:].reshape(batch, 9, 10, padded), cp.asarray(x)[offset:].reshape(batch, 9, 10, padded)
+
+
+def in_memory(shape: tuple[int, ...], dtype: Any, channels_last: bool) -> tuple[Any, Any]:
+    """An array with room at the end, and a view of it of that shape."""
+    batch, channels, *sides = shape
+    memory = device.cupy().zeros((batch, *sides, channels + 3) if channels_last else shape, dtype)
+    return memory, memory[..., :channels].transpose(0, 3, 1, 2) if channels_last else memory
+
+
+POOL = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}
+BESIDE = {
+    "max pool": [helper.make_node("MaxPool", ["x"], ["y"], **POOL)],
+    "mean pool": [helper.make_node("AveragePool", ["x"], ["y"], **POOL)],
+    "resize and join": [
+        helper.make_node("Resize", ["x", "", "", "sizes"], ["large"], mode="linear"),
+        helper.make_node("Concat", ["large", "large"], ["both"], axis=1),
+        helper.make_node("Relu", ["both"], ["y"]),
+    ],
+    "mean and softmax": [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[2, 3], keepdims=1),
+        helper.make_node("Reshape", ["x", "rows"], ["flat"]),
+        helper.make_node("Softmax", ["flat"], ["share"], axis=2),
+        helper.make_node("Reshape", ["share", "shape"], ["image"]),
+        helper.make_node("Add", ["image", "mean"], ["y"]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(
+    "batch, channels, padded, offset", [(1, 16, 16, 0), (2, 21, 24, 0), (3, 8, 16, 4), (2, 5, 7, 1)]
+)
+@pytest.mark.parametrize("nodes", BESIDE.values(), ids=BESIDE)
+@pytest.mark.usefixtures("enough")
+def test_channels_side_by_side(
+    nodes: list[Any], batch: int, channels: int, padded: int, offset: int, channels_last: bool
+) -> None:
+    """Alignments, counts and orders that allow packs of channels, and others that do not."""
+    constants = {
+        "sizes": np.array([batch, channels, 17, 40]),
+        "rows": np.array([batch, channels, 90]),
+        "shape": np.array([batch, channels, 9, 10]),
+    }
+    step = General("step", ArrayProgram(nodes, constants), ("x",), ("y",), None)
+    x, memory = images(batch, channels, padded, offset, np.float16)
+    made = list[Any]()
+
+    def target(number: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        made.append(in_memory(shape, np.float16 if channels_last else dtype, channels_last))
+        return made[-1][1]
+
+    ArrayStep(step, batch, {"x": (memory.transpose(0, 3, 1, 2), range(channels))}, target)
+    device.cupy().cuda.get_current_stream().synchronize()
+    (expected,) = step.program.run({"x": x.transpose(0, 3, 1, 2)[:, :channels].astype(np.float32)}, ["y"])
+    (whole, found), *_ = made
+    np.testing.assert_allclose(found.get(), expected, rtol=2e-3, atol=1e-3)
+    assert not channels_last or not whole.get()[..., expected.shape[1] :].any()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 130])
+@pytest.mark.parametrize("count", [33, 300, 1100])
+def test_rows_side_by_side(rows: int, count: int) -> None:
+    x = made(count, rows)
+    for function in (
+        lambda x: x.mean(0),
+        lambda x: x.max(0, keepdims=True) - x,
+        lambda x: softmax({"opset": 17, "axis": 0}, x * 3).T,
+    ):
+        plan = same(function, x)
+        assert len(plan.steps) <= 2
+    assert rows == 1 or "ROW(" in plan.steps[0].text  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("columns", [1, 31, 33, 700, 1500])

@@ -191,6 +191,7 @@ def source(number: int, x: Any) -> Traced:
     order = in_memory(x)
     shape, strides = ([sizes[axis] for axis in order] for sizes in (x.shape, x.strides))
     given = Traced(Given(number, x.dtype, shape), shape, tuple(stride // x.itemsize for stride in strides))
+    given.value.alignment = alignment_of(x)
     return given.astype(np.float32).transpose([order.index(axis) for axis in range(x.ndim)])
 
 
@@ -199,7 +200,13 @@ def taker(number: int, value: Traced, y: Any) -> fused.Target:
     if value.ndim > 1 and y.shape[1] > value.shape[1]:
         value = padded(value, [(0, 0), (0, y.shape[1] - value.shape[1])])
     order = in_memory(y)
-    return fused.Target(number, value.transpose(order), y.dtype, [y.strides[axis] // y.itemsize for axis in order])
+    strides = [y.strides[axis] // y.itemsize for axis in order]
+    return fused.Target(number, value.transpose(order), y.dtype, strides, alignment_of(y))
+
+
+def alignment_of(x: Any) -> int:
+    """Bytes of which the addresses of all images are multiples; stand-ins lie at 0."""
+    return math.gcd(getattr(x.data, "ptr", 0), x.strides[0] if x.ndim else 0, 2**8)
 
 
 def in_memory(x: Any) -> list[int]:

@@ -9,13 +9,21 @@
   const unsigned i = blockIdx.x * THREADS + threadIdx.x;         \
   if (i >= size) return;
 
-// LANES threads, which are a warp or a block, make a row.
-#define ROW(rows, LANES)                                             \
-  wait_for_previous();                                               \
-  if (rows <= 65536 / LANES) let_next_begin();                       \
-  const unsigned row = (blockIdx.x * THREADS + threadIdx.x) / LANES; \
-  const unsigned lane = threadIdx.x % LANES;                         \
-  if (row >= rows) return;
+// LANES threads, which are a warp or a block, make a row. If several rows side by side share a block, threads side by side
+// are of different rows. Threads beyond the last row make it, too.
+#define ROW(rows, LANES, NEAR)                                                  \
+  wait_for_previous();                                                          \
+  if (rows <= 65536 / LANES) let_next_begin();                                  \
+  const unsigned thread = blockIdx.x * THREADS + threadIdx.x;                   \
+  const unsigned row = least(thread / (LANES * NEAR) * NEAR + thread % NEAR, rows - 1u); \
+  const unsigned lane = threadIdx.x / NEAR % LANES;
+
+// What lies side by side, and is read or written at once.
+template <class T, int COUNT> struct __align__(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
+  T all[COUNT];
+  __device__ T& operator[](unsigned at) { return all[at]; }
+  __device__ const T& operator[](unsigned at) const { return all[at]; }
+};
 
 template <class T> __device__ T least(T a, T b) { return a < b || a != a ? a : b; }
 template <class T> __device__ T most(T a, T b) { return a > b || a != a ? a : b; }
@@ -56,16 +64,21 @@ struct Max { template <class T> __device__ T operator()(T a, T b) const { return
 struct Min { template <class T> __device__ T operator()(T a, T b) const { return least(a, b); } };
 
 // What the lanes of a row have, put together; every lane gets it.
-template <int LANES, class Function, class T> __device__ T across(T value) {
+template <int LANES, int NEAR, class Function, class T> __device__ T across(T value) {
   const Function function{};
-  for (int by = 16; by; by /= 2) value = function(value, (T)__shfl_xor_sync(~0u, value, by));
-  if (LANES > 32) {
-    __shared__ T parts[LANES / 32];
+  if (NEAR == 1)
+    for (int by = 16; by; by /= 2) value = function(value, (T)__shfl_xor_sync(~0u, value, by));
+  if (LANES * NEAR > 32) {
+    constexpr int PARTS = NEAR > 1 ? THREADS : THREADS / 32;
+    __shared__ T parts[PARTS];
     __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    if (NEAR > 1 || threadIdx.x % 32 == 0) parts[NEAR > 1 ? threadIdx.x : threadIdx.x / 32] = value;
+    for (unsigned left = PARTS / 2; left >= NEAR; left /= 2) {
+      __syncthreads();
+      if (threadIdx.x < left) parts[threadIdx.x] = function(parts[threadIdx.x], parts[threadIdx.x + left]);
+    }
     __syncthreads();
-    value = parts[0];
-    for (int warp = 1; warp < LANES / 32; ++warp) value = function(value, parts[warp]);
+    value = parts[threadIdx.x % NEAR];
   }
   return value;
 }

@@ -42,7 +42,12 @@ class Value:
     Args:
         args: what it is computed from.
         held: it lies in memory, and is no part of the kernels that read it.
+
+    Attributes:
+        alignment: bytes of which its address is a multiple, if it lies in memory.
     """
+
+    alignment = 16
 
     def __init__(self, shape: Sequence[int], dtype: Any, args: Sequence[Traced] = (), *, held: bool = False) -> None:
         self.shape, self.dtype, self.args, self.held = tuple(map(int, shape)), np.dtype(dtype), tuple(args), held

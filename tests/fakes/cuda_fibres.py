@@ -103,7 +103,7 @@ static size_t shared_size;
 static float4 load_from_block(const float* own, int block) {
   return *(const float4*)((char*)own + (block - current / threads) * (int64_t)shared_size);
 }
-template <bool again> void copy_async(void* to, const void* from, bool valid) {
+static void copy_async(void* to, const void* from, bool valid, bool = false) {
   valid ? memcpy(to, from, 16) : memset(to, 0, 16);
 }
 static void close_group() {}

@@ -64,6 +64,20 @@ static __device__ uint64_t order_of(float key, int place) {
   return (uint64_t)rising << 31 | place;
 }
 
+// What the threads of a block do with each key of a row; several are read at once.
+template <int BLOCK, class Use>
+static __device__ __forceinline__ void for_each_order(const float* keys, int columns, Use use) {
+  constexpr int AT_ONCE = 8;
+  for (int start = threadIdx.x; start < columns; start += AT_ONCE * BLOCK) {
+    float some[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k) some[k] = start + k * BLOCK < columns ? keys[start + k * BLOCK] : 0;
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k)
+      if (start + k * BLOCK < columns) use(order_of(some[k], start + k * BLOCK));
+  }
+}
+
 // A block makes a row, up to a place for each thread in a turn. Histograms of ten bits of the order, the highest first,
 // narrow down an end before which lie as many keys as are wanted, or some more that the block can still sort.
 // launch: grid (rows), block 1024, waits
@@ -71,22 +85,12 @@ extern "C" __global__ void __launch_bounds__(1024) network_smallest(
     const float* __restrict__ keys_, int64_t* __restrict__ places_, int columns, int count) {
   wait_for_previous();
   let_next_begin();
-  constexpr int BLOCK = 1024, BITS = 10, AT_ONCE = 8;
+  constexpr int BLOCK = 1024, BITS = 10;
   __shared__ int bins[BLOCK], sums[32], chosen[3], taken;
   __shared__ uint64_t list[BLOCK];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const float* keys = keys_ + (int64_t)blockIdx.x * columns;
   int64_t* places = places_ + (int64_t)blockIdx.x * count;
-  const auto for_each = [=](auto use) {
-    for (int start = thread; start < columns; start += AT_ONCE * BLOCK) {
-      float some[AT_ONCE];
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) some[k] = start + k * BLOCK < columns ? keys[start + k * BLOCK] : 0;
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k)
-        if (start + k * BLOCK < columns) use(order_of(some[k], start + k * BLOCK));
-    }
-  };
   bins[thread] = 0;
   uint64_t first = 0;  // what is below is written already
   for (int done = 0; done < count; done += BLOCK) {
@@ -97,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(1024) network_smallest(
     __syncthreads();
     do {
       shift = max(shift - BITS, 0);
-      for_each([=](uint64_t order) {
+      for_each_order<BLOCK>(keys, columns, [=](uint64_t order) {
         const uint64_t digit = (order - low) >> shift;  // 2^10 or more for those before `low`, too
         if (digit < BLOCK) atomicAdd(&bins[digit], 1);
       });
@@ -125,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(1024) network_smallest(
       through = chosen[2];
     } while (through > BLOCK);
     const uint64_t end = low + (1ull << shift);
-    for_each([=](uint64_t order) {
+    for_each_order<BLOCK>(keys, columns, [=](uint64_t order) {
       if (order >= first && order < end) list[atomicAdd(&taken, 1)] = order;
     });
     if (thread >= through) list[thread] = ~0ull;

@@ -53,28 +53,18 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
     return row * CHUNKS + (CHUNKS == 8 ? chunk ^ row % 8 : chunk ^ row / 2 % 4);
   };
 
-  // The chunk that this thread copies of its rows, under a place of the filter. It moves on by a stage at a time: to the
-  // next place, which shows mostly the same pixels, so that L1 has them; or in depth, where channels do not fill stages.
+  // The chunk that this thread copies of its rows, under a place of the filter. It moves on by a stage at a time.
   struct Chunk {
     int depth, tap_x, tap_y;
   };
-  const int taps = rows * columns, chunks = taps * depth_groups, steps = (chunks + CHUNKS - 1) / CHUNKS;
+  const int chunks = rows * columns * depth_groups, steps = (chunks + CHUNKS - 1) / CHUNKS;
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
   const int first_row = thread / CHUNKS, first_place = place(first_row, thread % CHUNKS);
-  const bool fills = depth_groups % CHUNKS == 0;
-  const int first = begin * CHUNKS + thread % CHUNKS, first_tap = fills ? begin % taps : first / depth_groups;
-  const int first_depth = fills ? begin / taps * CHUNKS + thread % CHUNKS : first % depth_groups;
-  Chunk at = {first_depth, first_tap % columns, first_tap / columns};
-  const auto next_tap = [&](Chunk& chunk) {
-    if (++chunk.tap_x == columns) chunk.tap_x = 0, ++chunk.tap_y;
-  };
+  const int first = begin * CHUNKS + thread % CHUNKS;
+  Chunk at = {first % depth_groups, first / depth_groups % columns, first / depth_groups / columns};
   const auto move_on = [&](Chunk& chunk) {
-    if (fills) {
-      next_tap(chunk);
-      if (chunk.tap_y == rows) chunk.tap_y = 0, chunk.depth += CHUNKS;
-    } else {
-      for (chunk.depth += CHUNKS; chunk.depth >= depth_groups; chunk.depth -= depth_groups) next_tap(chunk);
-    }
+    for (chunk.depth += CHUNKS; chunk.depth >= depth_groups; chunk.depth -= depth_groups)
+      if (++chunk.tap_x == columns) chunk.tap_x = 0, ++chunk.tap_y;
   };
   int corner_y[MINE], corner_x[MINE], from[MINE];  // of the window of each pixel; the first far outside if there is no pixel
 #pragma unroll
@@ -91,10 +81,10 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
 #pragma unroll
     for (int k = 0; k < THEIRS; ++k) {
       const bool valid = chunk.tap_y < rows && first_channel + first_row + k * APART < groups * 8;
-      Eight<half>* to = ring + stage * STAGE + first_place + (ROWS + k * APART) * CHUNKS;
-      copy_async<false>(to, weights + offset + k * APART * chunks, valid);
+      copy_async(ring + stage * STAGE + first_place + (ROWS + k * APART) * CHUNKS, weights + offset + k * APART * chunks, valid);
     }
   };
+  const bool near = depth_groups < CHUNKS;  // a stage holds several places of the filter, which show mostly the same pixels
   const auto copy_pixels = [&](int stage, const Chunk& chunk) {
     const int moved_y = chunk.tap_y * dilation_y, moved_x = chunk.tap_x * dilation_x;
     const int offset = moved_y * (x_row / 8) + moved_x * (x_column / 8) + chunk.depth;
@@ -102,7 +92,7 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
     for (int k = 0; k < MINE; ++k) {
       const int y = corner_y[k] + moved_y, x = corner_x[k] + moved_x;
       const bool valid = chunk.tap_y < rows && (unsigned)y < (unsigned)in_height && (unsigned)x < (unsigned)in_width;
-      copy_async<true>(ring + stage * STAGE + first_place + k * APART * CHUNKS, x_ + (from[k] + offset), valid);
+      copy_async(ring + stage * STAGE + first_place + k * APART * CHUNKS, x_ + (from[k] + offset), valid, near);
     }
   };
 

@@ -7,8 +7,7 @@ static __device__ unsigned shared_address(const void* memory) { return (unsigned
 
 // 16 bytes, or as many zeros. What was copied before a `close_group` belongs to that group. `again`: keep them in L1, since
 // this multiprocessor soon reads them again.
-template <bool again>
-static __device__ void copy_async(void* to, const void* from, bool valid) {
+static __device__ void copy_async(void* to, const void* from, bool valid, bool again = false) {
   const unsigned address = shared_address(to), bytes = valid ? 16 : 0;
   if (again) asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
   else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");

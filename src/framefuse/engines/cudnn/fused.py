@@ -181,7 +181,7 @@ def arranged(made: Sequence[Step]) -> tuple[dict[Value, int], int]:
         taken = [one for one in taken if last[one[2]] >= index]
         value = step.values["y"] if isinstance(step, Launch) else step
         if value in last and value not in places:
-            size, start = -(-value.size * value.dtype.itemsize // ALIGNMENT) * ALIGNMENT, 0
+            size, start = -(-value.size * value.stored.itemsize // ALIGNMENT) * ALIGNMENT, 0
             for begin, end, _ in sorted(taken, key=lambda one: one[0]):
                 if start + size <= begin:
                     break
@@ -226,12 +226,12 @@ class Kernel:
         rows = size // self._elements
         start, threads = (f"ROW({rows}, {self._lanes})", rows * self._lanes) if self._row else (f"EACH({size})", size)
         names = {name: value for value, name in self._values.items()}
-        given = "".join(f"const {TYPES[one.dtype.char]}* __restrict__ {name}, " for name, one in names.items())
+        given = "".join(f"const {TYPES[one.stored.char]}* __restrict__ {name}, " for name, one in names.items())
         lines = "".join(f"  {line}\n" for line in (start, *self._all))
         text = (
             f"// launch: grid ({-(-threads // 256)}), block 256, waits\n"
             f'extern "C" __global__ void __launch_bounds__(256) NAME(\n'
-            f"    {given}{TYPES[root.dtype.char]}* __restrict__ y) {{\n{lines}}}\n"
+            f"    {given}{TYPES[root.stored.char]}* __restrict__ y) {{\n{lines}}}\n"
         )
         return Launch(text, {**names, "y": root})
 

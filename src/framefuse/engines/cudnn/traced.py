@@ -42,11 +42,14 @@ class Value:
     Args:
         args: what it is computed from.
         held: it lies in memory, and is no part of the kernels that read it.
+
+    Attributes:
+        stored: its type in memory.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, args: Sequence[Traced] = (), *, held: bool = False) -> None:
         self.shape, self.dtype, self.args, self.held = tuple(map(int, shape)), np.dtype(dtype), tuple(args), held
-        self.size = math.prod(self.shape)
+        self.size, self.stored = math.prod(self.shape), self.dtype
 
 
 class Given(Value):
@@ -110,7 +113,18 @@ class Reduced(Value):
 
 
 class Multiplied(Value):
-    """Products of matrices (count, m, k) and (count, k, n)."""
+    """Products of matrices (count, m, k) and (count, k, n), and a row (n) that is added to each of theirs, if given.
+
+    Attributes:
+        scale: of the products.
+        relu: whether what is below 0 becomes 0, after the row.
+        steps: elements from one row of the result to the next, and from one matrix to the next.
+    """
+
+    def __init__(self, shape: Sequence[int], args: Sequence[Traced]) -> None:
+        super().__init__(shape, np.float32, args, held=True)
+        self.scale, self.relu = 1.0, False
+        self.steps = self.shape[2], self.shape[1] * self.shape[2]
 
 
 class Smallest(Value):
@@ -393,7 +407,7 @@ def product(a: Traced, b: Traced) -> Traced:
     if not a.shape[-1]:
         return broadcast(traced(np.float32(0)), shape)
     factors = [matrices(broadcast(one.astype(np.float32), (*outer, *one.shape[-2:]))) for one in (a, b)]
-    return Traced(Multiplied((math.prod(outer), *shape[-2:]), np.float32, factors, held=True)).reshape(shape)
+    return Traced(Multiplied((math.prod(outer), *shape[-2:]), factors)).reshape(shape)
 
 
 def matrices(x: Traced) -> Traced:

@@ -67,7 +67,7 @@ class Fused:
         a, b, *row = step.args
         return blas.product(
             factor(a, address(a.value)), factor(b, address(b.value)),
-            blas.Matrices(address(step), False, *step.steps, half=step.stored == np.float16),
+            blas.Matrices(address(step), False, step.strides[1], step.strides[0], half=step.stored == np.float16),
             (*step.shape[:2], a.shape[2], step.shape[2]), scale=step.scale, relu=step.relu,
             row=address(row[0].value) if row else 0, workspace=memory + self._plan.size, exact=self._exact,
         )  # fmt: skip

@@ -181,7 +181,7 @@ def arranged(made: Sequence[Step]) -> tuple[dict[Value, int], int]:
         taken = [one for one in taken if last[one[2]] >= index]
         value = step.values["y"] if isinstance(step, Launch) else step
         if value in last and value not in places:
-            size, start = -(-value.size * value.stored.itemsize // ALIGNMENT) * ALIGNMENT, 0
+            size, start = -(-value.room * value.stored.itemsize // ALIGNMENT) * ALIGNMENT, 0
             for begin, end, _ in sorted(taken, key=lambda one: one[0]):
                 if start + size <= begin:
                     break
@@ -257,7 +257,7 @@ class Kernel:
             self._line(f"y[{self._place(root.view, at)}] = {found};")
         else:
             found = self._element(root.args[0], at) if isinstance(root, Scattered) else self._computed(root, at)
-            self._line(f"y[{at}] = {found};")
+            self._line(f"y[{self._place(Traced(root, root.shape, root.strides), at)}] = {found};")
 
     # Lines and names.
 

@@ -3,6 +3,7 @@
 A factor is written as float16 where it is computed, so that nothing converts it, and what else reads it reads that.
 Other values stay float32, such as the scores of a softmax, except those of which single elements are gathered. A
 product takes into its own kernel what only it is read for: a row that is added, a ReLU, and an order of its axes.
+Products of the same matrix with constants become one. A GELU stays a kernel: cuBLAS has its approximation only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -25,6 +26,7 @@ from framefuse.engines.cudnn.traced import (
     Multiplied,
     Scattered,
     Smallest,
+    Strides,
     Traced,
     Value,
     in_c_order,
@@ -35,18 +37,18 @@ from framefuse.engines.cudnn.traced import (
 ALIGNED = 8
 """Elements of 16 bytes. Where rows begin at other places, cuBLAS has slow kernels, and may have none that add a row."""
 SHORTEST = 8
-"""Products that a sum in float16 has at least. Fewer are no work, and often of coordinates, which stay float32."""
-
+"""Numbers of a row in float16 at least. Fewer are no work, and often coordinates, which stay float32."""
 LYING = Given, Multiplied, Scattered, Smallest
 """What lies in memory in any case."""
 
 
 def in_half(targets: Sequence[Target]) -> None:
-    """Change what the targets are computed from."""
+    """Change what the targets are computed from, before `fused.plan`."""
     order, instead, copies = ordered(targets), dict[Value, Value](), dict[Value, Value]()
     uses = Counter(arg.value for value in order for arg in value.args)
     products = [value for value in order if isinstance(value, Multiplied)]
     short = {x.value for one in products if one.args[0].shape[2] < SHORTEST for x in one.args}
+    short |= {value.args[0].value for value in order if isinstance(value, Smallest)}
     """What has to be float32."""
     for x in (x for one in products for x in one.args):
         x.value.held = isinstance(x.value, LYING) or x.value in short
@@ -56,8 +58,6 @@ def in_half(targets: Sequence[Target]) -> None:
         )
         if isinstance(value, Multiplied) and value.args[0].shape[2] >= SHORTEST:
             value.args = tuple(half_factor(x, value, short, copies) for x in value.args)
-        elif isinstance(value, Smallest):
-            value.args[0].value.held = True
         elif isinstance(value, Elementwise) and value.dtype == np.float32:
             for x, other in zip(value.args, value.args[::-1], strict=True):
                 product = x.value
@@ -65,16 +65,17 @@ def in_half(targets: Sequence[Target]) -> None:
                     instead[value], uses[product] = product, uses[value]
                     short |= {product} if value in short else set()
                     break
-    order = ordered(targets)
-    readers: dict[Value, list[Value]] = defaultdict(list)
-    for value in order:
-        for x in value.args:
-            readers[x.value].append(value)
-    products = [value for value in order if isinstance(value, Multiplied)]
-    for product in products:
-        if all(isinstance(one, Gathered) for one in readers[product]):
-            product.stored = np.dtype(np.float16)
-    join(products, readers)
+    readers = readers_of(targets)
+    for value, others in readers.items():
+        if (
+            isinstance(value, Multiplied)
+            and value.shape[2] >= SHORTEST
+            and all(isinstance(x, Gathered) for x in others)
+        ):
+            value.stored = np.dtype(np.float16)
+    join([value for value in readers if isinstance(value, Multiplied)], readers)
+    for value, others in readers_of(targets).items():
+        pad(value, others)
     for value in ordered(targets):
         if isinstance(value, Multiplied) and len(value.args) > 2 and value.stored == np.float16:
             value.args = *value.args[:2], constant(value.args[2].value.source, value.stored)  # type: ignore[attr-defined]
@@ -149,11 +150,11 @@ def in_order(x: Traced, product: Multiplied) -> bool:
     sizes = {step: size for step, size in ((1, columns), (columns, rows), (rows * columns, count)) if size > 1}
     axes = [*zip(x.shape, x.strides, in_c_order(x.shape), strict=True)]
     places = {step: place for size, step, place in axes if size > 1}
-    if product.steps != (columns, rows * columns) or {step: size for size, step, _ in axes if size > 1} != sizes:
+    if product.strides != in_c_order(product.shape) or {step: size for size, step, _ in axes if size > 1} != sizes:
         return False
     if columns > 1 and places[1] != 1:
         return False
-    product.steps = places.get(columns, columns), places.get(rows * columns, rows * columns)
+    product.strides = places.get(rows * columns, rows * columns), places.get(columns, columns), 1
     return True
 
 
@@ -163,56 +164,89 @@ def aligned(product: Multiplied) -> bool:
     return product.args[0].shape[2] >= SHORTEST and not any(step % ALIGNED for step in (*steps, product.shape[2]))
 
 
+def readers_of(targets: Sequence[Target]) -> dict[Value, list[Value]]:
+    """What is computed from each value, in order."""
+    found: dict[Value, list[Value]] = defaultdict(list)
+    for value in ordered(targets):
+        for x in value.args:
+            found[x.value].append(value)
+    return found
+
+
 def join(products: Sequence[Multiplied], readers: Mapping[Value, Sequence[Value]]) -> None:
     """Make one product of those of the same matrix with constants."""
     groups: dict[Any, list[Multiplied]] = defaultdict(list)
     for one in products:
         (a, b), rows = one.args[:2], one.args[2:]
-        if len(a) == 1 and known(b) is not None and aligned(one) and one.steps[0] == one.shape[2]:
+        if len(a) == 1 and known(b) is not None and aligned(one) and one.strides[1] == one.shape[2]:
             groups[a.value, a.shape, a.strides, a.offset, one.scale, one.relu, len(rows), one.stored].append(one)
     for first, *others in groups.values():
         group = [first, *others]
-        ends = np.cumsum([one.shape[2] for one in group]).tolist()
-        made = {
-            (reader, place): widened(x, axes_of(reader, place), one.shape[2], ends[-1], end - one.shape[2])
-            for one, end in zip(group, ends, strict=True)
-            for reader in readers[one]
-            for place, x in enumerate(reader.args)
-            if x.value is one
-        }
-        if not others or None in made.values():
+        starts = np.cumsum([0, *(one.shape[2] for one in group)]).tolist()
+        views = [widened(one, readers[one], starts[-1], start) for one, start in zip(group, starts, strict=False)]
+        if not others or None in views:
             continue
         parts = [np.concatenate([known(one.args[at]) for one in group], -1) for at in range(1, len(first.args))]
         wide = Multiplied(
-            (1, first.shape[1], ends[-1]),
+            (1, first.shape[1], starts[-1]),
             (first.args[0], right(parts[0]), *(constant(row, np.float32) for row in parts[1:])),
         )
         wide.scale, wide.relu, wide.stored = first.scale, first.relu, first.stored
-        for (reader, place), (shape, strides, offset) in made.items():
-            count = reader.args[place].ndim
-            x = Traced(wide, shape[:count], strides[:count], offset)
-            reader.args = *reader.args[:place], x, *reader.args[place + 1 :]
-            if shape[count:]:
-                reader.axes = [*zip(shape[count:], strides[count:], strict=True)]  # type: ignore[attr-defined]
+        show(wide, [view for one in views for view in one or ()])
 
 
-def axes_of(reader: Value, place: int) -> Sequence[tuple[int, int]]:
-    """Sizes and strides of axes along which a value gathers from one that it is computed from."""
-    return reader.axes if isinstance(reader, Gathered) and place == 0 else ()
+def pad(value: Value, readers: Sequence[Value]) -> None:
+    """Let rows of a factor, or of a product, begin at multiples of 16 bytes."""
+    columns, unit, strides = value.shape[-1] if value.shape else 1, 16 // value.stored.itemsize, in_c_order(value.shape)
+    stored = value.stored == np.float16 and not isinstance(value, LYING)
+    if (
+        columns < SHORTEST
+        or columns % unit == 0
+        or value.strides != strides
+        or not (stored or isinstance(value, Multiplied))
+    ):
+        return
+    wide = -(-columns // unit) * unit
+    views = widened(value, readers, wide, 0)
+    if views is not None:
+        show(value, views)
+        value.room = value.size // columns * wide
+        value.strides = *(step // columns * wide for step in strides[:-1]), 1
 
 
-def widened(x: Traced, axes: Sequence[tuple[int, int]], columns: int, wide: int, start: int) -> Any:
-    """Shape, strides and offset of a view, and of axes, where rows of some columns become a part of wide rows; None:
-    an axis goes through several rows."""
-    shape, strides = (*x.shape, *(size for size, _ in axes)), (*x.strides, *(stride for _, stride in axes))
-    last = x.offset % columns
-    for size, stride in zip(shape, strides, strict=True):
-        if stride % columns and size > 1:
-            last += (size - 1) * stride if stride > 0 else columns
-    if last >= columns:
-        return None
-    offset = x.offset // columns * wide + start + x.offset % columns
-    return shape, tuple(stride if stride % columns else stride // columns * wide for stride in strides), offset
+View: TypeAlias = tuple[Value, int, tuple[int, ...], Strides, int]
+"""Of an argument of a value: which, and its shape, strides and offset. Axes along which it gathers come last."""
+
+
+def widened(value: Value, readers: Sequence[Value], wide: int, start: int) -> list[View] | None:
+    """How a value is read where its rows are a part of wide rows; None: somewhere an axis goes through several rows."""
+    found, columns = list[View](), value.shape[-1]
+    for reader in readers:
+        for place, x in enumerate(reader.args):
+            if x.value is not value:
+                continue
+            axes = reader.axes if isinstance(reader, Gathered) and place == 0 else ()
+            shape, strides = (*x.shape, *(size for size, _ in axes)), (*x.strides, *(stride for _, stride in axes))
+            last = x.offset % columns
+            for size, stride in zip(shape, strides, strict=True):
+                if stride % columns and size > 1:
+                    last += (size - 1) * stride if stride > 0 else columns
+            if last >= columns or isinstance(reader, Smallest):
+                return None
+            strides = tuple(stride if stride % columns else stride // columns * wide for stride in strides)
+            offset = x.offset // columns * wide + start + x.offset % columns
+            found.append((reader, place, shape, strides, offset))
+    return found
+
+
+def show(value: Value, views: Sequence[View]) -> None:
+    """Let readers read a value."""
+    for reader, place, shape, strides, offset in views:
+        count = reader.args[place].ndim
+        x = Traced(value, shape[:count], strides[:count], offset)
+        reader.args = *reader.args[:place], x, *reader.args[place + 1 :]
+        if shape[count:]:
+            reader.axes = [*zip(shape[count:], strides[count:], strict=True)]  # type: ignore[attr-defined]
 
 
 def right(x: NDArray[Any]) -> Traced:

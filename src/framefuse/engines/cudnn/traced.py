@@ -45,11 +45,14 @@ class Value:
 
     Attributes:
         stored: its type in memory.
+        strides: there, of its elements; those who read it know them.
+        room: elements that it takes there.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, args: Sequence[Traced] = (), *, held: bool = False) -> None:
         self.shape, self.dtype, self.args, self.held = tuple(map(int, shape)), np.dtype(dtype), tuple(args), held
         self.size, self.stored = math.prod(self.shape), self.dtype
+        self.strides, self.room = in_c_order(self.shape), self.size
 
 
 class Given(Value):
@@ -118,13 +121,11 @@ class Multiplied(Value):
     Attributes:
         scale: of the products.
         relu: whether what is below 0 becomes 0, after the row.
-        steps: elements from one row of the result to the next, and from one matrix to the next.
     """
 
     def __init__(self, shape: Sequence[int], args: Sequence[Traced]) -> None:
         super().__init__(shape, np.float32, args, held=True)
         self.scale, self.relu = 1.0, False
-        self.steps = self.shape[2], self.shape[1] * self.shape[2]
 
 
 class Smallest(Value):

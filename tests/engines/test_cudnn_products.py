@@ -238,29 +238,28 @@ def test_products(shape: tuple[int, int, int, int], by_columns: tuple[bool, bool
     """cuBLAS, of both types of results, with a row and a ReLU where all is aligned."""
     cp, (count, m, k, n) = device.cupy(), shape
     a, b = (made(count, *sides, seed=seed).astype(np.float16) for seed, sides in enumerate(((m, k), (k, n))))
-    added, relu = not (k % 8 or n % 8), not (k % 8 or n % 8 or m % 2)
-    row, c = (
-        made(n, seed=2).astype(np.float16 if half else np.float32),
-        np.zeros((m, count, n), np.float16 if half else np.float32),
-    )
-    expected = np.float32(0.25) * np.matmul(a.astype(np.float32), b.astype(np.float32)) + row.astype(np.float32) * added
-    expected = np.maximum(expected, 0) if relu else expected
+    dtype = np.float16 if half else np.float32
+    row, c = made(n, seed=2).astype(dtype), np.zeros((m, count, n), dtype)
     arrays = [
         cp.asarray(np.ascontiguousarray(x.swapaxes(1, 2) if turned else x))
         for x, turned in zip((a, b), by_columns, strict=True)
     ]
-    row_on_gpu, made_there, workspace = cp.asarray(row), cp.asarray(c), cp.empty(blas.WORKSPACE, np.uint8)
+    row_there, c_there, workspace = cp.asarray(row), cp.asarray(c), cp.empty(blas.WORKSPACE, np.uint8)
     left, right = (
         blas.Matrices(int(x.data.ptr), turned, x.shape[2], x.shape[1] * x.shape[2], half=True)
         for x, turned in zip(arrays, by_columns, strict=True)
     )
-    to = blas.Matrices(int(made_there.data.ptr), False, count * n, n, half=half)  # matrices side by side
+    to = blas.Matrices(int(c_there.data.ptr), False, count * n, n, half=half)  # matrices side by side
+    added = left.aligned and right.aligned and to.aligned
+    relu = added and m % 8 == 0
+    expected = np.float32(0.25) * np.matmul(a.astype(np.float32), b.astype(np.float32)) + row.astype(np.float32) * added
+    expected = np.maximum(expected, 0) if relu else expected
     stream = device.new_stream()
     cp.cuda.get_current_stream().synchronize()
     blas.product(
-        left, right, to, shape, scale=0.25, row=int(row_on_gpu.data.ptr) * added, relu=relu,
+        left, right, to, shape, scale=0.25, row=int(row_there.data.ptr) * added, relu=relu,
         workspace=int(workspace.data.ptr),
     )(stream.ptr)  # fmt: skip
     stream.synchronize()
-    found = made_there.get().transpose(1, 0, 2)
+    found = c_there.get().transpose(1, 0, 2)
     np.testing.assert_allclose(found, expected, rtol=2e-3 if half else 1e-4, atol=2e-3 if half else 1e-3)

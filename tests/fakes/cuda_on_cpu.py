@@ -192,7 +192,7 @@ def product(
     """As `blas.product`."""
     count, m, k, n = shape
     assert a.half == b.half
-    assert a.half or not (row or relu)
+    assert not (row or relu) or (a.half and a.aligned and b.aligned and c.aligned and row % 16 == 0)
 
     def matrices(x: blas.Matrices, rows: int, columns: int) -> Any:
         assert x.pitch >= (rows if x.by_columns else columns)

@@ -25,8 +25,10 @@ PLAIN, RELU, BIAS = 1, 2, 4
 """CUBLASLT_EPILOGUE_DEFAULT, and what others are put together from."""
 COUNT, STEP = 5, 6
 """CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT and _STRIDED_BATCH_OFFSET."""
-MOST_WORKSPACE, ALIGNMENT_A, ALIGNMENT_B, ALIGNMENT_C, ALIGNMENT_D = 1, 5, 6, 7, 8
-"""CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES and _MIN_ALIGNMENT_…_BYTES."""
+MOST_WORKSPACE, ALIGNMENTS = 1, (5, 6, 7, 8)
+"""CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, and _MIN_ALIGNMENT_…_BYTES of A, B, C and D."""
+ALIGNMENT = 16
+"""Bytes, of what cuBLASLt multiplies; its heuristics fail for some mixtures of smaller ones."""
 
 _lock = threading.Lock()
 
@@ -49,9 +51,10 @@ class Matrices(NamedTuple):
         return FLOAT16 if self.half else FLOAT32
 
     @property
-    def alignment(self) -> c_uint32:
-        """Bytes, of the address."""
-        return c_uint32((self.address | 256) & -(self.address | 256))
+    def aligned(self) -> bool:
+        """Whether rows begin at multiples of 16 bytes, or columns."""
+        itemsize = 2 if self.half else 4
+        return not (self.address % ALIGNMENT or self.pitch * itemsize % ALIGNMENT or self.size * itemsize % ALIGNMENT)
 
 
 def product(
@@ -68,16 +71,18 @@ def product(
         shape: (count, m, k, n) of `count` products of m x k with k x n.
         workspace: address of WORKSPACE bytes, which other work on the stream may use afterwards.
         row: address of n numbers of the type of c, which are added to each of its rows; 0: none are. Factors must be
-            float16.
-        relu: whether what is below 0 becomes 0 afterwards. Factors must be float16.
+            float16, and all rows begin at multiples of 16 bytes.
+        relu: whether what is below 0 becomes 0 afterwards, under the same conditions.
         exact: whether float32 factors stay as they are.
 
     Raises:
         CapabilityError: there is no cuBLAS.
         EngineError: cuBLAS refuses; what the function returns raises it too.
     """
-    if a.half and (found := _fused(a, b, c, shape, workspace, scale, row, relu)):
-        return found
+    if a.half and a.aligned and b.aligned and c.aligned:
+        found = _fused(a, b, c, shape, workspace, scale, row, relu)
+        if found is not None:
+            return found
     if row or relu:
         raise EngineError(f"cuBLAS has no product of {tuple(shape)} that adds a row")
     compute = FLOAT32_SUMS if a.half else EXACT_PRODUCTS if exact else TF32_PRODUCTS
@@ -156,8 +161,7 @@ def _fused(
         operation.set({BIAS_POINTER: c_void_p(row)})
     right, left, made = layout(b, k, n), layout(a, m, k), layout(c, m, n)
     preference = _Described("MatmulPreference")
-    preference.set({MOST_WORKSPACE: c_uint64(WORKSPACE), ALIGNMENT_A: b.alignment, ALIGNMENT_B: a.alignment})
-    preference.set({ALIGNMENT_C: c.alignment, ALIGNMENT_D: c.alignment})
+    preference.set({MOST_WORKSPACE: c_uint64(WORKSPACE), **dict.fromkeys(ALIGNMENTS, c_uint32(ALIGNMENT))})
     found, number = _Found(), c_int()
     code = library.cublasLtMatmulAlgoGetHeuristic(
         handle, operation.at, right.at, left.at, made.at, made.at, preference.at, 1, ctypes.byref(found),

@@ -183,7 +183,7 @@ def test_channels_side_by_side(
         made.append(in_memory(shape, np.float16 if channels_last else dtype, channels_last))
         return made[-1][1]
 
-    ArrayStep(step, batch, {"x": (memory.transpose(0, 3, 1, 2), range(channels))}, target)
+    ArrayStep(step, batch, {"x": (memory.transpose(0, 3, 1, 2), range(channels))}, target, precision="fp32")
     device.cupy().cuda.get_current_stream().synchronize()
     (expected,) = step.program.run({"x": x.transpose(0, 3, 1, 2)[:, :channels].astype(np.float32)}, ["y"])
     (whole, found), *_ = made
@@ -289,7 +289,9 @@ def test_images_are_taken_as_the_file_says_and_padding_is_left_out(gpu: str) -> 
     step = General("step", ArrayProgram(nodes, {}), ("x",), ("y",), 1)
     x, kept = made(2, 9, 7, 16).astype(np.float16), [0, 1, 2, 8, 9]
     memory, y = cp.asarray(x), cp.asarray(np.full((2, 5, 4, 8), 7, np.float16))
-    run = ArrayStep(step, 2, {"x": (memory.transpose(0, 3, 1, 2), kept)}, lambda *_: y.transpose(0, 3, 1, 2))
+    run = ArrayStep(
+        step, 2, {"x": (memory.transpose(0, 3, 1, 2), kept)}, lambda *_: y.transpose(0, 3, 1, 2), precision="fp16"
+    )
     assert run.made[0].shape == (2, 8, 5, 4)
     cp.cuda.get_current_stream().synchronize()
     (expected,) = step.program.run({"x": x.transpose(0, 3, 1, 2)[:, kept].astype(np.float32)}, ["y"])

@@ -13,6 +13,7 @@ import re
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,18 +186,28 @@ def on_device(array: np.ndarray[Any, Any]) -> HostArray:
     return array.view(HostArray)
 
 
-def multiply(
-    a: blas.Matrices, b: blas.Matrices, c: int, shape: Any, *, workspace: int, stream: int, exact: bool = False
-) -> None:
-    """As `blas.multiply`."""
+def product(
+    a: blas.Matrices, b: blas.Matrices, c: blas.Matrices, shape: Any, *, workspace: int, scale: float = 1.0,
+    row: int = 0, relu: bool = False, exact: bool = False,
+) -> Callable[[int], None]:  # fmt: skip
+    """As `blas.product`."""
     count, m, k, n = shape
+    assert a.half == b.half
+    assert not (row or relu) or (a.half and a.aligned and b.aligned and c.aligned and row % 16 == 0)
 
     def matrices(x: blas.Matrices, rows: int, columns: int) -> Any:
-        strides = (1, x.pitch) if x.by_columns else (x.pitch, 1)
-        memory = np.ctypeslib.as_array(ctypes.cast(x.address, ctypes.POINTER(ctypes.c_float)), (1,))
-        return as_strided(memory, (count, rows, columns), [4 * step for step in (x.size, *strides)])
+        assert x.pitch >= (rows if x.by_columns else columns)
+        dtype, strides = np.dtype(np.float16 if x.half else np.float32), (1, x.pitch) if x.by_columns else (x.pitch, 1)
+        memory = np.frombuffer((ctypes.c_char * dtype.itemsize).from_address(x.address), dtype)
+        return as_strided(memory, (count, rows, columns), [dtype.itemsize * step for step in (x.size, *strides)])
 
-    matrices(blas.Matrices(c, False, n, m * n), m, n)[...] = matrices(a, m, k) @ matrices(b, k, n)
+    def start(stream: int) -> None:
+        found = matrices(a, m, k).astype(np.float32) @ matrices(b, k, n).astype(np.float32) * np.float32(scale)
+        if row:
+            found = found + matrices(blas.Matrices(row, False, n, 0, c.half), 1, n)
+        matrices(c, m, n)[...] = np.maximum(found, 0) if relu else found
+
+    return start
 
 
 def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) -> Compiled:
@@ -232,5 +243,5 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
     monkeypatch.setattr(kernel, "compile_ahead", lambda symbols: None)
     monkeypatch.setattr(kernel, "launch", kernels.launch)
     monkeypatch.setattr(kernel, "bind", kernels.bind)
-    monkeypatch.setattr(blas, "multiply", multiply)
+    monkeypatch.setattr(blas, "product", product)
     return kernels

@@ -9,21 +9,30 @@ from framefuse.cuda import device
 from framefuse.engines.cudnn import fused
 from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.engines.cudnn.arrays import Fused, taker
+from framefuse.engines.cudnn.products import in_half
 from framefuse.engines.cudnn.traced import Given, Traced, traced
 from framefuse.engines.requests import capture
 
 
-def run_program(program: ArrayProgram, given: Mapping[str, Any], wanted: Sequence[str]) -> list[Any]:
+def run_program(
+    program: ArrayProgram, given: Mapping[str, Any], wanted: Sequence[str], *, half: bool = False
+) -> list[Any]:
     """The wanted values."""
-    return run_traced(lambda *xs: program.run(dict(zip(given, xs, strict=True)), wanted), *given.values())[0]
+    return run_traced(lambda *xs: program.run(dict(zip(given, xs, strict=True)), wanted), *given.values(), half=half)[0]
 
 
-def run_traced(function: Callable[..., Sequence[Any]], *inputs: Any) -> tuple[list[Any], fused.Plan]:
-    """What a function makes of arrays. On a real GPU it runs in a CUDA graph, too, and the graph's results count."""
+def run_traced(
+    function: Callable[..., Sequence[Any]], *inputs: Any, half: bool = False
+) -> tuple[list[Any], fused.Plan]:
+    """What a function makes of arrays, with matrix products of float16 if they are `half`. On a real GPU it runs in a
+    CUDA graph, too, and the graph's results count."""
     cp = device.cupy()
     found = [traced(one) for one in function(*(Traced(Given(at, x.dtype, x.shape)) for at, x in enumerate(inputs)))]
     arrays, outputs = [cp.asarray(x) for x in inputs], [cp.zeros(value.shape, value.dtype) for value in found]
-    plan = fused.plan([taker(at, value, y) for at, (value, y) in enumerate(zip(found, outputs, strict=True))])
+    targets = [taker(at, value, y) for at, (value, y) in enumerate(zip(found, outputs, strict=True))]
+    if half:
+        in_half(targets)
+    plan = fused.plan(targets)
     run = Fused(plan, {})
     starts = run.starts(arrays, outputs)
 

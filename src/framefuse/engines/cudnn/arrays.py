@@ -16,6 +16,7 @@ from framefuse.cuda import blas, device, kernel
 from framefuse.engines.cudnn import fused
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import General
+from framefuse.engines.cudnn.products import in_half
 from framefuse.engines.cudnn.traced import Given, Multiplied, Smallest, Traced, Value, layout, padded, taken, traced
 from framefuse.kernels.network.call import smallest
 
@@ -29,7 +30,7 @@ class Fused:
 
     Args:
         constants: copies by GPU and by what they hold; those that are missing are added.
-        exact: whether products are those of float32, not of TF32.
+        exact: whether products of float32 are exact, not those of TF32.
     """
 
     def __init__(self, plan: fused.Plan, constants: MutableMapping[Hashable, Any], *, exact: bool = False) -> None:
@@ -63,11 +64,13 @@ class Fused:
             keys, places, (rows, columns) = address(step.args[0].value), address(step), step.args[0].shape
             shape = {"rows": rows, "columns": columns, "count": step.shape[1]}
             return lambda stream: smallest(keys, places, **shape, stream=stream)
-        (a, b), to, workspace = step.args, address(step), memory + self._plan.size
-        left, right = factor(a, address(a.value)), factor(b, address(b.value))
-        sizes = (*step.shape[:2], a.shape[2], step.shape[2])
-        exact = self._exact
-        return lambda stream: blas.multiply(left, right, to, sizes, workspace=workspace, stream=stream, exact=exact)
+        a, b, *row = step.args
+        return blas.product(
+            factor(a, address(a.value)), factor(b, address(b.value)),
+            blas.Matrices(address(step), False, step.strides[1], step.strides[0], half=step.stored == np.float16),
+            (*step.shape[:2], a.shape[2], step.shape[2]), scale=step.scale, relu=step.relu,
+            row=address(row[0].value) if row else 0, workspace=memory + self._plan.size, exact=self._exact,
+        )  # fmt: skip
 
     def _constant(self, array: Any) -> Any:
         array = np.ascontiguousarray(array)
@@ -86,7 +89,7 @@ class ArrayStep:
             stay at their addresses, as what it writes does.
         target: called with the number of one of `ys`, and its shape and type for all images: the array that takes it.
             That may have another type, and more channels, which get 0.
-        exact: whether matrix products are those of float32, not of TF32.
+        precision: of matrix products: "fp16", "tf32" or "fp32".
 
     Attributes:
         made: those arrays.
@@ -94,11 +97,11 @@ class ArrayStep:
 
     def __init__(
         self, step: General, images: int, values: Mapping[str, tuple[Any, Sequence[int]]],
-        target: Callable[[int, tuple[int, ...], Any], Any], *, exact: bool = False,
+        target: Callable[[int, tuple[int, ...], Any], Any], *, precision: str,
     ) -> None:  # fmt: skip
-        plan, found, self.made = planned(step, images, values, target)
+        plan, found, self.made = planned(step, images, values, target, half=precision == "fp16")
         count, arrays = step.images or images, [x for x, _ in values.values()]
-        self._fused = Fused(plan, step.program.on_gpu, exact=exact)
+        self._fused = Fused(plan, step.program.on_gpu, exact=precision == "fp32")
         self._starts: list[Start] = []
         for part in range(images // count):
             inputs = [x[part * count :] for x in arrays]
@@ -114,10 +117,14 @@ class ArrayStep:
 
 def planned(
     step: General, images: int, values: Mapping[str, tuple[Any, Sequence[int]]],
-    target: Callable[[int, tuple[int, ...], Any], Any],
+    target: Callable[[int, tuple[int, ...], Any], Any], *, half: bool,
 ) -> tuple[fused.Plan, list[Traced], list[Any]]:  # fmt: skip
     """What to run for a step, what it makes of as many images as the file takes at once, and where that goes for all
-    images. The arguments are those of `ArrayStep`; of arrays, only shapes, strides and types are looked at."""
+    images. The arguments are those of `ArrayStep`; of arrays, only shapes, strides and types are looked at.
+
+    Args:
+        half: whether matrix products take float16.
+    """
     count = step.images or images
     given = {
         name: taken(source(number, x[:count]), np.array(channels), 1)
@@ -126,8 +133,10 @@ def planned(
     found = [traced(value) for value in step.program.run(given, step.ys)]
     shapes = [(value.shape[0] * (images // count), *value.shape[1:]) for value in found]
     made = [target(number, shape, found[number].dtype) for number, shape in enumerate(shapes)]
-    plan = fused.plan([taker(number, *pair) for number, pair in enumerate(zip(found, made, strict=True))])
-    return plan, found, made
+    targets = [taker(number, *pair) for number, pair in enumerate(zip(found, made, strict=True))]
+    if half:
+        in_half(targets)
+    return fused.plan(targets), found, made
 
 
 def memory_of(compiled: Compiled) -> tuple[int, int]:
@@ -146,7 +155,7 @@ def memory_of(compiled: Compiled) -> tuple[int, int]:
             return _value(compiled, step.ys[number])
 
         values = {name: (_value(compiled, name), compiled.network.kept(name)) for name in step.xs}
-        plan, _, made = planned(step, compiled.batch, values, target)
+        plan, _, made = planned(step, compiled.batch, values, target, half=compiled.wide == "fp16")
         each += workspace_of(plan) + sum(y.nbytes for y in made if step is compiled.network.tail)
         for value in given_to(plan):
             if not isinstance(value.source, int):
@@ -217,4 +226,5 @@ def in_memory(x: Any) -> list[int]:
 def factor(x: Traced, address: int) -> blas.Matrices:
     """Matrices of a value at an address."""
     by_columns, pitch = layout(x) or (False, 0)
-    return blas.Matrices(address + 4 * x.offset, by_columns, pitch, x.strides[0] if x.shape[0] > 1 else 0)
+    start, size = address + x.value.stored.itemsize * x.offset, x.strides[0] if x.shape[0] > 1 else 0
+    return blas.Matrices(start, by_columns, pitch, size, half=x.value.stored == np.float16)

@@ -184,8 +184,8 @@ class Execution(DeviceExecution):
             self.sizes = [cp.asarray(np.array(sizes, np.float32)) for sizes in head.sizes]
             self.results.append(cp.empty((batch, head.anchors, head.fields), cp.float32))
         elif tail is not None:
-            exact = {"exact": compiled.wide == "fp32"}
-            self.tail = ArrayStep(tail, batch, self._read(tail), lambda number, *kind: cp.empty(*kind), **exact)
+            given = tail, batch, self._read(tail), lambda number, *kind: cp.empty(*kind)
+            self.tail = ArrayStep(*given, precision=compiled.wide)
             self.results = self.tail.made
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
@@ -203,7 +203,7 @@ class Execution(DeviceExecution):
                 batch,
                 self._read(step),
                 lambda number, *kind, ys=step.ys: self.values(ys[number]),
-                exact=compiled.wide == "fp32",
+                precision=compiled.wide,
             )
             for index, step in enumerate(compiled.placement.steps)
             if isinstance(step, General)

@@ -194,7 +194,7 @@ def arranged(made: Sequence[Step]) -> tuple[dict[Value, int], int]:
         taken = [one for one in taken if last[one[2]] >= index]
         value = step.values["y"] if isinstance(step, Launch) else step
         if value in last and value not in places:
-            size, start = -(-value.size * value.dtype.itemsize // ALIGNMENT) * ALIGNMENT, 0
+            size, start = -(-value.room * value.stored.itemsize // ALIGNMENT) * ALIGNMENT, 0
             for begin, end, _ in sorted(taken, key=lambda one: one[0]):
                 if start + size <= begin:
                     break
@@ -224,7 +224,7 @@ def kernel_of(value: Value) -> Kernel:
     sides = [(size, math.prod(value.shape[axis + 1 :])) for axis, size in enumerate(value.shape)]
     for side, inner in [(value.size, 1), *((size, inner) for size, inner in sides if size > 1 and inner >= 32)]:
         for width in (8, 4, 2):
-            fits = width * value.dtype.itemsize <= BYTES and side % width == 0 if inner == 1 else width <= side
+            fits = width * value.stored.itemsize <= BYTES and side % width == 0 if inner == 1 else width <= side
             if fits and value.size // width >= ENOUGH:
                 kernel = Kernel(value, width=width, side=side, inner=inner)
                 if kernel.suits:
@@ -263,6 +263,7 @@ class Kernel:
         """Variables that differ between the elements that a thread makes."""
         self._loads: dict[str, str] = {}
         """By the text of each: what a thread reads at once, or which of its neighbours reads what lies beside it."""
+        self._view = root.view if isinstance(root, Target) else Traced(root, root.shape, root.strides)
         self._row, self._elements = row_of(root)
         size = root.args[1].size if scatter else root.size
         self._lanes = (32 if self._row <= WARP else THREADS) if near == 1 else THREADS // near
@@ -294,12 +295,12 @@ class Kernel:
             else (f"EACH({rows})", rows)
         )
         names = {name: value for value, name in self._values.items()}
-        given = "".join(f"const {TYPES[one.dtype.char]}* __restrict__ {name}, " for name, one in names.items())
+        given = "".join(f"const {TYPES[one.stored.char]}* __restrict__ {name}, " for name, one in names.items())
         lines = "".join(f"  {line}\n" for line in (start, *self._all))
         text = (
             f"// launch: grid ({-(-threads // THREADS)}), block {THREADS}, waits\n"
             f'extern "C" __global__ void __launch_bounds__({THREADS}) NAME(\n'
-            f"    {given}{TYPES[root.dtype.char]}* __restrict__ y) {{\n{lines}}}\n"
+            f"    {given}{TYPES[root.stored.char]}* __restrict__ y) {{\n{lines}}}\n"
         )
         return Launch(text, {**names, "y": root})
 
@@ -328,18 +329,17 @@ class Kernel:
                 )
         else:
             at = at * self._width
-            kind = f"Pack<{TYPES[root.dtype.char]}, {self._width}>"
+            kind = f"Pack<{TYPES[root.stored.char]}, {self._width}>"
             self._line(f"{kind} made;")
             with self._each() as e:
-                to = self._place(root.view, at + e) if isinstance(root, Target) else at + e
+                to = self._place(self._view, at + e)
                 self._line(f"made[e] = {self._stored(at + e)};")
             if not self._side_by_side(to, root):
                 self._loads["y"] = "store"
             self._line(f"*({kind}*)(y + {to.without('e')}) = made;")
 
     def _store(self, at: Index, test: str = "") -> None:
-        to = self._place(self._root.view, at) if isinstance(self._root, Target) else at
-        self._line(f"{test}y[{to}] = {self._stored(at)};")
+        self._line(f"{test}y[{self._place(self._view, at)}] = {self._stored(at)};")
 
     def _stored(self, at: Index) -> str:
         root = self._root
@@ -445,7 +445,7 @@ class Kernel:
 
     def _side_by_side(self, at: Index, value: Value) -> bool:
         """Whether a thread's elements lie in memory as a `Pack` does."""
-        size = self._width * value.dtype.itemsize
+        size = self._width * value.stored.itemsize
         if value.alignment % min(size, BYTES) or (self._side % self._width and size > BYTES):
             return False  # 16 bytes of which the first is in an array are in its memory
         return ("e", 1) in at.terms and not any(one % self._width for one in at.weights("e"))
@@ -472,7 +472,7 @@ class Kernel:
 
     def _read(self, pointer: str, value: Value, at: Index) -> str:
         if self._several(at) and self._side_by_side(at, value):
-            pack = f"Pack<{TYPES[value.dtype.char]}, {self._width}>"
+            pack = f"Pack<{TYPES[value.stored.char]}, {self._width}>"
             text = f"*(const {pack}*)({pointer} + {self._named('unsigned', str(at.without('e')))})"
             self._loads[text] = "several"
             return f"{self._named(pack, text)}[e]"

@@ -45,13 +45,17 @@ class Value:
 
     Attributes:
         alignment: bytes of which its address is a multiple, if it lies in memory.
+        stored: its type in memory.
+        strides: there, of its elements; those who read it know them.
+        room: elements that it takes there.
     """
 
     alignment = 16
 
     def __init__(self, shape: Sequence[int], dtype: Any, args: Sequence[Traced] = (), *, held: bool = False) -> None:
         self.shape, self.dtype, self.args, self.held = tuple(map(int, shape)), np.dtype(dtype), tuple(args), held
-        self.size = math.prod(self.shape)
+        self.size, self.stored = math.prod(self.shape), self.dtype
+        self.strides, self.room = in_c_order(self.shape), self.size
 
 
 class Given(Value):
@@ -115,7 +119,16 @@ class Reduced(Value):
 
 
 class Multiplied(Value):
-    """Products of matrices (count, m, k) and (count, k, n)."""
+    """Products of matrices (count, m, k) and (count, k, n), and a row (n) that is added to each of theirs, if given.
+
+    Attributes:
+        scale: of the products.
+        relu: whether what is below 0 becomes 0, after the row.
+    """
+
+    def __init__(self, shape: Sequence[int], args: Sequence[Traced]) -> None:
+        super().__init__(shape, np.float32, args, held=True)
+        self.scale, self.relu = 1.0, False
 
 
 class Smallest(Value):
@@ -399,7 +412,7 @@ def product(a: Traced, b: Traced) -> Traced:
     if not a.shape[-1]:
         return broadcast(traced(np.float32(0)), shape)
     factors = [matrices(broadcast(one.astype(np.float32), (*outer, *one.shape[-2:]))) for one in (a, b)]
-    return Traced(Multiplied((math.prod(outer), *shape[-2:]), np.float32, factors, held=True)).reshape(shape)
+    return Traced(Multiplied((math.prod(outer), *shape[-2:]), factors)).reshape(shape)
 
 
 def matrices(x: Traced) -> Traced:

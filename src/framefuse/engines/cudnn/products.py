@@ -47,7 +47,9 @@ def in_half(targets: Sequence[Target]) -> None:
     order, instead, copies = ordered(targets), dict[Value, Value](), dict[Value, Value]()
     uses = Counter(arg.value for value in order for arg in value.args)
     products = [value for value in order if isinstance(value, Multiplied)]
-    short = {x.value for one in products if one.args[0].shape[2] < SHORTEST for x in one.args}
+    short = {
+        value for one in products if one.args[0].shape[2] < SHORTEST for value in (one, *(x.value for x in one.args))
+    }
     short |= {value.args[0].value for value in order if isinstance(value, Smallest)}
     """What has to be float32."""
     for x in (x for one in products for x in one.args):
@@ -70,6 +72,7 @@ def in_half(targets: Sequence[Target]) -> None:
         if (
             isinstance(value, Multiplied)
             and value.shape[2] >= SHORTEST
+            and value not in short
             and all(isinstance(x, Gathered) for x in others)
         ):
             value.stored = np.dtype(np.float16)

@@ -61,6 +61,9 @@ CASES = (
     Case((1, 256, 6, 5), 24, (3, 3), pads=(1, 1)),  # each of eight parts goes round its ring
     Case((2, 64, 9, 7), 40, (3, 2), (2, 1), (1, 1), activation="silu"),
     Case((1, 8, 13, 5), 8, (7, 1), (2, 1), (3, 0)),
+    Case((1, 72, 24, 8), 40, (3, 3), pads=(9, 9), dilation=(9, 9)),  # blocks see padding under rows of the filter
+    Case((2, 16, 17, 9), 24, (5, 3), pads=(12, 6), dilation=(6, 6), activation="relu", residual=True),
+    Case((1, 8, 2, 130), 16, pads=(3, 0), activation="silu"),  # and some see nothing else
 )
 
 

@@ -57,11 +57,20 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
   struct Chunk {
     int depth, tap_x, tap_y;
   };
-  const int chunks = rows * columns * depth_groups, steps = (chunks + CHUNKS - 1) / CHUNKS;
+  // Rows of the filter that show nothing but padding to all pixels of this block, before `top_row` and from `end_row` on.
+  int top_row = 0, end_row = rows;
+  const int last_pixel = min(first_pixel + ROWS, pixels) - 1, image_pixels = height * width;
+  if (first_pixel / image_pixels == last_pixel / image_pixels) {
+    const int low = first_pixel % image_pixels / width * stride_y - top, high = last_pixel % image_pixels / width * stride_y - top;
+    while (top_row < end_row && high + top_row * dilation_y < 0) ++top_row;
+    while (top_row < end_row && low + (end_row - 1) * dilation_y >= in_height) --end_row;
+  }
+  const int chunks = rows * columns * depth_groups;
+  const int steps = ((end_row - top_row) * columns * depth_groups + CHUNKS - 1) / CHUNKS;
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
   const int first_row = thread / CHUNKS, first_place = place(first_row, thread % CHUNKS);
   const int first = begin * CHUNKS + thread % CHUNKS;
-  Chunk at = {first % depth_groups, first / depth_groups % columns, first / depth_groups / columns};
+  Chunk at = {first % depth_groups, first / depth_groups % columns, first / depth_groups / columns + top_row};
   const auto move_on = [&](Chunk& chunk) {
     for (chunk.depth += CHUNKS; chunk.depth >= depth_groups; chunk.depth -= depth_groups)
       if (++chunk.tap_x == columns) chunk.tap_x = 0, ++chunk.tap_y;
@@ -80,7 +89,7 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
     const int offset = (chunk.tap_y * columns + chunk.tap_x) * depth_groups + chunk.depth;
 #pragma unroll
     for (int k = 0; k < THEIRS; ++k) {
-      const bool valid = chunk.tap_y < rows && first_channel + first_row + k * APART < groups * 8;
+      const bool valid = chunk.tap_y < end_row && first_channel + first_row + k * APART < groups * 8;
       copy_async(ring + stage * STAGE + first_place + (ROWS + k * APART) * CHUNKS, weights + offset + k * APART * chunks, valid);
     }
   };
@@ -91,7 +100,7 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
 #pragma unroll
     for (int k = 0; k < MINE; ++k) {
       const int y = corner_y[k] + moved_y, x = corner_x[k] + moved_x;
-      const bool valid = chunk.tap_y < rows && (unsigned)y < (unsigned)in_height && (unsigned)x < (unsigned)in_width;
+      const bool valid = chunk.tap_y < end_row && (unsigned)y < (unsigned)in_height && (unsigned)x < (unsigned)in_width;
       copy_async(ring + stage * STAGE + first_place + k * APART * CHUNKS, x_ + (from[k] + offset), valid, near);
     }
   };

@@ -151,11 +151,12 @@ def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: An
     strange = [name for name, side in made.items() if not all(bool(one.isfinite().all()) for one in side.outputs())]
     if strange:
         row["not finite"] = strange
-    if {"framefuse", "PyTorch"} <= made.keys():
-        try:
-            row["apart"] = apart(*(made[name].outputs() for name in ("framefuse", "PyTorch")))
-        except Exception as error:  # outputs of other shapes: the times are worth keeping
-            row["apart"], row["why"] = None, said(error)
+    for name, key in {"framefuse": "apart", "ONNX Runtime": "ONNX Runtime apart"}.items():
+        if {name, "PyTorch"} <= made.keys():
+            try:
+                row[key] = apart(made[name].outputs(), made["PyTorch"].outputs())
+            except Exception as error:  # outputs of other shapes: the times are worth keeping
+                row[key], row["why"] = None, said(error)
     return made
 
 

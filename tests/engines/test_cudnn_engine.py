@@ -214,6 +214,33 @@ class TestGpu:
                 pool.release(slot)
         engine.close()
 
+    @pytest.mark.parametrize("ours", [True, False])
+    def test_residual_blocks_again_and_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+        """As those of a ResNet-18: with our kernels alone, each of which begins before the one before has ended."""
+        if ours:
+            monkeypatch.setattr(convolutions.Builder, "candidate_engines", lambda *given: [])
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        net = Net()
+        x = net.conv(net.conv("images", 64, 7, 2, "relu"), 64, 3, 2, "relu")
+        for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            for first in (True, False):
+                step = stride if first else 1
+                inside = net.conv(net.conv(x, channels, 3, step, "relu"), channels, 3, act="none")
+                skip = net.conv(x, channels, 1, step, "none") if first and step > 1 else x
+                x = net.node("Relu", net.node("Add", inside, skip, channels=channels), channels=channels)
+        path = net.save(tmp_path / "net.onnx", x)
+        engine = open_engine("cudnn", path, EngineOptions(device="cuda"))
+        pool = engine.request_pool(1, 224, 224, 1)
+        slot = pool.acquire()
+        assert slot is not None
+        for seed in range(20):
+            image = images(1, 224, 224) * np.float32(1 + seed / 10)
+            slot.write(image)
+            pool.submit(slot)
+            assert pool.wait(slot, 10)
+            assert relative(slot.outputs[0], onnx_runtime(path, rounded(image))[0]) < 5e-3
+        engine.close()
+
     @pytest.mark.parametrize("what", ["attention", "anchors", "filters for each channel"])
     def test_blocks_equal_onnx_runtime(self, tmp_path: Path, what: str) -> None:
         net, height, width = Net(), 96, 160

@@ -123,6 +123,9 @@ FACTORS: list[Callable[[Any], Any]] = [
     lambda x: np.matmul(np.matmul(x, weight(x.shape[2], 16, 1)) + 1, weight(16, 16, 2)) * 2 - x.max(),
     lambda x: np.matmul(x, weight(x.shape[2], 3, 1)).transpose(2, 0, 1).reshape(3, -1) + 1,
     lambda x: np.matmul(x, np.zeros((x.shape[2], 8), np.float32)) + np.matmul(x, weight(x.shape[2], 8, 3)),
+    lambda x: np.maximum(np.matmul(np.tanh(x[:1, :1]), np.tanh(weight(x.shape[2], 16, 1)) + x[0, 0, 0]), 0),
+    lambda x: np.maximum(np.matmul(np.tanh(made(5, 12) * x[0, 0, 0])[3:4, 4:], weight(8, 16, 1)), 0),
+    lambda x: np.matmul(np.tanh(x)[0, 3:4], weight(x.shape[2], 16, 1)) + np.arange(16, dtype=np.float32),
 ]  # fmt: skip
 
 
@@ -145,6 +148,20 @@ def test_coordinates_stay_float32() -> None:
     assert not any(arg.value.stored == np.float16 for arg in last.args)
     half = x.astype(np.float16).astype(np.float64) @ weight(32, 4, 1).astype(np.float16)
     np.testing.assert_allclose(found, np.tanh(half), rtol=1e-5, atol=1e-6)
+
+
+def test_weighted_sums_of_coordinates_stay_float32() -> None:
+    """Of distances, as boxes of D-FINE are, and of boxes that are computed."""
+
+    def function(x: Any) -> Any:
+        shares = softmax({"opset": 17, "axis": -1}, x)
+        far = np.matmul(shares, 30 * np.arange(33, dtype=np.float32)[:, None])
+        return far + np.matmul(shares[:, :, :9], np.exp(x[:, :9, :4]) * 3840).sum(-1, keepdims=True)
+
+    x = made(2, 40, 33)
+    (found,), plan = run_traced(lambda x: [function(x)], x, half=True)
+    assert not any(arg.value.stored == np.float16 for one in products(plan.steps) for arg in one.args)
+    np.testing.assert_allclose(found, function(x.astype(np.float64)), rtol=2e-3)
 
 
 def test_products_of_the_same_matrix_are_one() -> None:
@@ -218,7 +235,7 @@ def test_nodes_of_a_file(images: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
 
 
-def test_numbers_beyond_the_range_become_the_largest() -> None:
+def test_constants_beyond_the_range_become_the_largest() -> None:
     found = run_traced(
         lambda x: [np.matmul(x, np.eye(8, dtype=np.float32) * 1e6)], np.eye(8, dtype=np.float32), half=True
     )

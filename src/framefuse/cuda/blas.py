@@ -84,7 +84,8 @@ def product(
         if found is not None:
             return found
     if row or relu:
-        raise EngineError(f"cuBLAS has no product of {tuple(shape)} that adds a row")
+        message = f"cuBLAS has no product of {tuple(shape)} that adds a row"
+        raise EngineError(message, remedy="use --precision tf32, or another engine")
     compute = FLOAT32_SUMS if a.half else EXACT_PRODUCTS if exact else TF32_PRODUCTS
     return lambda stream: _multiply(a, b, c, shape, workspace, scale, compute, stream)
 

@@ -82,9 +82,9 @@ class Indices:
     def whole(self, at: Index) -> Index:
         """The same with what was divided in place of its quotient and remainder."""
         weights = dict(at.terms)
-        for name, weight in reversed(at.terms):
+        for name, _ in reversed(at.terms):
             quotient, number, by = self._digits.get(name, ("", "", 0))
-            if quotient and weights.get(quotient) == weight * by:
+            if quotient and name in weights and weights.get(quotient) == (weight := weights[name]) * by:
                 del weights[name], weights[quotient]
                 weights[number] = weights.get(number, 0) + weight
         return Index(tuple(weights.items()), at.constant)

@@ -5,10 +5,10 @@ python -m framefuse.engines.cudnn.plans WORKSPACE_BYTES
 stdin:  pickled (Layer, engine, knobs), until end of file
 stdout: pickled (kernel, error): bytes for `Builder.load` and an empty string, or empty bytes and an error message
 
-The cache on disk is one JSON file per combination of GPU, driver and library versions, with an entry per layer. Models,
-batches and sizes share the entry of a layer that they have in common. A file of another combination is never used;
-`note` says how the most similar one differs. A damaged file counts as empty, and `note` says so. A lock serialises
-writers. Serialised kernels lie in a folder of the same name, each named by the SHA-256 that its entry states.
+The cache on disk is one JSON file per combination of GPU, driver, library versions and kernels of ours, with an entry
+per layer. Models, batches and sizes share the entry of a layer that they have in common. A file of another combination
+is never used; `note` says how the most similar one differs. A damaged file counts as empty, and `note` says so. A lock
+serialises writers. Serialised kernels lie in a folder of the same name; each is named by the SHA-256 in its entry.
 """
 
 from __future__ import annotations
@@ -204,9 +204,8 @@ def environment(builder: Builder) -> dict[str, str]:
         "driver": str(runtime.driverGetVersion()),
         "cudnn": str(frontend().backend_version()),
         "frontend": str(frontend().__version__),
-        "ours": hashlib.sha256(describe(TILES[0].symbol).source.encode()).hexdigest()[
-            :16
-        ],  # cuDNN's were faster than it
+        # Our kernel was compared with cuDNN's.
+        "ours": hashlib.sha256(describe(TILES[0].symbol).source.encode()).hexdigest()[:16],
         "precision": "fp16",
         "max_workspace": str(builder.max_workspace),
     }

@@ -1,9 +1,10 @@
 """Matrix products in float16, for networks in FP16: factors are stored as float16, and sums are float32.
 
 A factor is written as float16 where it is computed, so that nothing converts it, and what else reads it reads that.
-Other values stay float32, such as the scores of a softmax, except those of which single elements are gathered. A
-product takes into its own kernel what only it is read for: a row that is added, a ReLU, and an order of its axes.
-Products of the same matrix with constants become one. A GELU stays a kernel: cuBLAS has its approximation only.
+Other values stay float32, such as the scores of a softmax, except those of which single elements are gathered.
+Constants beyond the range of float16 become its largest number; what is computed beyond it becomes infinite, as in
+convolutions. A product takes into its own kernel what only it is read for: a row that is added, a ReLU, and an order of
+its axes. Products of the same matrix with constants become one. A GELU stays a kernel: cuBLAS only approximates it.
 """
 
 from __future__ import annotations
@@ -47,18 +48,16 @@ def in_half(targets: Sequence[Target]) -> None:
     order, instead, copies = ordered(targets), dict[Value, Value](), dict[Value, Value]()
     uses = Counter(arg.value for value in order for arg in value.args)
     products = [value for value in order if isinstance(value, Multiplied)]
-    short = {
-        value for one in products if one.args[0].shape[2] < SHORTEST for value in (one, *(x.value for x in one.args))
-    }
+    # What has to be float32.
+    short = {value for one in products if stays_float32(one) for value in (one, *(x.value for x in one.args))}
     short |= {value.args[0].value for value in order if isinstance(value, Smallest)}
-    """What has to be float32."""
     for x in (x for one in products for x in one.args):
         x.value.held = isinstance(x.value, LYING) or x.value in short
     for value in order:
         value.args = tuple(
             Traced(instead[x.value], x.shape, x.strides, x.offset) if x.value in instead else x for x in value.args
         )
-        if isinstance(value, Multiplied) and value.args[0].shape[2] >= SHORTEST:
+        if isinstance(value, Multiplied) and not stays_float32(value):
             value.args = tuple(half_factor(x, value, short, copies) for x in value.args)
         elif isinstance(value, Elementwise) and value.dtype == np.float32:
             for x, other in zip(value.args, value.args[::-1], strict=True):
@@ -82,6 +81,12 @@ def in_half(targets: Sequence[Target]) -> None:
     for value in ordered(targets):
         if isinstance(value, Multiplied) and len(value.args) > 2 and value.stored == np.float16:
             value.args = *value.args[:2], constant(value.args[2].value.source, value.stored)  # type: ignore[attr-defined]
+
+
+def stays_float32(product: Multiplied) -> bool:
+    """Whether a product is small, and often one of coordinates: of few numbers each, or weighted sums of them."""
+    (_, _, depth), (_, _, columns) = product.args[0].shape, product.args[1].shape
+    return depth < SHORTEST or columns == 1 or (columns < SHORTEST and known(product.args[1]) is None)
 
 
 def half_factor(x: Traced, product: Multiplied, short: Container[Value], copies: dict[Value, Value]) -> Traced:
@@ -164,7 +169,10 @@ def in_order(x: Traced, product: Multiplied) -> bool:
 def aligned(product: Multiplied) -> bool:
     """Whether the rows of all its matrices begin at multiples of 16 bytes, and it is one of float16."""
     steps = [step for x in product.args[:2] for step in (*x.strides, x.offset) if step != 1]
-    return product.args[0].shape[2] >= SHORTEST and not any(step % ALIGNED for step in (*steps, product.shape[2]))
+    a = product.args[0]
+    if a.shape[1] == 1:  # no stride says where it begins once rows are padded
+        steps += [a.shape[2], a.value.shape[-1]]
+    return a.value.stored == np.float16 and not any(step % ALIGNED for step in (*steps, product.shape[2]))
 
 
 def readers_of(targets: Sequence[Target]) -> dict[Value, list[Value]]:

@@ -36,6 +36,6 @@ static __device__ float sigmoid(float value) { return 1 / (1 + expf(-value)); }
 
 // `activation`: 0 none, 1 SiLU, 2 ReLU.
 static __device__ float activated(float value, int activation) {
-  if (activation == 1) return __fdividef(value, 1 + expf(-value));
+  if (activation == 1) return value / (1 + expf(-value));
   return activation == 2 ? max(value, 0.0f) : value;
 }

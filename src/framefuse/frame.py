@@ -6,7 +6,7 @@ Nothing here converts pixels. A Frame describes its bytes (format, colour matrix
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any, Literal, Protocol
 
@@ -37,7 +37,7 @@ class PixelFormat:
     shift: int = 0
     """Unused low bits of a sample (6 for P010, which uses the high 10 of 16 bits)."""
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
 

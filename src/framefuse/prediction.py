@@ -4,6 +4,7 @@ the host); Event (a change in the life of one object)."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from html import escape
 from typing import Any, Literal, NamedTuple, Self, overload
 
@@ -291,9 +292,15 @@ class Classification:
     """
 
     def __init__(self, scores: Array, names: Mapping[int, str]) -> None:
-        self.names = names
-        self.class_id = np.argsort(-scores, kind="stable")
-        self.confidence = scores[self.class_id]
+        self.names, self._scores = names, scores
+
+    @cached_property
+    def class_id(self) -> Array:
+        return np.argsort(-self._scores, kind="stable")
+
+    @cached_property
+    def confidence(self) -> Array:
+        return self._scores[self.class_id]
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """Name and confidence of the best classes."""

@@ -1,6 +1,7 @@
 """Preprocess: how a model expects its input, where an image is placed in it, and the call that fills it."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -134,8 +135,12 @@ class Preprocess:
 
     def arguments(self, placement: Placement) -> dict[str, Any]:
         """The arguments of `kernels.preprocess` that say what becomes of a frame with this placement."""
-        shared = {name: getattr(self, name) for name in ("interpolation", "pad_value", "mean", "std", "channel_order")}
-        return {"content": placement.content, "roi": placement.roi, **shared}
+        return {"content": placement.content, "roi": placement.roi, **self._shared}
+
+    @cached_property
+    def _shared(self) -> dict[str, Any]:
+        """Those of all frames."""
+        return {name: getattr(self, name) for name in ("interpolation", "pad_value", "mean", "std", "channel_order")}
 
 
 __all__ = ["Fit", "Interpolation", "Placement", "Preprocess"]

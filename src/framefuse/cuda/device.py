@@ -7,6 +7,7 @@ threads; all other code on CUDA uses that one and takes no number.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 import weakref
@@ -126,7 +127,7 @@ def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def _pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     memory = cupy().cuda.alloc_pinned_memory(max(1, count * np.dtype(dtype).itemsize))
     found: NDArray[Any] = np.frombuffer(memory, dtype, count)
     return found
@@ -148,7 +149,7 @@ def lent(shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
             _lent[0] += size
             return _lent[0]
 
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     try:
         array = _pinned(shape, dtype) if count(size) <= LENT else None
     except Exception:  # of CuPy: the machine has no more of such memory

@@ -89,8 +89,8 @@ def _readable(output: NDArray[Any]) -> NDArray[Any]:
 
 def raise_non_finite(counts: NDArray[Any], of_what: str) -> None:
     """Raise NonFiniteError if a frame of a batch has NaN or infinity; `counts` (batch,): how many."""
-    bad = np.flatnonzero(counts)
-    if len(bad):
+    if np.count_nonzero(counts):
+        bad = np.flatnonzero(counts)
         raise NonFiniteError(
             f"the model returned NaN or infinity in {counts[bad[0]]} {of_what} for frame {bad[0]} of a batch of "
             f"{len(counts)}",

@@ -144,9 +144,11 @@ def classify(scores: NDArray[Any], names: Any, activation: str) -> list[Classifi
         NonFiniteError: NaN or infinity in the scores of an image.
     """
     values = scores.reshape(len(scores), -1).astype(np.float32)
-    raise_non_finite(np.count_nonzero(~np.isfinite(values), axis=1), "of its scores")
+    if not np.isfinite(values).all():
+        raise_non_finite(np.count_nonzero(~np.isfinite(values), axis=1), "of its scores")
     if activation == "softmax":
-        values = np.exp(values - values.max(axis=1, keepdims=True))
+        values -= values.max(axis=1, keepdims=True)
+        np.exp(values, out=values)
         values /= values.sum(axis=1, keepdims=True)
     elif activation == "sigmoid":
         with np.errstate(over="ignore"):

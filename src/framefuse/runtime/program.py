@@ -137,7 +137,7 @@ class Program(ABC):
         self.rung = f"{self.card.path.stem} {self.engine.name} {self.engine.precision}"
         self._in_flight: deque[Any] = deque()
         """Batches that were submitted and have not finished, oldest first."""
-        self._placements: dict[tuple[int, int, View | None], Placement] = {}
+        self._placements: dict[tuple[Any, ...], Placement] = {}
         self._largest = (0, 0)
         self._closing, self._closed = threading.RLock(), False
 
@@ -151,12 +151,13 @@ class Program(ABC):
 
     def _place(self, frame: Frame) -> Placement:
         """Where a frame lies in the model input; cached, since the frames of a source usually have one size."""
-        size = frame.width, frame.height, frame.view
-        if size not in self._placements:
+        size = frame.planes[0].shape, frame.rotation, frame.view
+        found = self._placements.get(size)
+        if found is None:
             if len(self._placements) >= MAX_SIZES:
                 self._placements.clear()
-            self._placements[size] = self.preprocess.place_view(*size)
-        return self._placements[size]
+            found = self._placements[size] = self.preprocess.place_view(frame.width, frame.height, frame.view)
+        return found
 
     @abstractmethod
     def row_seconds(self) -> float:

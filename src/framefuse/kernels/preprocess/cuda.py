@@ -129,14 +129,16 @@ class PreprocessTable:
         Raises:
             UsageError: an option or a plane cannot be used, or the frame has another layout or sample type.
         """
-        if (frame.format.layout, frame.format.dtype) != (self._format.layout, self._format.dtype):
+        made, given = self._format, frame.format
+        if made is not given and (made.layout, made.dtype) != (given.layout, given.dtype):
             raise UsageError(f"a {frame.format.name} frame does not fit a table of {self._format.name} frames")
         if "rows" in options:
             raise UsageError("a table fills whole slots", remedy="leave out rows")
         self._look_at(frame)
         kind = (*options.values(), *self._facts)
         if kind == self._kinds[slot]:  # frames of one video differ only in their addresses
-            self._addresses[slot, : len(self._pointers)] = self._pointers
+            for number, pointer in enumerate(self._pointers):  # faster than an assignment of the list
+                self._addresses[slot, number] = pointer
             return
         row, self._tables[slot] = _row_of(frame, self._out, slot, {"memory_format": self._memory_format, **options})
         self._rows[slot] = row

@@ -22,7 +22,7 @@ from framefuse.cuda.launch_plan import graph_memory
 from framefuse.engines import DeviceExecution
 from framefuse.engines.requests import capture
 from framefuse.frame import Frame
-from framefuse.kernels.preprocess.cuda import PreprocessTable
+from framefuse.kernels.preprocess.cuda import PreprocessTable, is_cuda
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck
 from framefuse.postprocess.decoders import DECODERS
@@ -159,9 +159,12 @@ class CapturedBatch:
         return partial(driver.launch, graph, self._stream)
 
     def load(
-        self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess
+        self, frames: Sequence[Frame], placements: Sequence[Placement], new: Sequence[bool], preprocess: Preprocess
     ) -> dict[int, Frame]:
         """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0.
+
+        Args:
+            new: whether each row shows another frame than the one before.
 
         Returns:
             The frames as the GPU reads them, each with the first of its rows.
@@ -169,11 +172,11 @@ class CapturedBatch:
         loaded = dict[int, Frame]()
         before, self._placed = self._placed, []
         views = list(placements) if frames[0].joined == len(frames) else []
-        new = [slot for slot, frame in enumerate(frames) if not slot or frame.planes is not frames[slot - 1].planes]
-        self._staging.write([(slot, frames[slot]) for slot in new])
+        host = {slot: frame for slot, frame in enumerate(frames) if new[slot] and not is_cuda(frame)}
+        self._staging.write(list(host.items()))
         for slot, (frame, placement) in enumerate(zip(frames, placements, strict=True)):
-            if slot in new:  # otherwise another view of the same frame
-                there = loaded[slot] = self._staging.upload(slot, frame)
+            if new[slot]:  # otherwise another view of the same frame
+                there = loaded[slot] = self._staging.upload(slot, frame) if slot in host else frame
                 if there.ready is not None:
                     driver.wait(there.ready, self._stream)
                 if views and views == before and self._table.replace_frame(len(views), there):

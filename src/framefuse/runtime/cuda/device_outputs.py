@@ -186,12 +186,9 @@ class BoxOutputs(DeviceOutputs):
         raise_non_finite(non_finite[:count], "of its anchors or queries")
         if self._heads:
             return self._with_heads(self._heads, Found(*(part[:count].copy() for part in self._host[:FOUND])))
-        merged = self._looks[:count, LOOK - 3] >= 0  # their objects are those of the first row of the frame
-        if merged.any() and merged.all():
-            found = [Detections.none(self._card.names)] * count
-        else:
-            counts[: len(merged)][merged] = 0
-            found = self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
+        if self._joined:  # the objects of merged rows are those of the first row of the frame
+            counts[:count][self._looks[:count, LOOK - 3] >= 0] = 0
+        found = self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
         for row, *columns, size in zip(self._joined, *self._host[MERGED], strict=False):
             *columns, views = (column[:size] for column in columns)
             found[row] = self._checked.one(*columns, view=views.astype(np.int64))

@@ -79,11 +79,10 @@ class CudaProgram(Program):
         self._gpu_lost = False
 
     def batch_key(self, frame: Frame) -> tuple[Any, ...]:
-        key: tuple[Any, ...] = (self.input_size(frame), frame.format.layout, frame.format.dtype)
-        place = self._place(frame)
+        place, task = self._place(frame), self.card.task
         # Masks have the size of what the model saw, those of instances that of the frame.
-        sizes: dict[str, tuple[Any, ...]] = {"semantic": place.shown, "segment": (place,)}
-        return (*key, *sizes.get(self.card.task, ()))
+        masks = place.shown if task == "semantic" else place if task == "segment" else None
+        return place.size[::-1], frame.format.layout, frame.format.dtype, masks
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Load the model for frames of this size. Capturing waits for the first frame, which tells the pixel format."""
@@ -107,17 +106,15 @@ class CudaProgram(Program):
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         batches = yield from self._captured_for(frames[0])
-        fitting = [captured for captured in batches if captured.rows >= len(frames)]
-        while not (free := [captured for captured in fitting if not self._is_running(captured.model)]):
+        while (captured := self._free_for(batches, len(frames))) is None:
             yield from self.finish()
-        captured = min(free, key=attrgetter("rows"))
         started = WallCpuTime.now()
         placements = [self._place(frame) for frame in frames]
         # Rows that are views of one frame follow each other.
         new = [not row or frame.planes is not frames[row - 1].planes for row, frame in enumerate(frames)]
         kept: list[Frame | None] = [None] * len(frames)
         with self._translating_errors("start a batch"):
-            loaded = captured.load(frames, placements, self.preprocess)
+            loaded = captured.load(frames, placements, new, self.preprocess)
             for row, there in loaded.items() if self.frames_on_gpu else ():
                 if is_composable(there) and not there.aside:  # copied before the launch, whose end the results wait for
                     planes, memory = captured.copy(there)
@@ -196,7 +193,8 @@ class CudaProgram(Program):
 
     def _captured_for(self, frame: Frame) -> Generator[FrameResult, None, list[CapturedBatch]]:
         """The captured batches for frames like this one; yields the results of batches that had to finish for them."""
-        size, key = self.input_size(frame), self.batch_key(frame)
+        key = self.batch_key(frame)
+        size = key[0]
         self._refuse_closed()
         batches = self._captured.pop(key, None)
         if batches is None:
@@ -229,7 +227,8 @@ class CudaProgram(Program):
             raise EngineError("the program was closed", remedy="make a new one for each run")
 
     def _capture(self, size: tuple[int, int], frame: Frame) -> list[CapturedBatch]:
-        """One captured batch for each execution of that size; executions that do not fit with theirs are freed."""
+        """One captured batch for each execution of that size, the smallest first; executions that do not fit with
+        theirs are freed."""
         placement = self._place(frame)
         models, batches = self._models(size), list[CapturedBatch]()
         while len(batches) < len(models):
@@ -245,7 +244,7 @@ class CudaProgram(Program):
                 self._fewer(len(models) - 1, error)
             del model, models[-1]  # outside the handler: the error keeps the partly built batch alive
             device.free_cached_memory()
-        return batches
+        return sorted(batches, key=attrgetter("rows"))
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
         wanted = len(self._rows())
@@ -254,8 +253,10 @@ class CudaProgram(Program):
     def _rows(self) -> list[int]:
         return captured_rows(self.batch, self.slots, partial=self.partial_batches)
 
-    def _is_running(self, model: DeviceExecution) -> bool:
-        return any(flight.captured.model is model for flight in self._in_flight)
+    def _free_for(self, batches: Sequence[CapturedBatch], rows: int) -> CapturedBatch | None:
+        """The smallest of the batches that takes so many rows and is not in flight."""
+        running = [flight.captured.model for flight in self._in_flight]
+        return next((one for one in batches if one.rows >= rows and one.model not in running), None)
 
     def _models(self, size: tuple[int, int]) -> list[DeviceExecution]:
         """The executions of a size: as many as requested, or as many as fit."""

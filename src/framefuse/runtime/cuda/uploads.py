@@ -19,7 +19,6 @@ from framefuse.cuda import device, driver
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.kernels.copies.call import copy_all
-from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.runtime.ledger import Ledger
 
 UploadMode = Literal["copy", "mapped", "managed"]
@@ -73,18 +72,15 @@ class Staging:
         """
         sources, targets = list[Any](), list[Any]()
         for slot, frame in frames:
-            for number, plane in enumerate(() if is_cuda(frame) else frame.planes):
+            for number, plane in enumerate(frame.planes):
                 sources.append(plane)
                 targets.append(self._buffer(slot, number, plane).host)
         if sources:
             copy_all(sources, targets)
 
     def upload(self, slot: int, frame: Frame) -> Frame:
-        """The frame that `write` put into a slot, as the GPU reads it, valid until the next upload to the slot. One
-        that is on the GPU is returned as is. Only planes, format, colours and rotation are those of the frame.
-        """
-        if is_cuda(frame):
-            return frame
+        """The frame that `write` put into a slot, as the GPU reads it, valid until the next upload to the slot. Only
+        planes, format, colours and rotation are those of the frame."""
         planes = []
         for number in range(len(frame.planes)):
             _, host, gpu = self._slots[slot][number]

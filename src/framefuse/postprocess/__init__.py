@@ -156,12 +156,13 @@ class BoxCheck:
         return [f"boxes dropped: {', '.join(found)}{hint}"] if found else []
 
     def _all_plausible(self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any]) -> bool:
-        """Few passes over the rows, since nearly every frame is: as uint32, a negative class is a large one."""
+        """Few passes over the rows, since nearly every frame is, and counts, which take less time than `all` does: as
+        uint32, a negative class is a large one."""
         return bool(
-            classes.view(np.uint32).max() < self._class_count
+            np.count_nonzero(classes.view(np.uint32) < self._class_count) == len(classes)
             and scores[0] <= 1
             and scores[-1] >= 0
-            and (boxes[:, 2:] > boxes[:, :2]).all()
+            and np.count_nonzero(boxes[:, 2:] > boxes[:, :2]) == 2 * len(boxes)
         )
 
     def _kept(self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.bool_]:

@@ -144,7 +144,7 @@ def classify(scores: NDArray[Any], names: Any, activation: str) -> list[Classifi
         NonFiniteError: NaN or infinity in the scores of an image.
     """
     values = scores.reshape(len(scores), -1).astype(np.float32)
-    if not np.isfinite(values).all():
+    if np.count_nonzero(np.isfinite(values)) < values.size:
         raise_non_finite(np.count_nonzero(~np.isfinite(values), axis=1), "of its scores")
     if activation == "softmax":
         values -= values.max(axis=1, keepdims=True)

@@ -3,8 +3,9 @@
 Title: what is inside the graph
     The copy of the frames' addresses and positions from pinned memory, preprocessing with that table, the model,
     postprocessing, and the copy of the results to pinned memory. A launch reads the current content of the pinned
-    tables, so other surfaces, sizes and rotations need no new capture. Nothing inside waits for the host. An engine
-    that cannot be captured is started between two graphs on the same stream.
+    table, so other surfaces, sizes and rotations need no new capture. What postprocessing knows of positions is copied
+    before a launch where it has changed. Nothing inside waits for the host. An engine that cannot be captured is
+    started between two graphs on the same stream.
 """
 
 import logging
@@ -98,7 +99,6 @@ class CapturedBatch:
 
             def before() -> None:
                 self._table.upload(self._stream.ptr)
-                self.outputs.upload(self._stream)
                 self._table.launch(self._stream.ptr)
 
             def run_model() -> None:  # does not refer to self, which would make a reference cycle
@@ -191,7 +191,7 @@ class CapturedBatch:
                 self._table.clear(slot)
                 self._staged[slot] = None
             self._filled = len(frames)
-        self.outputs.place(placements, frames)
+        self.outputs.place(placements, frames, self._stream)
         self._placed = views
         return loaded
 

@@ -1,6 +1,6 @@
 """DeviceOutputs: the end of a captured batch: postprocessing on the GPU, and one copy of the results to the host.
 
-Each belongs to one `CapturedBatch`. `upload` and `start` only launch, so they are captured; `place` and `read` are not.
+Each belongs to one `CapturedBatch`. `start` only launches, so it is captured; the rest is not.
 """
 
 from collections.abc import Sequence
@@ -40,16 +40,12 @@ class DeviceOutputs(Protocol):
     """Postprocessing of one captured batch."""
 
     uploaded_bytes: int = 0
-    """Size of the tables that `upload` copies to the GPU."""
+    """Size of the tables that the last `place` has copied to the GPU."""
     downloaded_bytes: int
     """Size of the results that `start` copies to the host."""
 
-    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
-        """Set where the frames of the next launch lie in the model input."""
-
-    def upload(self, stream: Any) -> None:
-        """Start copying what `place` wrote; by default nothing."""
-        return None
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame], stream: Any) -> None:
+        """Set where the frames of the next launch on a CuPy stream lie in the model input."""
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         """Launch everything on a CuPy stream, which must be the current one."""
@@ -107,6 +103,7 @@ class BoxOutputs(DeviceOutputs):
         (self._maps, self._looks), self._tables = device.packed_allocation(tables, _pinned_bytes)
         (self._device_maps, self._device_looks), self._device_tables = device.packed_allocation(tables, _device_bytes)
         self._looks[:] = -1  # no row is merged by the launches before a capture
+        device.copy_to_device(self._tables, self._device_tables, None)
         shapes: list[Any] = []
         sides = 5 if card.task == "obb" else 4
         Found.make(batch, selection.max_det, lambda *shape: shapes.append(shape), sides)
@@ -119,13 +116,13 @@ class BoxOutputs(DeviceOutputs):
         self._extras = FOUND + (len(Merged._fields) if merges else 0)
         self._device, self._device_bytes = device.packed_allocation(shapes, _device_bytes)
         self._host, self._host_bytes = device.packed_allocation(shapes, _pinned_bytes)
-        self.uploaded_bytes, self.downloaded_bytes = self._tables.nbytes, self._host_bytes.nbytes
+        self.downloaded_bytes = self._host_bytes.nbytes
 
-    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame], stream: Any) -> None:
         rows = [(placement, frame.view, frame.joined) for placement, frame in zip(placements, frames, strict=True)]
-        if rows == self._rows:  # as for most batches of a video
+        if rows == self._rows:  # as for most batches of a video: the GPU has the tables
+            self.uploaded_bytes = 0
             return
-        self._rows = rows
         self._maps[: len(placements)] = maps(tuple(placements), self._relative)
         self._looks[:] = -1
         self._joined, row = [], 0
@@ -136,11 +133,8 @@ class BoxOutputs(DeviceOutputs):
                 self._looks[row + number] = *sides, len(self._joined), number, 0
             self._joined += [row] * bool(frames[row].joined)
             row += max(1, frames[row].joined)
-
-    def upload(self, stream: Any) -> None:
-        runtime = device.cupy().cuda.runtime  # CuPy's copy methods refuse a stream in capture
-        runtime.memcpyAsync(self._device_tables.data.ptr, self._tables.ctypes.data, self._tables.nbytes,
-                            runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
+        device.copy_to_device(self._tables, self._device_tables, stream.ptr)
+        self._rows, self.uploaded_bytes = rows, self._tables.nbytes
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         found, oriented = Found(*self._device[:FOUND]), self._card.task == "obb"
@@ -249,7 +243,7 @@ class MaskOutputs(DeviceOutputs):
         self._handed: list[Any] = []
         """For each row of a launch, memory that its result keeps; None: the row of `_copied`."""
 
-    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame], stream: Any) -> None:
         assert all(_place_of(placement) == self._placed for placement in placements)
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
@@ -284,7 +278,7 @@ class ClassOutputs(DeviceOutputs):
         self._card, self._host = card, device.pinned(tuple(scores.shape), np.dtype(scores.dtype.name))
         self.downloaded_bytes = self._host.nbytes
 
-    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame], stream: Any) -> None:
         """Nothing to do: a class is one of the whole frame."""
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
@@ -306,7 +300,7 @@ class UndecodedOutputs(DeviceOutputs):
         self.downloaded_bytes = sum(array.nbytes for array in self._host)
         self._placements: list[Placement] = []
 
-    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame], stream: Any) -> None:
         self._placements = list(placements)
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
@@ -343,7 +337,7 @@ class MatteOutputs(DeviceOutputs):
         self._host = device.pinned((0 if stay else shape[0], *size), np.float32)
         self.downloaded_bytes = self._finite.nbytes + self._host.nbytes
 
-    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame], stream: Any) -> None:
         assert all(_place_of(placement) == _place_of(self._placement) for placement in placements)
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:

@@ -627,3 +627,80 @@ def test_classes_of_frames_are_those_of_the_host(gpu: Gpu, tmp_path: Path) -> No
         assert expected is not None and here is not None
         np.testing.assert_array_equal(here.confidence, expected.confidence)
     program.close()
+
+
+def test_frames_of_several_kinds_take_turns(gpu: Gpu, tmp_path: Path) -> None:
+    """Sizes, rotations and views change from batch to batch and within one, with one batch in flight or two; the GPU
+    gets what maps boxes to the frame only where it has changed."""
+    card = read_card(write_squares(tmp_path / "squares.onnx"))
+    spec, selection, batch = Preprocess(96, 64), Selection(conf=0.3, max_det=20), 2
+    seen: list[np.ndarray[Any, Any]] = []
+
+    def answer(pixels: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        seen.append(pixels.copy())
+        return overlapping(batch, *pixels.shape[2:])
+
+    host = HostProgram(NullEngine(answer), card, spec, selection, batch=batch)
+    program = CudaProgram(CudaNullEngine(overlapping), card, spec, selection, batch=batch)
+    wide = pictures(2)
+    tall = [frame.replace_unchecked(rotation=90) for frame in wide]
+    right = [frame.replace_unchecked(view=View((40, 0, 40, 61), "right")) for frame in wide]
+    kinds = [wide, pictures(2, 50, 70), tall, [wide[0], tall[1]], right]
+    batches = [kinds[kind] for kind in (0, 0, 0, 1, 0, 2, 0, 3, 2, 4, 0, 4, 4, 1, 1, 1, 1)]
+    frames = [frame for each in batches for frame in each]
+    bytes_sent = []
+    for each in batches:  # two in flight
+        list(program.submit(each))
+        bytes_sent.append(program.ledger.crossed("control"))
+    list(program.drain())
+    *changed, third, fourth = np.diff(bytes_sent)
+    assert third == fourth < min(changed[-2:])  # of four alike, the last two find what the first two have sent
+    for expected, found in zip(*(run(each, frames, batch) for each in (host, program)), strict=True):
+        one, other = expected.result.detections, found.result.detections
+        assert len(one) == len(other) > 2
+        np.testing.assert_allclose(one.xyxy, other.xyxy, atol=1e-3)
+    seen.clear()
+    for each in batches:
+        run(host, each, batch)
+        run(program, each, batch)
+        image = program._captured[program.batch_key(each[0])][0].model.input
+        np.testing.assert_allclose(image[..., :3].transpose(0, 3, 1, 2), seen[-1], atol=2e-3)
+    program.close()
+
+
+@pytest.mark.parametrize("task", ["classify", "detect", "semantic"])
+def test_results_stay_as_they_are_while_the_next_run(gpu: Gpu, tmp_path: Path, task: str) -> None:
+    """Also what is computed when it is first read. Each call of the model says something else."""
+    made = read_card(write_squares(tmp_path / "squares.onnx"))
+    card = made if task == "detect" else replace(made, task=task, layout=task, activation="none")
+    random, (frame,) = np.random.default_rng(7), pictures(1)
+    answers: dict[str, Any] = {
+        "classify": lambda: random.permutation(np.linspace(0, 1, 30, dtype=np.float32)),
+        "detect": lambda: random.uniform(0, [[48]] * 4 + [[0.9]] * 3, (1, 7, 60)).astype(np.float32),
+        "semantic": lambda: random.normal(size=(1, 3, 48, 48)).astype(np.float32),
+    }
+    first = np.atleast_2d(answers[task]())
+    program = CudaProgram(
+        CudaNullEngine(lambda *shape: [first]), card, Preprocess(96, 96), Selection(conf=0.3, max_det=20), slots=1
+    )
+    program.warm_up(frame)
+    ((captured,),) = program._captured.values()
+    held, wanted = list[Result](), list[Any]()
+    for _ in range(3):
+        captured.model.results[0][...] = answer = answers[task]()
+        (found,) = run(program, [frame], 1)
+        held.append(found.result)
+        if task == "classify":
+            wanted.append(np.argsort(-answer))
+        else:
+            wanted.append(said(found.result).copy())
+    for result, expected in zip(held, wanted, strict=True):
+        np.testing.assert_array_equal(said(result), expected)
+    assert not any(np.array_equal(one, other) for one, other in pairwise(wanted))
+    program.close()
+
+
+def said(result: Result) -> np.ndarray[Any, Any]:
+    if result.classification is not None:
+        return result.classification.class_id
+    return result.detections.xyxy if result.masks is None else result.masks.class_id

@@ -158,8 +158,9 @@ class BoxCheck:
     def _all_plausible(self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any]) -> bool:
         """Few passes over the rows, since nearly every frame is, and counts, which take less time than `all` does: as
         uint32, a negative class is a large one."""
+        words = classes.view(np.uint32)
         return bool(
-            np.count_nonzero(classes.view(np.uint32) < self._class_count) == len(classes)
+            np.count_nonzero(words < self._class_count) == words.size
             and scores[0] <= 1
             and scores[-1] >= 0
             and np.count_nonzero(boxes[:, 2:] > boxes[:, :2]) == 2 * len(boxes)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import cudnn_reference as reference
 from cuda_fibres import Fibres
+from cuda_on_cpu import HostArray
 from cudnn_nets import Net, any_order, backbone, detector, images, mixed, onnx_runtime, random_net, relative
 from cudnn_on_cpu import convolve_by_reference, ran
 from framefuse.engines import selftest
 from framefuse.engines.backend import Doubt
 from framefuse.engines.cudnn import execution
 from framefuse.engines.cudnn.compiled import compile_network, why_not
+from framefuse.engines.cudnn.convolutions import Layer, Plan, TensorPlan
 from framefuse.engines.cudnn.network import Conv, Upsample, cells
 from framefuse.errors import ModelError
 from framefuse.kernels.network import call as kernels_network
+from framefuse.kernels.network.call import TILES
 from framefuse.models import find_model
 
 
@@ -287,6 +292,37 @@ def test_nodes_between_convolutions_on_the_pretended_gpu(
     *expected, best = onnx_runtime(path, x)
     assert all(relative(ours, theirs) < 0.01 for ours, theirs in zip(found, expected, strict=True))
     assert np.array_equal(places, best)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_reads_a_residual_begins_when_it_is_written(
+    fibres: Fibres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """cuDNN's kernels do not wait for the end of the kernel that writes it, which ours lets them overtake."""
+    plan, net, started = convolve_by_reference(monkeypatch), Net(), list[str]()
+    x = net.conv("images", 16)
+    inner = net.conv(net.conv(x, 16, act="relu"), 16, act="none")
+    last = net.node("Relu", net.node("Add", inner, net.conv(x, 16, 1, act="none")))
+    path, given = net.save(tmp_path / "net.onnx", last), images(2, 18, 14)
+    convolve = execution.Execution.convolve
+
+    def convolved(self: execution.Execution, plan: Plan, index: int, step: Conv, *where: Any) -> None:
+        started.append("x".join(map(str, step.weight.shape[2:])))
+        convolve(self, plan, index, step, *where)
+
+    def data(self: HostArray) -> SimpleNamespace:
+        return SimpleNamespace(ptr=self.ctypes.data, memset_async=lambda *given: started.append("memset"))
+
+    monkeypatch.setattr(execution.Execution, "convolve", convolved)
+    monkeypatch.setattr(HostArray, "data", property(data))
+
+    def plan_of(layer: Layer) -> Any:
+        return TensorPlan(layer, TILES[0]) if ours and layer.weight[2] == 3 else plan(layer)
+
+    compiled = compile_network(path, 2, 18, 14)
+    (found,) = ran(execution.Execution(compiled, None, None, plan_of), given)  # type: ignore[arg-type]
+    assert relative(found, onnx_runtime(path, given)[0]) < 0.01
+    assert started == ["3x3", "3x3", "3x3", *["memset"] * ours, "1x1"]
 
 
 def test_a_head_that_decodes_otherwise(tmp_path: Path) -> None:

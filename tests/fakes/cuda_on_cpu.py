@@ -165,7 +165,10 @@ class HostArray(np.ndarray[Any, Any]):
 
     @property
     def data(self) -> Any:
-        return SimpleNamespace(ptr=self.ctypes.data)
+        address = self.ctypes.data
+        return SimpleNamespace(
+            ptr=address, memset_async=lambda value, size, stream: ctypes.memset(address, value, size)
+        )
 
     @property
     def __cuda_array_interface__(self) -> Any:

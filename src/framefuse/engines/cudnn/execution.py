@@ -246,7 +246,7 @@ class Execution(DeviceExecution):
         streams = [stream, *self.side]
         waited = {other for waits in order.waits for other in waits}
         ended: dict[int, Any] = {}
-        begun = {0}
+        begun, latest = {0}, dict[int, int]()
         fork = cp.cuda.Event(disable_timing=True)
         fork.record(stream)
         for index, step in enumerate(self.compiled.placement.steps):
@@ -261,11 +261,15 @@ class Execution(DeviceExecution):
                 if isinstance(step, Conv) and kernels.plans.get(index, convolutions.OWN) is convolutions.OWN:
                     launch_filter(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
                 elif isinstance(step, Conv):
-                    self.convolve(kernels.plans[index], index, step, kernels.workspaces[number], current)
+                    plan, workspace = kernels.plans[index], kernels.workspaces[number]
+                    if self._reads_too_early(step, plan, latest.get(number), number):
+                        workspace.data.memset_async(0, 1, current)  # which begins when all before it has ended
+                    self.convolve(plan, index, step, workspace, current)
                 elif isinstance(step, General):
                     self.general[index].run(current)
                 else:
                     launch_other(self.compiled, step, self._base, current.ptr)
+                latest[number] = index
             if index in waited:
                 ended[index] = cp.cuda.Event(disable_timing=True)
                 ended[index].record(current)
@@ -273,6 +277,22 @@ class Execution(DeviceExecution):
             joined = cp.cuda.Event(disable_timing=True)
             joined.record(streams[number])
             stream.wait_event(joined)
+
+    def _reads_too_early(self, step: Conv, plan: convolutions.Plan, before: int | None, stream: int) -> bool:
+        """Whether a kernel of cuDNN may read its residual before that is written. It begins when the kernel before lets
+        it, which ours do early, and waits for the end of that with what it multiplies, but not with the residual.
+
+        Args:
+            before: the last step that was started on the same stream, whose number is `stream`.
+        """
+        if step.residual is None or isinstance(plan, convolutions.TensorPlan):
+            return False
+        steps, plans, streams = self.compiled.placement.steps, self.kernels.plans, self.compiled.schedule.streams
+        return any(
+            (other == before or streams[other] != stream)
+            and (isinstance(steps[other], General) or isinstance(plans.get(other), convolutions.TensorPlan))
+            for other in self.compiled.placement.producers[step.residual]
+        )
 
     def step_by_step(self, stream: Any, after: Callable[[Any], None]) -> None:
         """Start the steps one by one and call `after` with each, to inspect values between steps."""

@@ -262,7 +262,7 @@ class Execution(DeviceExecution):
                     launch_filter(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
                 elif isinstance(step, Conv):
                     plan, workspace = kernels.plans[index], kernels.workspaces[number]
-                    if self._reads_too_early(step, plan, latest.get(number), number):
+                    if self._reads_too_early(index, kernels.plans, latest.get(number)):
                         workspace.data.memset_async(0, 1, current)  # which begins when all before it has ended
                     self.convolve(plan, index, step, workspace, current)
                 elif isinstance(step, General):
@@ -278,18 +278,22 @@ class Execution(DeviceExecution):
             joined.record(streams[number])
             stream.wait_event(joined)
 
-    def _reads_too_early(self, step: Conv, plan: convolutions.Plan, before: int | None, stream: int) -> bool:
+    def _reads_too_early(self, index: int, plans: Mapping[int, convolutions.Plan], before: int | None) -> bool:
         """Whether a kernel of cuDNN may read its residual before that is written. It begins when the kernel before lets
         it, which ours do early, and waits for the end of that with what it multiplies, but not with the residual.
 
         Args:
-            before: the last step that was started on the same stream, whose number is `stream`.
+            index: of a convolution.
+            plans: of all, by their indices.
+            before: the last step that was started on the same stream.
         """
-        if step.residual is None or isinstance(plan, convolutions.TensorPlan):
+        steps, streams = self.compiled.placement.steps, self.compiled.schedule.streams
+        step = steps[index]
+        assert isinstance(step, Conv)
+        if step.residual is None or isinstance(plans[index], convolutions.TensorPlan):
             return False
-        steps, plans, streams = self.compiled.placement.steps, self.kernels.plans, self.compiled.schedule.streams
         return any(
-            (other == before or streams[other] != stream)
+            (other == before or streams[other] != streams[index])
             and (isinstance(steps[other], General) or isinstance(plans.get(other), convolutions.TensorPlan))
             for other in self.compiled.placement.producers[step.residual]
         )

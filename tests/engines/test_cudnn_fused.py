@@ -14,34 +14,23 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from framefuse.cuda import cubins, device, nvrtc
-from framefuse.engines.cudnn import fused, traced
+from framefuse.engines.cudnn import fused, kernel_text, traced
 from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.engines.cudnn.arrays import COMMON, ArrayStep
 from framefuse.engines.cudnn.image_operators import grid_sample
 from framefuse.engines.cudnn.network import General
 from framefuse.engines.cudnn.operators import layer_norm, sigmoid, softmax
 from framefuse.errors import CapabilityError, ModelError
+from traced_runs import gpu_of_all_tests as gpu_of_all_tests
 from traced_runs import run_traced
 
 Array = NDArray[Any]
 
 
-@pytest.fixture(autouse=True, params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
-def gpu(request: pytest.FixtureRequest) -> str:
-    if request.param == "fake":
-        request.getfixturevalue("fibres")
-        return "fake"
-    try:
-        device.cupy()
-    except CapabilityError as error:
-        pytest.skip(error.message)
-    return "real"
-
-
-@pytest.fixture(params=[1, fused.ENOUGH])
+@pytest.fixture(params=[1, kernel_text.ENOUGH])
 def enough(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads make several elements of small arrays, too, or do not."""
-    monkeypatch.setattr(fused, "ENOUGH", request.param)
+    monkeypatch.setattr(kernel_text, "ENOUGH", request.param)
 
 
 def made(*shape: int, seed: int = 0) -> Array:
@@ -90,8 +79,8 @@ X = made(3, 4, 5, 6)
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("enough")
-def test_awkward_views(function: Callable[[Any], Any], gpu: str) -> None:
-    rough = gpu == "real" and "matmul" in function.__code__.co_names
+def test_awkward_views(function: Callable[[Any], Any]) -> None:
+    rough = device.cupy().__name__ == "cupy" and "matmul" in function.__code__.co_names
     if rough:  # factors are rounded to TF32, which holds these
         same(function, np.round(X * 8) / 8)
     else:
@@ -208,7 +197,8 @@ def test_rows_side_by_side(count: int, rows: int, near: int) -> None:
         plan = same(function, x)
         assert len(plan.steps) <= 2
         if function is mean:
-            assert f", {near})" in plan.steps[0].text.partition("ROW(")[2].partition("\n")[0]  # type: ignore[union-attr]
+            (launch,) = (step for step in plan.steps if isinstance(step, kernel_text.Launch))
+            assert f", {near})" in launch.text.partition("ROW(")[2].partition("\n")[0]
 
 
 @pytest.mark.parametrize("columns", [1, 31, 33, 700, 1500])
@@ -257,7 +247,7 @@ def test_long_kernels_are_divided() -> None:
 
     plan = same(lambda x: pooled(pooled(pooled(x))), made(20, 18))
     assert 3 <= len(plan.steps) <= 6
-    assert all(len(step.text) < 100_000 for step in plan.steps if isinstance(step, fused.Launch))
+    assert all(len(step.text) < 100_000 for step in plan.steps if isinstance(step, kernel_text.Launch))
 
 
 def test_values_that_are_needed_at_the_same_time_do_not_overlap() -> None:
@@ -274,7 +264,7 @@ def test_values_that_are_needed_at_the_same_time_do_not_overlap() -> None:
 
 def test_equal_kernels_are_written_once() -> None:
     plan = same(lambda x: np.matmul(np.matmul(x, x) + 1, np.matmul(x, x + 1) + 1), np.eye(4, dtype=np.float32))
-    texts = [step.text for step in plan.steps if isinstance(step, fused.Launch)]
+    texts = [step.text for step in plan.steps if isinstance(step, kernel_text.Launch)]
     assert len(set(texts)) < len(texts)
 
 
@@ -282,10 +272,10 @@ def test_what_is_too_large_is_refused() -> None:
     with pytest.raises(ModelError, match=r"2\^31"):
         x = traced.Traced(traced.Given(0, np.float32, (1, 1)))
         wide = np.broadcast_to(x, (2**16, 2**16)) + 1
-        fused.plan([fused.Target(0, wide, np.float32, wide.strides)])
+        fused.plan([kernel_text.Target(0, wide, np.float32, wide.strides)])
 
 
-def test_images_are_taken_as_the_file_says_and_padding_is_left_out(gpu: str) -> None:
+def test_images_are_taken_as_the_file_says_and_padding_is_left_out() -> None:
     """A step for two images of one that the file takes; x has channels between which others pad, y more channels."""
     cp = device.cupy()
     nodes = [

@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from framefuse.cuda import device
 from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.engines.cudnn.operators import first_places
-from framefuse.errors import CapabilityError, ModelError
+from framefuse.errors import ModelError
+from traced_runs import gpu_of_all_tests as gpu_of_all_tests
 from traced_runs import run_program, run_traced
 
 OPSET = 17
@@ -22,18 +23,6 @@ Array = NDArray[Any]
 
 PRODUCTS = "Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"
 """Operators whose factors a GPU rounds to TF32."""
-
-
-@pytest.fixture(autouse=True, params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
-def gpu(request: pytest.FixtureRequest) -> None:
-    """A fake one runs the kernels' own source."""
-    if request.param == "fake":
-        request.getfixturevalue("fibres")
-        return
-    try:
-        device.cupy()
-    except CapabilityError as error:
-        pytest.skip(error.message)
 
 
 def made(*shape: int, seed: int = 0) -> Array:

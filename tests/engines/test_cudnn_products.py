@@ -19,24 +19,12 @@ from framefuse.engines.cudnn import fused
 from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.engines.cudnn.operators import gelu, layer_norm, softmax, top_k
 from framefuse.engines.cudnn.traced import Multiplied
-from framefuse.errors import CapabilityError
+from traced_runs import gpu_of_all_tests as gpu_of_all_tests
 from traced_runs import run_program, run_traced
 
 Array = NDArray[Any]
 ROUNDED = {"rtol": 4e-3, "atol": 4e-3}
 """What is left of values of about 1 that are rounded to float16, which has 11 bits, a few times."""
-
-
-@pytest.fixture(autouse=True, params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
-def gpu(request: pytest.FixtureRequest) -> str:
-    if request.param == "fake":
-        request.getfixturevalue("fibres")
-        return "fake"
-    try:
-        device.cupy()
-    except CapabilityError as error:
-        pytest.skip(error.message)
-    return "real"
 
 
 def made(*shape: int, seed: int = 0, size: float = 1.0) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from framefuse.cuda import device
 from framefuse.engines.cudnn import fused
 from framefuse.engines.cudnn.array_program import ArrayProgram
@@ -12,6 +14,19 @@ from framefuse.engines.cudnn.arrays import Fused, taker
 from framefuse.engines.cudnn.products import in_half
 from framefuse.engines.cudnn.traced import Given, Traced, traced
 from framefuse.engines.requests import capture
+from framefuse.errors import CapabilityError
+
+
+@pytest.fixture(autouse=True, params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def gpu_of_all_tests(request: pytest.FixtureRequest) -> None:
+    """For modules that import it. A fake one runs the kernels' own source."""
+    if request.param == "fake":
+        request.getfixturevalue("fibres")
+        return
+    try:
+        device.cupy()
+    except CapabilityError as error:
+        pytest.skip(error.message)
 
 
 def run_program(

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from framefuse.cuda import blas, device, kernel
 from framefuse.engines.cudnn import fused
 from framefuse.engines.cudnn.compiled import Compiled
+from framefuse.engines.cudnn.kernel_text import Launch, Target
 from framefuse.engines.cudnn.network import General
 from framefuse.engines.cudnn.products import in_half
 from framefuse.engines.cudnn.traced import Given, Multiplied, Smallest, Traced, Value, layout, padded, taken, traced
@@ -36,7 +37,7 @@ class Fused:
     def __init__(self, plan: fused.Plan, constants: MutableMapping[Hashable, Any], *, exact: bool = False) -> None:
         self._plan, self._constants, self._exact = plan, constants, exact
         self._memory = device.cupy().empty(workspace_of(plan), np.uint8)
-        texts = dict.fromkeys(step.text for step in plan.steps if isinstance(step, fused.Launch))
+        texts = dict.fromkeys(step.text for step in plan.steps if isinstance(step, Launch))
         common = COMMON.read_text(encoding="utf-8")
         name = f"fused_{hashlib.sha256(''.join((common, *texts)).encode()).hexdigest()[:16]}"
         kernels = (text.replace("NAME", f"{name}_{number}") for number, text in enumerate(texts))
@@ -54,11 +55,11 @@ class Fused:
             if isinstance(value, Given):
                 at = value.source
                 return int((inputs[at] if isinstance(at, int) else self._constant(at)).data.ptr)
-            if isinstance(value, fused.Target):
+            if isinstance(value, Target):
                 return int(outputs[value.number].data.ptr)
             return memory + self._plan.places[value]
 
-        if isinstance(step, fused.Launch):
+        if isinstance(step, Launch):
             return kernel.bind(self._symbols[step.text], **{name: address(one) for name, one in step.values.items()})
         if isinstance(step, Smallest):
             keys, places, (rows, columns) = address(step.args[0].value), address(step), step.args[0].shape
@@ -172,8 +173,7 @@ def workspace_of(plan: fused.Plan) -> int:
 def given_to(plan: fused.Plan) -> list[Given]:
     """What a plan reads and does not compute."""
     read = (
-        step.values.values() if isinstance(step, fused.Launch) else [arg.value for arg in step.args]
-        for step in plan.steps
+        step.values.values() if isinstance(step, Launch) else [arg.value for arg in step.args] for step in plan.steps
     )
     return [value for values in read for value in values if isinstance(value, Given)]
 
@@ -204,13 +204,13 @@ def source(number: int, x: Any) -> Traced:
     return given.astype(np.float32).transpose([order.index(axis) for axis in range(x.ndim)])
 
 
-def taker(number: int, value: Traced, y: Any) -> fused.Target:
+def taker(number: int, value: Traced, y: Any) -> Target:
     """An output, written in the order of its memory."""
     if value.ndim > 1 and y.shape[1] > value.shape[1]:
         value = padded(value, [(0, 0), (0, y.shape[1] - value.shape[1])])
     order = in_memory(y)
     strides = [y.strides[axis] // y.itemsize for axis in order]
-    return fused.Target(number, value.transpose(order), y.dtype, strides, alignment_of(y))
+    return Target(number, value.transpose(order), y.dtype, strides, alignment_of(y))
 
 
 def alignment_of(x: Any) -> int:

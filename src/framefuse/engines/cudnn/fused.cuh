@@ -1,4 +1,4 @@
-// What the kernels that fused.py writes have in common. NumPy's functions: NaN wins, and integers are divided downwards.
+// What the kernels that kernel_text.py writes have in common. NumPy's functions: NaN wins, and integers are divided downwards.
 
 #define THREADS 256
 
@@ -11,10 +11,10 @@
 
 // LANES threads, which are a warp or a block, make a row. If several rows side by side share a block, threads side by side
 // are of different rows. Threads beyond the last row make it, too.
-#define ROW(rows, LANES, NEAR)                                                  \
-  wait_for_previous();                                                          \
-  if (rows <= 65536 / LANES) let_next_begin();                                  \
-  const unsigned thread = blockIdx.x * THREADS + threadIdx.x;                   \
+#define ROW(rows, LANES, NEAR)                                                           \
+  wait_for_previous();                                                                   \
+  if (rows <= 65536 / LANES) let_next_begin();                                           \
+  const unsigned thread = blockIdx.x * THREADS + threadIdx.x;                            \
   const unsigned row = least(thread / (LANES * NEAR) * NEAR + thread % NEAR, rows - 1u); \
   const unsigned lane = threadIdx.x / NEAR % LANES;
 

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from framefuse.engines.cudnn.fused import Target, ordered
+from framefuse.engines.cudnn.fused import ordered
+from framefuse.engines.cudnn.kernel_text import Target
 from framefuse.engines.cudnn.traced import (
     Elementwise,
     Gathered,
@@ -48,8 +49,9 @@ def in_half(targets: Sequence[Target]) -> None:
     order, instead, copies = ordered(targets), dict[Value, Value](), dict[Value, Value]()
     uses = Counter(arg.value for value in order for arg in value.args)
     products = [value for value in order if isinstance(value, Multiplied)]
+    small = {one for one in products if stays_float32(one)}
     # What has to be float32.
-    short = {value for one in products if stays_float32(one) for value in (one, *(x.value for x in one.args))}
+    short = {value for one in small for value in (one, *(x.value for x in one.args))}
     short |= {value.args[0].value for value in order if isinstance(value, Smallest)}
     for x in (x for one in products for x in one.args):
         x.value.held = isinstance(x.value, LYING) or x.value in short
@@ -57,7 +59,7 @@ def in_half(targets: Sequence[Target]) -> None:
         value.args = tuple(
             Traced(instead[x.value], x.shape, x.strides, x.offset) if x.value in instead else x for x in value.args
         )
-        if isinstance(value, Multiplied) and not stays_float32(value):
+        if isinstance(value, Multiplied) and value not in small:
             value.args = tuple(half_factor(x, value, short, copies) for x in value.args)
         elif isinstance(value, Elementwise) and value.dtype == np.float32:
             for x, other in zip(value.args, value.args[::-1], strict=True):
@@ -80,7 +82,10 @@ def in_half(targets: Sequence[Target]) -> None:
         pad(value, others)
     for value in ordered(targets):
         if isinstance(value, Multiplied) and len(value.args) > 2 and value.stored == np.float16:
-            value.args = *value.args[:2], constant(value.args[2].value.source, value.stored)  # type: ignore[attr-defined]
+            *factors, row = value.args
+            numbers = known(row)
+            assert numbers is not None
+            value.args = *factors, constant(numbers, value.stored)
 
 
 def stays_float32(product: Multiplied) -> bool:
@@ -257,7 +262,8 @@ def show(value: Value, views: Sequence[View]) -> None:
         x = Traced(value, shape[:count], strides[:count], offset)
         reader.args = *reader.args[:place], x, *reader.args[place + 1 :]
         if shape[count:]:
-            reader.axes = [*zip(shape[count:], strides[count:], strict=True)]  # type: ignore[attr-defined]
+            assert isinstance(reader, Gathered)
+            reader.axes = [*zip(shape[count:], strides[count:], strict=True)]
 
 
 def right(x: NDArray[Any]) -> Traced:

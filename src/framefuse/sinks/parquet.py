@@ -5,6 +5,7 @@ that can be read as far as it goes; `close` makes <stem>.parquet of it, or `fram
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -219,11 +220,13 @@ def read_boxes(path: str | Path) -> BoxTable:
     """
     arrow, path = load(), Path(path)
     try:
-        with path.open("rb") as file:
-            if path.name.endswith(STREAM):
+        if path.name.endswith(STREAM):
+            with path.open("rb") as file:
                 table = arrow.Table.from_batches(_batches(arrow, file)).select(READ)
-            else:
-                table = arrow.parquet.read_table(file, columns=READ, read_dictionary=["source", "view"])
+        else:
+            # Arrow's own file: its threads may let go of a Python file when the interpreter has ended, which aborts.
+            with arrow.OSFile(os.fsencode(path)) as file:
+                table = arrow.parquet.ParquetFile(file, read_dictionary=["source", "view"]).read(READ)
         about = json.loads((table.schema.metadata or {})[ABOUT])
         if about["schema"] != SCHEMA:
             raise KeyError(about["schema"])
@@ -232,7 +235,8 @@ def read_boxes(path: str | Path) -> BoxTable:
         wanted = f"a whole Parquet file of framefuse with schema {SCHEMA}"
         raise DecodeError(f"{path} is not {wanted}", remedy="write one with --save-parquet") from error
     except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror or error}", remedy="check the path") from error
+        why = os.strerror(error.errno) if error.errno else error
+        raise SourceError(f"cannot read {path}: {why}", remedy="check the path") from error
 
 
 def _boxes(table: Any, about: Mapping[str, Any]) -> BoxTable:

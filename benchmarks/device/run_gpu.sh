@@ -4,7 +4,8 @@
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
 # first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines adaptive fleet throughput
-# planner heads cold faults. matte, only where it is named: mattes of VR video, which need OpenCV and PyAV beside.
+# planner heads cold faults. Only where they are named: matte, mattes of VR video, which need OpenCV and PyAV beside; networks and
+# layers, nine networks beside peers and their convolutions one by one; growth, what runs leave behind; body, see below.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -23,7 +24,11 @@
 # MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
 # Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.gpu.tvm_cuda
 # yolov8n.onnx --compile TVM` made elsewhere.
-# Step train: scout-n-pose by training/branches.py; its weights.pt comes back in $OUT/train.
+# NETWORKS: the folder with the files of networks and layers, or one that `python -m benchmarks.seeded_weights pack FILES --to NETWORKS`
+# made of them elsewhere. ORT: the folder with ONNX Runtime for CUDA, for networks alone: its libraries must not be found by the others.
+# NETWORKS_ARGUMENTS: of benchmarks.gpu.networks (--batches 1 8 --surface); it ends within NETWORKS_SECONDS (500).
+# Step train: scout-n-pose by training/branches.py; its weights.pt comes back in $OUT/train. Step body: body-n by training/train.py
+# in TRAIN_SECONDS, from images that training/rendering.py renders beside it; its weights.pt comes back, too.
 # SOAK: seconds of the soak of throughput (60). FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. FLEET_FILES:
 # how many are in the list (48); two GPUs need a longer one. TESTS: those to be run, with options of pytest.
 # COMMIT=$(git describe --always --dirty), from where the tree comes, goes into the results.
@@ -36,6 +41,7 @@ WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program views central memory network11 precision"
 SECOND="accuracy+parity tests files ledger engines adaptive fleet throughput planner heads cold faults" # tests and faults take all of the GPU's memory
+NAMED="tvm train body matte networks layers growth"
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
     tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
 STEPS=()
@@ -45,8 +51,8 @@ for word in "${@:-all}"; do
         second) STEPS+=($SECOND) ;;
         all) STEPS+=($FIRST $SECOND tvm) ;;
         *) for name in ${word//+/ }; do
-                [[ " ${FIRST//+/ } ${SECOND//+/ } tvm train matte " == *" $name "* ]] ||
-                    { echo "no step $name: first, second, all, $FIRST $SECOND tvm train matte" >&2; exit 2; }
+                [[ " ${FIRST//+/ } ${SECOND//+/ } $NAMED " == *" $name "* ]] ||
+                    { echo "no step $name: first, second, all, $FIRST $SECOND $NAMED" >&2; exit 2; }
             done
             STEPS+=("$word") ;;
     esac
@@ -115,6 +121,9 @@ wanted() { [[ " ${STEPS[*]//+/ } " == *" $1 "* ]]; }
         made clip.mp4 -c 'import sys; from pathlib import Path; from benchmarks.clips import long_clip
 long_clip(Path(sys.argv[1]), Path(sys.argv[2]), 4)' "$SHORT"
     fi
+    if wanted networks || wanted layers; then
+        made networks -m benchmarks.seeded_weights unpack "${NETWORKS:?}"/*.onnx --to
+    fi
     wait
 } >> "$LOGS/made.log" 2>&1 &
 
@@ -127,6 +136,24 @@ run_tests() {
 run_train() {
     step train 460 "$PYTHON" -m training.branches scout-n-pose --device cuda --cache "$WORK/frames" --out "$OUT/train" --seconds "${TRAIN_SECONDS:-340}"
 }
+
+run_body() {
+    "$PYTHON" -m training.rendering body-n --cache "$WORK/frames" >> "$LOGS/rendering.log" 2>&1 &
+    local rendering=$!
+    step body $((${TRAIN_SECONDS:-340} + 150)) "$PYTHON" -m training.train body-n --shipped --device cuda --cache "$WORK/frames" \
+        --out "$OUT/train" --seconds "${TRAIN_SECONDS:-340}" --patience 200
+    kill "$rendering" 2> /dev/null
+}
+
+run_networks() { # shellcheck disable=SC2086 # several
+    local most=${NETWORKS_SECONDS:-500}
+    PYTHONPATH=$PYTHONPATH${ORT:+:$ORT} bench networks $((most + 60)) gpu.networks --models "$WORK/networks" --budget "$most" \
+        ${NETWORKS_ARGUMENTS:---surface}
+}
+
+run_layers() { bench layers 240 gpu.layers --models "$WORK/networks"; }
+
+run_growth() { bench growth 560 growth --device cuda --frames 12288 --cycles 200 --swaps 1000; }
 
 run_network() {
     rm -rf "$WORK/cold"
@@ -224,6 +251,7 @@ for word in "${STEPS[@]}"; do
             network | program | views | central | memory | precision) needs yolov8n.onnx ;;
             network11) needs yolo11n.onnx ;;
             files | ledger | fleet | cold) needs yolov8n.onnx clip.mp4 ;;
+            networks | layers) needs networks ;;
             engines | tvm) needs yolov8n.onnx yolov5s.onnx ;;
             planner) needs yolov8n.onnx yolov5s.onnx yolo11n.onnx clip.mp4 ;;
         esac

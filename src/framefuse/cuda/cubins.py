@@ -46,6 +46,8 @@ KERNEL = re.compile(
     r"(?P<head>(?:template <(?P<formals>.+)>\n|extern \"C\" )__global__ void (?P<bounds>__launch_bounds__\(.+?\)\s)?"
     r"(?P<name>[a-z]\w*)\()(?P<parameters>[^{]+)\) \{\n"
 )
+END = "\n}\n"
+"""What a kernel ends in."""
 TYPES = dict(
     int="int32", unsigned="uint32", int64_t="int64", uint64_t="uint64", uint32_t="uint32", float="float32", bool="bool"
 )
@@ -96,10 +98,12 @@ class Description:
 
     @property
     def source(self) -> str:
-        """CUDA C++ that NVRTC compiles without any header."""
+        """CUDA C++ that NVRTC compiles without any header; of a file that has several kernels, this one alone."""
         seen: set[Path] = set()
         prelude = _text(HERE / "prelude.cuh", seen) + "\n"
-        return prelude + (self.program or _text(self.file, seen).replace(*self.head))
+        if self.program or not self.written:
+            return prelude + (self.program or _text(self.file, seen))
+        return prelude + _alone(_text(self.file, seen), *self.head)
 
 
 def _text(file: Path, seen: set[Path]) -> str:
@@ -111,6 +115,18 @@ def _text(file: Path, seen: set[Path]) -> str:
         return "" if path in seen else _text(path, seen)
 
     return INCLUDE.sub(included, file.read_text(encoding="utf-8"))
+
+
+def _alone(text: str, head: str, instead: str) -> str:
+    """The text without its kernels but the one with that head, which gets the other one."""
+    parts, at = list[str](), 0
+    for kernel in KERNEL.finditer(text):
+        end = text.index(END, kernel.end()) + len(END)
+        parts.append(text[at : kernel.start()])
+        if kernel["head"] == head:
+            parts.append(text[kernel.start() : end].replace(head, instead))
+        at = end
+    return "".join(parts) + text[at:]
 
 
 @lru_cache(maxsize=1)

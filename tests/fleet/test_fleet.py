@@ -73,7 +73,7 @@ def test_outputs_are_those_of_one_process(tmp_path: Path) -> None:
     assert again.run().frames == 0
 
 
-@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 0.4])
 def test_a_single_video_is_read_in_ranges(tmp_path: Path, share: float) -> None:
     """Also where it ends before its header says, so that the last range is empty."""
     clip = video(tmp_path / "clip.mkv", frames=90)

@@ -101,7 +101,14 @@ def move(request: pytest.FixtureRequest) -> Callable[[NDArray[Any]], Any]:
     return lambda array: module.array(array)
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.symbol)
+@pytest.mark.parametrize(
+    "tile",
+    [
+        pytest.param(tile, marks=pytest.mark.slow if "128x128x" in tile.symbol and tile.parts > 1 else ())
+        for tile in TILES
+    ],
+    ids=lambda tile: tile.symbol,
+)
 def test_convolutions_of_many_shapes(tile: Tile, move: Callable[[Any], Any]) -> None:
     for case in CASES:
         given = arrays(case.layer)

@@ -36,7 +36,9 @@ def known(folder: Path, task: str) -> Path:
     return model(folder / "yolox.onnx", raw, task="detect")
 
 
-@pytest.mark.parametrize("task", ["segment", "pose", "obb", "yolox"])
+@pytest.mark.parametrize(
+    "task", ["segment", *(pytest.param(task, marks=pytest.mark.slow) for task in ("pose", "obb", "yolox"))]
+)
 def test_every_engine_is_certified(tmp_path: Path, task: str) -> None:
     found = certify(known(tmp_path, task), frames=2, engines=("openvino", "onnxruntime"), iou=0.7)
     assert verdict(found) == "CERTIFIED" and found.boxes >= 4

@@ -112,7 +112,13 @@ def same(found: Planes, expected: Planes) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "steady"),
-    [*((mode, 1.0) for mode in ("gray", "green", "overlay", "blur", "alpha", "packed")), ("gray", 0.0)],
+    [
+        *(
+            pytest.param(mode, 1.0, marks=() if mode in ("green", "alpha") else pytest.mark.slow)
+            for mode in ("gray", "green", "overlay", "blur", "alpha", "packed")
+        ),
+        ("gray", 0.0),
+    ],
 )
 def test_composed_planes_are_those_of_the_host(
     mode: str, steady: float, gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,7 +168,11 @@ def test_holes_and_both_eyes(gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("name", "pixels"),
-    [("clip_FISHEYE190.mp4", "yuv420p"), ("clip_180_LR.mp4", "yuv420p"), ("clip_FISHEYE190.mp4", "yuv444p")],
+    [
+        ("clip_FISHEYE190.mp4", "yuv420p"),
+        pytest.param("clip_180_LR.mp4", "yuv420p", marks=pytest.mark.slow),
+        ("clip_FISHEYE190.mp4", "yuv444p"),
+    ],
 )
 def test_rectilinear_views(
     name: str, pixels: str, gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu.matte [--parts alone paced encoded stream file steps] [--modes gray green]
 
 - `alone`: one frame at a time, from the surface that the source hands over to the composed planes on the host; a live
-  source, so that no frame waits for those after it
+  source, so that no frame waits for those after it. In a run of its own, because it waits there: to these planes in the
+  memory of the GPU
 - `paced`: the same at 60 and 90 frames/s: median and p99, and the frames that were dropped
 - `encoded`: at 60 frames/s with `--preset vr`, until x264 (ultrafast) has given the frame back
 - `stream`: as many frames as the pipeline takes, of a source whose frames wait for the four after them
@@ -19,6 +20,7 @@ The record is matte_gpu, written after each part; the last line of the output is
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import threading
 import time
@@ -39,6 +41,7 @@ from framefuse import Pipeline
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.kernels.masks.canvas import Canvas
 from framefuse.models import find_model
 from framefuse.sinks.matte import MatteSink
 from framefuse.sources import SourceInfo
@@ -50,6 +53,7 @@ MODEL, SURFACES, WARM = "body-n", 16, 40
 RUNS, SECONDS, FILE_FRAMES = 400, 6, 240
 RATES = 60, 90
 TICKS = Fraction(1, 90_000)
+download = Canvas.download
 GROUPS = (
     *("model", "CUDA kernel", "engine cudnn", "engine torch", "program", "CUDA program", "pipeline", "views", "sink"),
     *("matting", "synthetic world"),
@@ -81,6 +85,10 @@ class Watch:
     def __init__(self) -> None:
         self.begun: dict[int, float] = {}
         self.done: dict[int, float] = {}
+        self.drawn: dict[int, float] = {}
+        """When the planes were in the memory of the GPU, if somebody waits for that."""
+        self.shown = 0
+        """The frame that is being composed."""
         self.turn = threading.Semaphore(1)
 
     def source(self, frames: list[Frame], count: int, kind: str, rate: float | None = None) -> PullSource:
@@ -110,6 +118,7 @@ class Watch:
 
     def sink(self, sink: MatteSink, result: Any, frame: Any, write: Callable[..., Any] | None) -> None:
         """In the place of `MatteSink.write`, which encodes; without it, composes only."""
+        self.shown = result.frame.index
         if write is None:
             sink._compose_on_gpu(frame, result)
         else:
@@ -117,10 +126,16 @@ class Watch:
         self.done[result.frame.index] = time.perf_counter()
         self.turn.release()
 
-    def milliseconds(self) -> list[float]:
+    def download(self, canvas: Canvas) -> Any:
+        """In the place of `Canvas.download`: wait until the planes are drawn, first."""
+        device.cupy().cuda.runtime.streamSynchronize(device.current_stream())
+        self.drawn[self.shown] = time.perf_counter()
+        return download(canvas)
+
+    def milliseconds(self, done: dict[int, float] | None = None) -> list[float]:
         """From surface to planes, without the first frames, which wait for the capture of graphs."""
-        return [1e3 * (self.done[index] - begun) for index, begun in self.begun.items()
-                if index >= WARM and index in self.done]  # fmt: skip
+        done = self.done if done is None else done
+        return [1e3 * (done[index] - begun) for index, begun in self.begun.items() if index >= WARM and index in done]
 
 
 def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, **options: Any) -> Any:
@@ -139,13 +154,21 @@ def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, **opti
 def facts(report: Any) -> dict[str, Any]:
     """What a row says about its run."""
     copies = {f"{copy.stage} {copy.direction} {copy.kind}": copy.bytes_per_frame for copy in report.copies}
-    return {"engine": f"{report.model.engine} {report.model.precision}", "bytes_a_frame": copies}
+    stages = [dataclasses.asdict(stage) for stage in report.stages]
+    engine = f"{report.model.engine} {report.model.precision}"
+    return {"engine": engine, "bytes_a_frame": copies, "stages": stages, "verdict": report.verdict}
 
 
 def alone(frames: list[Frame], mode: str) -> dict[str, Any]:
-    watch = Watch()
+    watch, waiting = Watch(), Watch()
     report = piped(watch.source(frames, WARM + RUNS, "live"), watch, mode, max_age=60)
-    return {"mode": mode, "ms": Stats.of(watch.milliseconds()), **facts(report)}
+    Canvas.download = lambda canvas: waiting.download(canvas)  # type: ignore[method-assign]
+    try:
+        piped(waiting.source(frames, WARM + RUNS, "live"), waiting, mode, max_age=60)
+    finally:
+        Canvas.download = download  # type: ignore[method-assign]
+    times = {"ms": Stats.of(watch.milliseconds()), "matte_ms": Stats.of(waiting.milliseconds(waiting.drawn))}
+    return {"mode": mode, **times, **facts(report)}
 
 
 def paced(frames: list[Frame], mode: str, rate: int, *, encodes: bool = False) -> dict[str, Any]:
@@ -248,7 +271,7 @@ def steps(frames: list[Frame]) -> list[dict[str, Any]]:
     from benchmarks.kernels.gpu_timing import Gpu
     from benchmarks.kernels.rows import OURS, Row
     from framefuse.kernels.masks import mattes
-    from framefuse.kernels.masks.canvas import Canvas, Layers, compose, guides_of
+    from framefuse.kernels.masks.canvas import Layers, compose, guides_of
     from framefuse.kernels.masks.grids import Grid, new_samples
     from framefuse.kernels.masks.guided import RADIUS, SMALLEST_VARIANCE
 

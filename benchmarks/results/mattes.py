@@ -47,6 +47,9 @@ def on_gpu(records: Records) -> list[str]:
     rows = ["| mode | frames | median ms | p99 ms | frames/s |", "|---|---|---|---|---|"]
     for row in record["alone"]:
         rows.append(f"| {row['mode']} | one at a time | {row['ms']['median']:.2f} | {row['ms']['p99']:.2f} | |")
+        if matte := row.get("matte_ms"):
+            times = f"{matte['median']:.2f} | {matte['p99']:.2f}"
+            rows.append(f"| {row['mode']} | one at a time, to planes in the memory of the GPU | {times} | |")
     for encoded in ("", ", encoded"):
         for row in record["encoded" if encoded else "paced"]:
             times = f"{row['ms']['median']:.2f} | {row['ms']['p99']:.2f} | {row['rate']}"

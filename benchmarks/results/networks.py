@@ -42,14 +42,15 @@ def on_gpu(records: Records) -> list[str]:
         rows.append(
             f"| {row['network']} | {row['precision']} | {row['batch']} | {_sides(row['sides'], 'us')} | {apart} |"
         )
-    failed = [
-        f"{row['network']} in {row['precision']}, batch {row['batch']}, {part}: {name} fails ({side['failed']})."
+    said = [
+        f"{row['network']} in {row['precision']}, batch {row['batch']}, {part}: {name} "
+        + (f"fails ({side['failed']})." if "failed" in side else f"{side['note']}.")
         for row in found
         for part, sides in (("network", row["sides"]), ("surface", row.get("surface", {})))
         for name, side in sides.items()
-        if isinstance(side, dict) and "failed" in side
+        if isinstance(side, dict) and side.keys() & {"failed", "note"}
     ]
-    lines = [" ".join(line.split()) for line in failed]  # a message may have several
+    lines = [" ".join(line.split()) for line in said]  # a message may have several
     return [*rows, *(["", " <br>".join(lines)] if lines else [])]
 
 

@@ -12,7 +12,8 @@
 # and pytest. thin_wheel.py packs tighter: of CV-CUDA's code for ten GPU architectures it keeps that of the one in ARCH.
 #
 # Group tvm, only where it is named, is TVM's runtime without its compiler, which is larger than LIMIT, for programs that
-# `python -m benchmarks.gpu.tvm_cuda --compile FOLDER` made elsewhere.
+# `python -m benchmarks.gpu.tvm_cuda --compile FOLDER` made elsewhere. Group tuner is TVM with its compiler, to tune there; its
+# wheels go into a folder of their own.
 #
 # Group ort, only where it is named, is ONNX Runtime for CUDA. A wheel that is larger than LIMIT goes in pieces, NAME.whl.00 in
 # one part, NAME.whl.01 in the next; there `cat .whl/*/NAME.whl.* > NAME.whl` comes first.
@@ -38,6 +39,10 @@ PACKAGES=( # group | requirement | arguments of thin_wheel.py
     "checks|faster-coco-eval==1.8.0|$ABI"
     "checks|cupti-python==13.0.1|$ABI"
     "tvm|apache-tvm==0.27.0.post1|$ABI --drop ^tvm/(3rdparty|include|src|web)/|libtvm_compiler"
+    "tuner|apache-tvm==0.27.0.post1|$ABI --drop ^tvm/(3rdparty|include|src|web)/"
+    "tuner|apache-tvm-ffi==0.1.14.post1|$ABI"
+    "tuner|cloudpickle==3.1.3|$ABI"
+    "tuner|psutil==7.2.2|$ABI"
     "peers|cvcuda-cu13==0.19.0|$ABI --arch $ARCH"
     "ort|onnxruntime-gpu==1.31.1|$ABI --arch $ARCH"
 )
@@ -92,7 +97,7 @@ for group in $WANTED; do
         [ -e "$thin" ] || "$PYTHON" "$HERE/thin_wheel.py" "$wheel" "$thin" $arguments
         put "$thin"
     done
-    [ -n "$found" ] || { echo "no group $group: core, engines, video, checks, peers, tvm or ort" >&2; exit 1; }
+    [ -n "$found" ] || { echo "no group $group: core, engines, video, checks, peers, tvm, tuner or ort" >&2; exit 1; }
 done
 ls -l .whl/*/
 du -csb .whl/*/ | sed 's/\([0-9]*\)[0-9]\{6\}\t/\1 MB /'

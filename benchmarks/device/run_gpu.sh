@@ -23,7 +23,8 @@
 # PLANS=plans.tar.gz gives to the next run on such a machine; network and network11 choose anew, since that is timed.
 # MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
 # Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.gpu.tvm_cuda
-# yolov8n.onnx --compile TVM` made elsewhere.
+# yolov8n.onnx --compile TVM` made elsewhere. Where its compiler is, step tune comes first: TUNE_SECONDS for each of both
+# models. TVM_SITE: the folder with the packages of group tuner.
 # NETWORKS: the folder with the files of networks and layers, or one that `python -m benchmarks.seeded_weights pack FILES --to NETWORKS`
 # made of them elsewhere. ORT: the folder with ONNX Runtime for CUDA, for networks alone: its libraries must not be found by the others.
 # NETWORKS_ARGUMENTS: of benchmarks.gpu.networks (--batches 1 8 --surface); it ends within NETWORKS_SECONDS (500).
@@ -41,7 +42,7 @@ WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program views central memory network11 precision"
 SECOND="accuracy+parity tests files ledger engines adaptive fleet throughput planner heads cold faults" # tests and faults take all of the GPU's memory
-NAMED="tvm train body matte networks layers growth"
+NAMED="tune tvm train body matte networks layers growth"
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
     tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
 STEPS=()
@@ -114,7 +115,7 @@ V8=$WORK/yolov8n.onnx V5=$WORK/yolov5s.onnx V11=$WORK/yolo11n.onnx CLIP=$WORK/cl
 wanted() { [[ " ${STEPS[*]//+/ } " == *" $1 "* ]]; }
 {
     made yolov8n.onnx -m benchmarks.models yolov8n --out &
-    ! { wanted engines || wanted tvm || wanted planner; } || made yolov5s.onnx -m benchmarks.models yolov5s --out &
+    ! { wanted engines || wanted tune || wanted tvm || wanted planner; } || made yolov5s.onnx -m benchmarks.models yolov5s --out &
     ! { wanted network11 || wanted planner; } || made yolo11n.onnx -m benchmarks.models_yolo11 --out &
     if wanted files || wanted ledger || wanted fleet || wanted planner || wanted cold; then
         made 1080p.mp4 -c 'import shutil, sys; from benchmarks.clips import clip; shutil.copy(clip("1080p"), sys.argv[1])'
@@ -176,7 +177,15 @@ run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 gpu.cudnn_networ
 
 run_precision() { bench precision 200 gpu.cudnn_precision "$V8" scout-s --batches 1 8 32 --seconds 150; }
 
+run_tune() {
+    for model in "$V8" "$V5"; do
+        PYTHONPATH=${TVM_SITE:+$TVM_SITE:}$PYTHONPATH step tune $((${TUNE_SECONDS:-120} + 90)) "$PYTHON" -m framefuse tune "$model" \
+            --target cuda --precision fp16 --size 640x640 --trials "${TRIALS:-32}" --slice "${TUNE_SECONDS:-120}"
+    done
+}
+
 run_tvm() {
+    local PYTHONPATH=${TVM_SITE:+$TVM_SITE:}$PYTHONPATH
     if [ -n "${TVM:-}" ]; then bench tvm 200 gpu.tvm_cuda "$V8" "$V5" --compiled "$TVM"; else bench tvm 200 gpu.tvm_cuda "$V8" "$V5"; fi
 }
 
@@ -252,7 +261,7 @@ for word in "${STEPS[@]}"; do
             network11) needs yolo11n.onnx ;;
             files | ledger | fleet | cold) needs yolov8n.onnx clip.mp4 ;;
             networks | layers) needs networks ;;
-            engines | tvm) needs yolov8n.onnx yolov5s.onnx ;;
+            engines | tune | tvm) needs yolov8n.onnx yolov5s.onnx ;;
             planner) needs yolov8n.onnx yolov5s.onnx yolo11n.onnx clip.mp4 ;;
         esac
         if [ "$name" = "$word" ]; then "run_$name"; else "run_$name" & begun+=($!); fi

@@ -8,6 +8,8 @@ Device time between two events around a graph launch, from float32 NCHW images t
 - `cudnn 1 stream`, `cudnn 4 streams`: engine cudnn
 - `tvm + cuDNN`, `tvm alone`: engine tvm; `without convolutions`: the same with nothing started for them, which is what
   TVM's own kernels and the launches between them take
+- `tvm tuned`: `tvm alone` with the schedules that were measured before by
+  `framefuse tune MODEL.onnx --target cuda --precision fp16 --size 640x640`
 - `ratio`: to the faster of engine cudnn
 - `error`: the largest difference to ONNX Runtime in float32, of the largest value
 - `two slots`: whether two executions that run at once give what one gives alone
@@ -41,7 +43,10 @@ from benchmarks import protocol, source_groups
 SIZE = 640
 SHAPE = (1, 3, SIZE, SIZE)
 GROUPS = ("network kernel", "engine cudnn", "engine tvm")
-KINDS = {"tvm + cuDNN": True, "tvm alone": False}
+KINDS = {"tvm + cuDNN": True, "tvm alone": False, "tvm tuned": False}
+"""What is engine tvm's, and whether cuDNN runs the convolutions."""
+ELSEWHERE = "tvm + cuDNN", "tvm alone"
+"""Those that can be compiled on another machine."""
 STREAMS = {"cudnn 1 stream": 1, "cudnn 4 streams": 4}
 SOURCES = "sources.json"
 """In a folder of compiled programs: what they were compiled by."""
@@ -67,7 +72,7 @@ def compile_elsewhere(model: Path, folder: Path, arch: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SOURCES).write_text(json.dumps(source_groups.stamp("engine tvm")))
     np.savez_compressed(folder / f"{model.stem}-expected.npz", *(sample(value) for value in reference(model)))
-    for cudnn in KINDS.values():
+    for cudnn in (True, False):
         path = folder / f"{names(model, cudnn)}.so"
         lowered = compiling.lower(import_model(model, SHAPE), target, "fp16", cudnn=cudnn)
         compiling.compile_to(path, lowered, target)
@@ -106,10 +111,11 @@ def source(library: Path) -> str:
     return found.group().decode()
 
 
-def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | None) -> tuple[Any, Any]:
-    """Engine tvm's execution, and what calls cuDNN for it."""
+def execution(model: Path, name: str, folder: Path | None, candidates: int | None) -> tuple[Any, Any, int]:
+    """Engine tvm's execution, what calls cuDNN for it, and how many schedules it was tuned with."""
     from framefuse.engines.tvm.cuda import register_convolutions
 
+    cudnn, schedules = KINDS[name], 0
     runner = register_convolutions() if cudnn else None
     if runner is not None and candidates:
         runner.builder.candidates = candidates
@@ -118,9 +124,13 @@ def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | N
         from framefuse.engines.tvm.engine import TvmEngine
 
         engine = TvmEngine(model, EngineOptions("cuda", precision="fp16"), cudnn=cudnn)
+        if name != "tvm tuned":
+            engine._records = None
+        elif not (schedules := engine._records.written):
+            raise LookupError("nothing was tuned")
         made = engine.execution(1, SIZE, SIZE)
         print(*engine.reasons, sep="\n", flush=True)
-        return made, runner
+        return made, runner, schedules
     import tvm
     import tvm_ffi
     from tvm.runtime.vm import VirtualMachine
@@ -134,7 +144,7 @@ def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | N
     made = TvmExecution(machine, SHAPE, np.dtype(np.float32), runner)
     if runner is not None:
         runner.plans.save()
-    return made, runner
+    return made, runner, schedules
 
 
 def runtime_alone() -> None:
@@ -151,9 +161,7 @@ def runtime_alone() -> None:
 
 def check(models: list[Path], folder: Path) -> None:
     """Whether a folder has what is to be run, compiled by these sources."""
-    wanted = [
-        f"{names(model, cudnn)}{end}" for model in models for cudnn in KINDS.values() for end in (".so", ".cubin")
-    ]
+    wanted = [f"{names(model, cudnn)}{end}" for model in models for cudnn in (True, False) for end in (".so", ".cubin")]
     wanted += [SOURCES, *(f"{model.stem}-expected.npz" for model in models)]
     missing = [name for name in wanted if not (folder / name).exists()]
     missing += [str(model) for model in models if not model.exists()]
@@ -213,7 +221,7 @@ def measure(
     model: Path, folder: Path | None, candidates: int | None, row: dict[str, Any], save: Callable[[], None]
 ) -> None:
     """Fill `row`, and `save` after each part: a lease may end in the middle. What fails is said in its place."""
-    runs, given, made = Runs(), image(), dict[str, tuple[Any, Any]]()
+    runs, given, made = Runs(), image(), dict[str, tuple[Any, Any, int]]()
     if folder:
         with np.load(folder / f"{model.stem}-expected.npz") as file:
             expected = [file[name] for name in file.files]
@@ -234,9 +242,10 @@ def measure(
         print(name, {key: value for key, value in about.items() if key != "kernels"}, flush=True)
         save()
 
-    for name, cudnn in KINDS.items():
+    for name in ELSEWHERE if folder else KINDS:
         with part(name) as about:
-            made[name] = execution(model, cudnn, folder, candidates)
+            made[name] = execution(model, name, folder, candidates)
+            about["schedules"] = made[name][2]
             made[name][0].input[...] = runs.cupy.asarray(given)
             runs.add(name, partial(whole, made[name][0]))
             about["error"] = error(made[name][0].results)
@@ -252,10 +261,10 @@ def measure(
     row["ratio"] = {name: round(row[name]["us"] / min(ours), 3) for name in KINDS if ours and name in runs.graphs}
     if "tvm + cuDNN" in runs.graphs:
         with part("two slots") as about:
-            second, _ = execution(model, True, folder, candidates)
+            second, *_ = execution(model, "tvm + cuDNN", folder, candidates)
             about["found"] = two_slots(made["tvm + cuDNN"][0], second, given)
         with part("without convolutions") as about:
-            about["us"] = without_convolutions(runs, *made["tvm + cuDNN"])
+            about["us"] = without_convolutions(runs, *made["tvm + cuDNN"][:2])
     for name in KINDS:
         if name in runs.graphs:
             with part(f"{name}, kernels") as about:

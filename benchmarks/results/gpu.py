@@ -208,7 +208,7 @@ def tvm_cuda(records: Records) -> list[str]:
     streams = ("cudnn 1 stream", "cudnn 4 streams")
     lines = []
     for model, rows in records("tvm_cuda")["models"].items():
-        for name in ("tvm + cuDNN", "tvm alone", *streams):
+        for name in ("tvm + cuDNN", "tvm alone", *(["tvm tuned"] if "tvm tuned" in rows else []), *streams):
             row, traced = rows[name], rows.get(f"{name}, kernels", {})
             if "us" not in row:
                 lines.append(f"| {model}: {name} | failed: {row.get('failed', 'not run')} | | | | |")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from test_tvm import run
 from cudnn_nets import Net
 from framefuse.cli.app import main
 from framefuse.errors import CapabilityError, EngineError, UsageError
+from tvm_on_fake_cuda import toolkit
 
 pytest.importorskip("tvm")
 pytest.importorskip("cloudpickle")
@@ -78,6 +80,27 @@ def test_a_killed_tuner_goes_on_and_what_it_found_is_used(tmp_path: Path, cache:
     engine, (value,), (expected,) = run(model, (1, 16, 16))
     assert abs(value - expected).max() < 1e-4
     assert not any("not tuned" in reason for reason in engine.reasons)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_network_is_tuned_for_a_gpu(tmp_path: Path, cache: Path) -> None:
+    """On a CUDA that computes nothing: candidates are built and run, and the network is compiled with them."""
+    from framefuse.engines.tvm import compiling, tuning
+    from framefuse.engines.tvm.targets import Target
+
+    model, gpu = small(tmp_path / "net.onnx"), Target("cuda", "sm_90")
+    given = command(model, "--trials", "8", "--target", "cuda-sm_90", "--precision", "fp16")
+    done = subprocess.run(given, capture_output=True, text=True, env=toolkit(tmp_path / "cuda"))
+    assert done.returncode == 0, done.stderr
+    assert "8 of 8 schedules, best 50000 us" in done.stderr
+    assert "cuModuleLoadData" in (tmp_path / "cuda" / "log").read_text()
+    records = tuning.Records(cache / "cuda-sm_90", gpu)
+    lowered = compiling.lower(compiling.import_model(model, (1, 3, 16, 16)), gpu, "fp16")
+    compiling.compile_to(tmp_path / "net.so", lowered, gpu, database=records.copy())
+    fastest = records.copy().get_all_tuning_records()
+    assert any("wmma" in str(one.trace) for one in fastest), "none uses tensor cores"
 
 
 def test_without_what_the_tuner_needs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Engine tvm's executions on a CUDA that computes nothing and writes down what it is asked: run as a program.
+"""Engine tvm on a CUDA that computes nothing and writes down what it is asked: executions, run as a program.
 
     python tests/fakes/tvm_on_fake_cuda.py MODEL.onnx FOLDER      # the last line of the output is JSON
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ static void say(const char *what, const void *stream) {
 }
 #define NOTHING(name) int name(void) { return 0; }
 #define WAITS(name) int name(void) { say(#name, 0); return 0; }
-NOTHING(cudaEventCreate) NOTHING(cudaEventDestroy) NOTHING(cudaEventElapsedTime) NOTHING(cudaEventRecord)
+NOTHING(cudaEventCreate) NOTHING(cudaEventDestroy) NOTHING(cudaEventRecord)
 NOTHING(cudaGetLastError) NOTHING(cudaPeekAtLastError) NOTHING(cudaGraphDestroy)
 NOTHING(cudaGraphExecDestroy) NOTHING(cudaGraphInstantiate) NOTHING(cudaGraphLaunch) NOTHING(cudaMemGetInfo)
 NOTHING(cudaSetDevice) NOTHING(cudaStreamBeginCapture) NOTHING(cudaStreamCreate) NOTHING(cudaStreamCreateWithFlags)
@@ -40,6 +41,7 @@ WAITS(cudaEventSynchronize) WAITS(cudaFree) WAITS(cudaFreeHost) WAITS(cudaMalloc
 WAITS(cudaStreamSynchronize)
 const char *cudaGetErrorName(int error) { return "error"; }
 const char *cudaGetErrorString(int error) { return "error"; }
+int cudaEventElapsedTime(float *milliseconds, void *begin, void *end) { *milliseconds = 50; return 0; }
 int cudaGetDevice(int *device) { *device = 0; return 0; }
 int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
 int cudaDeviceGetAttribute(int *value, int attribute, int device) {
@@ -62,14 +64,42 @@ int cuLaunchKernelEx(const struct config *config, const char *function, void **a
 """
 
 
-def load(folder: Path, log: Path) -> None:
-    """Put the libraries where TVM's runtime will look: whoever asks for their names later gets these."""
+NVCC = """#!/bin/sh
+[ "$1" = --version ] && echo 'Cuda compilation tools, release 13.0, V13.0.88'
+while [ $# -gt 0 ]; do
+    [ "$1" = -o ] && printf ELF > "$2"
+    shift
+done
+"""
+"""Compiles whatever it is given to nothing."""
+
+
+def libraries(folder: Path, log: Path) -> list[Path]:
+    """CUDA's runtime and driver, written to a folder."""
     (folder / "cuda.c").write_text(LIBRARY)
     (folder / "versions").write_text("libcudart.so.13 { global: cuda*; };")
-    for name in ("libcudart.so.13", "libcuda.so.1"):
-        options = [f'-DLOG="{log}"', f"-Wl,-soname,{name}", f"-Wl,--version-script={folder / 'versions'}"]
-        subprocess.run(["cc", "-w", "-shared", "-fPIC", folder / "cuda.c", "-o", folder / name, *options], check=True)
-        ctypes.CDLL(str(folder / name), ctypes.RTLD_GLOBAL)
+    made = [folder / name for name in ("libcudart.so.13", "libcuda.so.1")]
+    for path in made:
+        options = [f'-DLOG="{log}"', f"-Wl,-soname,{path.name}", f"-Wl,--version-script={folder / 'versions'}"]
+        subprocess.run(["cc", "-w", "-shared", "-fPIC", folder / "cuda.c", "-o", path, *options], check=True)
+    return made
+
+
+def load(folder: Path, log: Path) -> None:
+    """Put the libraries where TVM's runtime will look: whoever asks for their names later gets these."""
+    for path in libraries(folder, log):
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+
+
+def toolkit(folder: Path) -> dict[str, str]:
+    """A CUDA toolkit with its libraries, and the environment of a process that finds them."""
+    for name in ("bin", "lib64"):
+        (folder / name).mkdir(parents=True)
+    libraries(folder / "lib64", folder / "log")
+    (folder / "bin" / "nvcc").write_text(NVCC)
+    (folder / "bin" / "nvcc").chmod(0o755)
+    paths = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(folder / "lib64")}
+    return os.environ | paths | {"CUDA_PATH": str(folder)}
 
 
 def main() -> None:

@@ -144,6 +144,7 @@ def compile_to(
     with tvm_target, ExitStack() as stack:
         if database is not None:
             stack.enter_context(database)
+            stack.enter_context(building(target))
             lowered = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(lowered)
         if target.kind == "cuda":
             from tvm.s_tir import dlight
@@ -154,6 +155,16 @@ def compile_to(
             compiled.export_library(str(path), fcompile=link)
         except Exception as error:  # TVM raises unrelated classes
             raise EngineError(f"TVM cannot compile for {target.name}: {lines_of(error)[-1]}") from error
+
+
+def building(target: Target) -> Any:
+    """The context in which tuned schedules are built, as candidates and in a network.
+
+    On CUDA buffers of different types do not share memory: TVM refuses the access of a tensor core's result to memory
+    that began as one of float16.
+    """
+    config = {"tirx.disable_storage_rewrite": True} if target.kind == "cuda" else {}
+    return tvm().transform.PassContext(opt_level=3, config=config)
 
 
 def _backend_passes(passes: Any, own_memory: bool) -> Any:

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -35,8 +35,8 @@ COMPILE = "tvm_callback_cuda_compile"
 FP16_BYTES = 2
 
 
-def register_compiler(target: Target, cache: EngineCache | None = None) -> None:
-    """Register the cached compiler with TVM's runtime.
+def register_compiler(target: Target, cache: EngineCache | None = None) -> Callable[[Any], bytes]:
+    """Register the cached compiler with TVM's runtime; the compiler, which takes CUDA source.
 
     Raises:
         CapabilityError: no CUDA toolkit is installed.
@@ -75,6 +75,7 @@ def register_compiler(target: Target, cache: EngineCache | None = None) -> None:
         return (cache or EngineCache("tvm")).get(key, build, suffix=".cubin").path.read_bytes()
 
     tvm_ffi().register_global_func(COMPILE, compile_cached, override=True)
+    return compile_cached
 
 
 def register_convolutions() -> ConvolutionRunner:

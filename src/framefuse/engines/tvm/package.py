@@ -41,8 +41,8 @@ def tvm() -> Any:
     return tvm
 
 
-def load_cuda() -> None:
-    """Load CUDA's runtime from a wheel or the toolkit.
+def load_cuda() -> Path | None:
+    """Load CUDA's runtime from a wheel or the toolkit; the library, or None where there is none.
 
     TVM's CUDA library links to it by name, and TVM does not report it if that library fails to load.
     """
@@ -53,7 +53,8 @@ def load_cuda() -> None:
     for library in (*bundled, toolkit / "lib64" / "libcudart.so.13"):
         with contextlib.suppress(OSError):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-            return
+            return library
+    return None
 
 
 def check_tuner() -> None:

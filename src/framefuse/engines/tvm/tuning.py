@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.util
 import json
 import logging
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from framefuse.common.files import user_cache, write_atomically
 from framefuse.common.text import lines_of
 from framefuse.engines import cache
 from framefuse.engines.tvm import compiling
-from framefuse.engines.tvm.package import tvm, versions
+from framefuse.engines.tvm.package import load_cuda, tvm, versions
 from framefuse.engines.tvm.targets import Target
 from framefuse.errors import EngineError
 
@@ -164,6 +167,8 @@ class Records:
         from tvm.s_tir.meta_schedule.database import JSONDatabase
 
         tvm()
+        if self.target.kind == "cuda":  # schedules name the instructions of tensor cores
+            importlib.import_module("tvm.s_tir.tensor_intrin")
         try:
             return JSONDatabase(work_dir=str(folder))
         except Exception as error:  # valid JSON that this TVM did not write
@@ -183,7 +188,7 @@ LONGEST_SLICE = 480.0
 LONGEST_NAME = 60
 """Characters to print; TVM names a function after everything that it fuses."""
 BATCH = 4
-"""Candidates per turn; all are built, then all are run."""
+"""Candidates per turn, at least; all are built, then all are run. On CUDA one for each thread that builds them."""
 EVOLVE_FROM = 16
 """Measured schedules of a function from which evolutionary search starts; before, candidates are sampled at random.
 Evolutionary search takes 1.5 s per candidate and has little to learn from at first; sampling takes 0.03 s, and on a CPU
@@ -266,15 +271,16 @@ def tune(
             task.look_up(database)
             task.done = task.measured >= trials
         before = sum(task.measured for task in tasks)
-        turn = _Turn(records.folder, database, workers)
+        turn = _Turn(records.folder, database, target, workers)
+        batch = max(BATCH, workers) if target.kind == "cuda" else BATCH
         started, longest = time.monotonic(), 0.0
         while waiting := [task for task in tasks if not task.done]:
             turn_started = time.monotonic()
             if turn_started + longest > started + seconds:
                 break
-            task = min(waiting, key=lambda task: (task.measured // BATCH, -task.operations))
+            task = min(waiting, key=lambda task: (task.measured // batch, -task.operations))
             had, written = task.measured, records.written
-            turn(task, min(BATCH, trials - had))
+            turn(task, min(batch, trials - had))
             task.look_up(database)
             if records.written - written < task.measured - had:  # TVM ignores failed writes
                 raise EngineError(f"schedules cannot be written to {records.folder}", remedy="free space, and continue")
@@ -291,16 +297,24 @@ def tune(
 class _Turn:
     """Measures more candidates of one function."""
 
-    def __init__(self, folder: Path, database: Any, workers: int) -> None:
-        import tvm.s_tir.tensor_intrin  # noqa: F401  takes ten seconds once, outside the first turn
+    def __init__(self, folder: Path, database: Any, target: Target, workers: int) -> None:
+        importlib.import_module("tvm.s_tir.tensor_intrin")  # takes ten seconds once, outside the first turn
         from tvm.s_tir import meta_schedule as ms
 
         for name in ("tvm.s_tir.meta_schedule", ms.__name__):
             logging.getLogger(name).setLevel(logging.WARNING)
         self.folder, self.database, self.workers = folder, database, workers
-        self.builder = _builder(workers)
+        compiler = starts = None
+        if target.kind == "cuda":
+            from framefuse.engines.tvm.cuda import register_compiler
+
+            compiler, starts = register_compiler(target), partial(register_compiler, target)
+            if library := load_cuda():  # the process that runs candidates does not look where we do
+                paths = str(library.parent), os.environ.get("LD_LIBRARY_PATH", "")
+                os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+        self.builder, self.space = _builder(target, workers, compiler), _space(target)
         evaluator = ms.runner.EvaluatorConfig(number=1, repeat=2, min_repeat_ms=20)
-        self.runner = ms.runner.LocalRunner(timeout_sec=15, evaluator_config=evaluator)
+        self.runner = ms.runner.LocalRunner(timeout_sec=15, evaluator_config=evaluator, initializer=starts)
         self.model = "xgb" if importlib.util.find_spec("xgboost") is not None else "random"
         self.seed = int(time.time()) & 0xFFFFFF
         """Varies, so that a slice does not repeat the trials of the last one."""
@@ -316,7 +330,7 @@ class _Turn:
         context = ms.TuneContext(
             mod=task.extracted.dispatched[0],
             target=task.extracted.target,
-            space_generator="post-order-apply",
+            space_generator=self.space,
             search_strategy=search,
             task_name=task.name,
             rand_state=self.seed,
@@ -339,9 +353,35 @@ class _Turn:
             raise EngineError(f"TVM's tuner failed at {task.name}: {lines_of(error)[-1]}") from error
 
 
-def _builder(workers: int) -> Any:
+def _space(target: Target) -> Any:
+    """What schedules are looked for: TVM's own for the target; on CUDA those for the tensor cores' WMMA and for plain
+    threads. Those that TVM has for MMA fail on most convolutions."""
+    if target.kind != "cuda":
+        return "post-order-apply"
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.s_tir.meta_schedule.schedule_rule.multi_level_tiling import ReuseType
+    from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
+
+    memory, types = ("shared", "shared"), ("float16", "float32")
+    groups = [get_wmma_intrin_group(*memory, *types, transposed) for transposed in (False, True)]
+    reuse = ReuseType("must", [4], "shared"), ReuseType("must", [2], "shared")
+    tiling = "SSSRRSRS", ["blockIdx.y", "blockIdx.x", "threadIdx.y"], 4, [1, 2, 3, 4, 8, 16]
+    custom, *rest = ms.schedule_rule.ScheduleRule.create("cuda")
+    return ms.space_generator.PostOrderApply(
+        sch_rules=[custom, ms.schedule_rule.MultiLevelTilingTensorCore(groups, *tiling, *reuse), *rest],
+        postprocs=ms.postproc.Postproc.create("cuda-tensorcore"),
+        mutator_probs=ms.mutator.Mutator.create("cuda-tensorcore"),
+    )
+
+
+def _builder(target: Target, workers: int, compiler: Callable[[Any], bytes] | None) -> Any:
     """A builder that uses threads of this process: a candidate takes 0.2 s to build, but the processes that TVM would
-    start take seconds to import TVM."""
+    start take seconds to import TVM.
+
+    Args:
+        compiler: of CUDA source. It keeps the machine code for the process that runs the candidates, which would
+            otherwise compile one after the other.
+    """
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
     from tvm.s_tir.meta_schedule.builder.local_builder import default_build
@@ -352,7 +392,11 @@ def _builder(workers: int) -> Any:
         folder = Path(tempfile.mkdtemp())  # TVM's callback removes the file and the folder after the run
         try:
             path = folder / "candidate.so"
-            default_build(candidate.mod, candidate.target, None).export_library(str(path), fcompile=linker)
+            with compiling.building(target):
+                built = default_build(candidate.mod, candidate.target, None)
+            if compiler is not None:
+                compiler(built.imports[0].inspect_source())
+            built.export_library(str(path), fcompile=linker)
         except Exception as error:  # a candidate that cannot be built is not chosen
             shutil.rmtree(folder, ignore_errors=True)
             return BuilderResult(None, f"{type(error).__name__}: {error}")

@@ -6,8 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import av
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 
 from benchmarks.parity import relayout
 from framefuse.cli.app import main
-from framefuse.engines import onnxruntime
+from framefuse.engines import Slot, onnxruntime
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
 from framefuse.frame import PIXEL_FORMATS
 from framefuse.lab.parity import certify
@@ -177,10 +176,10 @@ def test_pixels() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16, np.uint8])
 @pytest.mark.parametrize("memory_format", ["nchw", "nhwc"])
-def test_a_image_survives_the_slot(dtype: Any, memory_format: str) -> None:
+def test_a_image_survives_the_slot(dtype: Any, memory_format: Literal["nchw", "nhwc"]) -> None:
     image = np.random.default_rng(0).integers(0, 128, (3, 4, 5)).astype(np.float32)
-    shape = (1, 3, 4, 5) if memory_format == "nchw" else (1, 4, 5, 8)
-    slot: Any = SimpleNamespace(input=np.zeros(shape, dtype), memory_format=memory_format)
+    shape = (1, 3, 4, 5) if memory_format == "nchw" else (1, 4, 5, 3)
+    slot = Slot(np.zeros(shape, dtype), memory_format=memory_format)
     write_input(slot, image)
     assert np.array_equal(read_input(slot), image)
 

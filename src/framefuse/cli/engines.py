@@ -15,11 +15,6 @@ app = App(
 )
 
 
-@app.callback()
-def engines() -> None:
-    """Show what an engine makes of a model, and how exact its results are."""
-
-
 @app.command()
 def show(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],

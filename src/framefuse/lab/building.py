@@ -28,14 +28,13 @@ import yaml
 
 from framefuse.common.files import os_errors_as, write_atomically
 from framefuse.common.text import first_line
-from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
+from framefuse.engines import Device, EngineOptions, Precision, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
 from framefuse.errors import CapabilityError, CardError, FramefuseError, ModelError, SinkError, UsageError
-from framefuse.lab.loading import Benchmark, LoadedEngine, choose_device, load_engine
+from framefuse.lab.loading import Benchmark, LoadedEngine, choose_engine, load_engine
 from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
 from framefuse.models.onnx_file import is_quantised, load_onnx, read_onnx
-from framefuse.runtime.choices import select
 
 OPSET = 17
 AXES = ("batch", "channels", "height", "width")
@@ -116,12 +115,7 @@ def build_engine(
     if metadata is not None and not isinstance(metadata, Mapping):
         raise UsageError(f"metadata is a {type(metadata).__name__}", remedy="pass a mapping of names to texts")
     profile = Profile.of(shapes)
-    device = choose_device(engine, device)
-    if engine == "auto":
-        backend, choice = select(device, precision)
-    else:
-        backend, choice = find_backend(engine), f"engine {engine}: as asked"
-        check_capabilities(backend, device, precision)
+    backend, device, choice = choose_engine(engine, device, precision)
     name, reasons = backend.name, [choice]
     stem = type(model).__name__.lower() if is_module else Path(model).stem
     target = Path(f"{stem}-{precision if precision != 'auto' else 'built'}.onnx" if output is None else output)
@@ -298,7 +292,6 @@ def _state(path: Path, metadata: Mapping[str, str]) -> None:
     network = onnx.load(path)
     entries = {entry.key: entry.value for entry in network.metadata_props}
     entries |= {str(key): str(value) for key, value in metadata.items()}
-    del network.metadata_props[:]
     onnx.helper.set_model_props(network, entries)
     onnx.save(network, path)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device as gpus
-from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
+from framefuse.engines import Backend, Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.engines.requests import RequestPool, Shape
 from framefuse.errors import FramefuseError, UsageError
@@ -162,9 +162,7 @@ def load_engine(
         ModelError: the file cannot be read, or has operators that the engine lacks.
         CapabilityError: the engine or the device is missing.
     """
-    path, device = find_model(model), choose_device(engine, device)
-    backend = select(device, precision)[0] if engine == "auto" else find_backend(engine)
-    check_capabilities(backend, device, precision)
+    path, (backend, device, _) = find_model(model), choose_engine(engine, device, precision)
     profile = read_profile(path)
     if profile is not None:
         shape = profile.opt
@@ -174,16 +172,21 @@ def load_engine(
     return LoadedEngine(path, backend.name, EngineOptions(device, precision), shape)
 
 
-def choose_device(engine: str, device: Device) -> Device:
-    """The device, where that is left open: the only one of the engine, or a usable GPU. UsageError: there is no such
-    device."""
+def choose_engine(engine: str, device: Device, precision: Precision) -> tuple[Backend, Device, str]:
+    """The engine and the device, where they are left open, and why. The device is the only one of the engine, or a
+    usable GPU. UsageError: there is no such engine or device; CapabilityError: no engine has that precision there."""
     if device not in get_args(Device):
         message = f"device {device!r} is not one of {', '.join(get_args(Device))}"
         raise UsageError(message, remedy="choose one of these")
-    if device != "auto":
-        return device
-    only = find_backend(engine).capabilities.devices if engine != "auto" else ()
-    return cast(Device, only[0]) if len(only) == 1 else usable_device()
+    if device == "auto":
+        only = find_backend(engine).capabilities.devices if engine != "auto" else ()
+        device = cast(Device, only[0]) if len(only) == 1 else usable_device()
+    if engine == "auto":
+        backend, why = select(device, precision)
+    else:
+        backend, why = find_backend(engine), f"engine {engine}: as asked"
+        check_capabilities(backend, device, precision)
+    return backend, device, why
 
 
 def usable_device() -> Device:

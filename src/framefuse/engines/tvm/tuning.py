@@ -225,7 +225,6 @@ class Task:
 class Slice:
     """Result of a slice."""
 
-    tasks: list[Task]
     seconds: float
     added: int
     """Number of schedules measured."""
@@ -291,7 +290,7 @@ def tune(
             message = f"no candidate of {len(tasks)} functions runs on {target.name}"
             raise EngineError(message, remedy="tune on a machine with this target, because candidates are measured")
         added = sum(task.measured for task in tasks) - before
-    return Slice(tasks, time.monotonic() - started, added, all(task.done for task in tasks))
+    return Slice(time.monotonic() - started, added, all(task.done for task in tasks))
 
 
 class _Turn:

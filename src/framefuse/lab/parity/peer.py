@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.files import os_errors_as
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
 from framefuse.lab.parity.chain import Chain, Raw, Stage, colours, preprocessed, with_area
@@ -52,12 +53,11 @@ def run_peer(python: Path, model: Path, video: Path, seconds: Sequence[float], o
         # Symbolic links stay: resolved, the Python of a virtual environment is another one.
         called = str(python.absolute()) if python.exists() else str(python)
         words = [called, str(SCRIPT), json.dumps({**asked, "options": options})]
-        try:
-            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
-        except OSError as error:
-            raise CapabilityError(f"{python} cannot be run: {error.strerror}", remedy="check --peer-python") from error
-        except subprocess.TimeoutExpired as error:
-            raise EngineError(f"ultralytics did not finish within {PATIENCE} s") from error
+        with os_errors_as(CapabilityError, f"{python} cannot be run", "check --peer-python"):
+            try:
+                done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+            except subprocess.TimeoutExpired as error:
+                raise EngineError(f"ultralytics did not finish within {PATIENCE} s") from error
         if "No module named 'ultralytics'" in done.stderr:
             raise CapabilityError(f"{python} has no ultralytics", remedy=f"{python} -m pip install ultralytics")
         versions = Path(folder, "versions.json")

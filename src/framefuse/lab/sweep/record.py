@@ -83,11 +83,9 @@ def read_grid(file: Path | None, given: Mapping[str, Any]) -> dict[str, list[Any
     of options: values between commas, for `classes` between semicolons. ConfigError, UsageError: an unknown field, or a
     wrong value.
     """
-    try:
+    remedy = "write lines of field: [a, b]"
+    with os_errors_as(ConfigError, f"cannot use the grid {file}", remedy, (OSError, ValueError)):
         lines = read_mapping(file.read_bytes()) if file else {}
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot use the grid {file}: {reason}", remedy="write lines of field: [a, b]") from error
     found = {}
     for field, (value, line) in lines.items():
         where = f"file {file}, line {line}"

@@ -41,7 +41,7 @@ def lowered(path: Path, folder: Path) -> dict[str, Path]:
     onnx.save(to_fp16(ready, plan_fp16(ready, {})), half)
     layers, _ = plan_int8(ready)
     images = calibration_images()[:CALIBRATION]
-    ranges = calibrate(ready, ready.graph.input[0].name, [image[None] for image in images])
+    ranges = calibrate(ready, ready.graph.input[0].name, [image[None] for image in images], "percentile")
     onnx.save(quantise(ready, ranges, layers), eight)
     return {"fp32": path, "fp16": half, "int8": eight, "fp8": eight}
 

@@ -39,9 +39,9 @@ def models(context: typer.Context) -> None:
 @app.command("list")
 def list_(print_json: PrintJson = False) -> int:
     """List the models known by name, and free ones that others publish and 'framefuse models get' fetches."""
-    from framefuse.models import KNOWN, LICENCE, fetched_models, list_models
+    from framefuse.models import KNOWN, LICENCE, SHIPPED, fetched_models
 
-    rows = [(name, "in the package", LICENCE, about) for name, about in list_models().items()]
+    rows = [(name, "in the package", LICENCE, about) for name, about in SHIPPED.items()]
     fetched = fetched_models()
     for name, about in fetched.items():
         rows.append((name, "fetched", str(about.get("licence", "not stated")), str(about.get("source", ""))))
@@ -321,9 +321,11 @@ def tune(
     done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)
     if not quiet:
         rows = [("function", "share of operations", "schedules", "best us")]
-        for name, share, count, best in tuning.summary(found):
+        total = sum(task.operations for task in found) or 1.0
+        for task in found:
+            name, share = task.name, task.operations / total
             short = name if len(name) <= tuning.LONGEST_NAME else f"{name[: tuning.LONGEST_NAME - 3]}..."
-            rows.append((short, f"{share:.1%}", str(count), f"{best:.0f}" if count else ""))
+            rows.append((short, f"{share:.1%}", str(task.measured), f"{task.best:.0f}" if task.measured else ""))
         print_table(rows)
         after = "all trials are done" if done.finished else "run it again to continue"
         stderr().print(f"{counted(done.added, 'schedule')} in {done.seconds:.0f} s; {after}", markup=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.errors import ModelError
-from framefuse.models.onnx_file import WEIGHTED, OnnxGraph, reads
+from framefuse.models.onnx_file import OnnxGraph, reads
 
 FP16_MAX = 65504.0
 HEADROOM = 8.0
@@ -35,7 +35,7 @@ def plan_fp16(model: Any, largest: Mapping[str, float]) -> dict[int, str]:
         ModelError: the model has no layers with weights.
     """
     graph = OnnxGraph(model)
-    layers = graph.network(*WEIGHTED)
+    layers = graph.network()
     if not layers:
         raise ModelError("the model has no layer with weights", remedy="there is nothing to convert to FP16")
     network = graph.up_to(layers)
@@ -61,7 +61,7 @@ def network_tensors(model: Any) -> list[str]:
     """Float32 tensors that the network computes before decoding, whose ranges `plan_fp16` needs."""
     graph = OnnxGraph(model)
     types = tensor_types(model)
-    network = sorted(graph.up_to(graph.network(*WEIGHTED)))
+    network = sorted(graph.up_to(graph.network()))
     return [name for number in network for name in graph.nodes[number].output if types.get(name) == "float32"]
 
 

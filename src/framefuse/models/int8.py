@@ -107,9 +107,7 @@ def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
     return chosen, {graph.name(number): kept[number] for number in sorted(kept)}
 
 
-def calibrate(
-    model: Any, input_name: str, batches: Iterable[NDArray[Any]], *, method: Calibration = "percentile"
-) -> Any:
+def calibrate(model: Any, input_name: str, batches: Iterable[NDArray[Any]], method: Calibration) -> Any:
     """Ranges of all inputs of convolutions over real frames, as `TensorsData` of onnxruntime.quantization.
 
     Args:
@@ -182,7 +180,7 @@ def sensitivities(
     Measured at the last weighted layers, before decoding, where values are homogeneous.
     """
     graph = OnnxGraph(model)
-    taps = [str(graph.nodes[number].output[0]) for number in graph.last(graph.network(*WEIGHTED))]
+    taps = [str(graph.nodes[number].output[0]) for number in graph.last(graph.network())]
     truth = [values for _, values in _run(model, taps, input_name, batches)]
     signals = [float(np.var(values)) for values in truth]
     found = {}

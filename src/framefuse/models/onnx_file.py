@@ -254,9 +254,9 @@ class OnnxGraph:
             if node.op_type in kinds and any(name in self.weights for name in node.input[1:2])
         ]
 
-    def network(self, *kinds: str) -> list[int]:
-        """The same without those that decode."""
-        return [number for number in self.layers(*kinds) if not self.decodes(number)]
+    def network(self) -> list[int]:
+        """Nodes with constant weights, without those that decode."""
+        return [number for number in self.layers(*WEIGHTED) if not self.decodes(number)]
 
     def decodes(self, number: int) -> bool:
         """Whether a convolution computes an expectation over a softmax, as YOLOv8 decodes its boxes."""
@@ -329,12 +329,11 @@ def _parse(path: Path) -> Any:
     import onnx
     from onnx.defs import onnx_opset_version
 
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"there is no model {path}", remedy="check the path") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}", remedy=REMEDY) from error
+    with os_errors_as(ModelError, f"{path} cannot be read", REMEDY):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise ModelError(f"there is no model {path}", remedy="check the path") from None
     if not data:
         raise ModelError(f"{path} is empty (0 bytes)", remedy=REMEDY)
     model = onnx.ModelProto()

@@ -98,13 +98,7 @@ def shape_of(value: Any) -> list[int]:
 
 def reads(value: Any) -> list[Any]:
     """Variables that a binding's value reads."""
-    relax = tvm().relax
-    if isinstance(value, relax.Var):
-        return [value]
-    if isinstance(value, relax.TupleGetItem):
-        return reads(value.tuple_value)
-    fields = value.fields if isinstance(value, relax.Tuple) else value.args if isinstance(value, relax.Call) else []
-    return [name for field in fields for name in reads(field)]
+    return list(tvm().relax.analysis.free_vars(value))
 
 
 def rebuild(value: Any, of: Callable[[Any], Any]) -> Any:

@@ -408,9 +408,3 @@ def _builder(target: Target, workers: int, compiler: Callable[[Any], bytes] | No
                 return list(threads.map(build, build_inputs))
 
     return Builder()
-
-
-def summary(tasks: list[Task]) -> list[tuple[str, float, int, float]]:
-    """(name, share of the operations, schedules measured, microseconds of the best) of each function."""
-    total = sum(task.operations for task in tasks) or 1.0
-    return [(task.name, task.operations / total, task.measured, task.best) for task in tasks]

@@ -161,7 +161,7 @@ class _Work:
         skipped = self._footage.note.partition("; ")[2]
         self.calibration = f"{calibration} ranges over {self.seen}" + (f"; {skipped}" if skipped else "")
         self._say(f"calibrating: {self.calibration}")
-        ranges = calibrate(self._model, name, inputs, method=calibration)
+        ranges = calibrate(self._model, name, inputs, calibration)
         self._say(f"measuring the sensitivity of each layer ({len(candidates)})")
         some = inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES]
         errors = sensitivities(self._model, ranges, candidates, name, some)

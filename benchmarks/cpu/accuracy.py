@@ -31,7 +31,7 @@ from benchmarks.protocol import save
 from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation import Dataset, Scores, open_data, validate
 from framefuse.lab.evaluation.dataset import Key
-from framefuse.models import find_model, list_models
+from framefuse.models import SHIPPED, find_model
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.source import Frames, PullSource
 from framefuse.world import World
@@ -100,7 +100,7 @@ def file_of(model: str, case: Case) -> Path:
     """
     if not case.made or (model, case.made) == ("scout-s", "fp16"):  # which ships in FP16
         return find_model(model)
-    if (name := f"{model}-{case.made}") in list_models():
+    if (name := f"{model}-{case.made}") in SHIPPED:
         return find_model(name)
     from framefuse.lab.lowering import build_model
 

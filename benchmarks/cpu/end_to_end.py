@@ -32,7 +32,7 @@ from benchmarks.clips import CACHE, CLIPS, FRAMES, STREET, clip, street
 from benchmarks.models import model
 from benchmarks.peers.run import PEERS, WARMUP
 from benchmarks.protocol import ROOT, save
-from framefuse.models import find_model, list_models
+from framefuse.models import SHIPPED, find_model
 
 BASELINES = {"usual": "ultralytics_onnx", "save": "ultralytics_save", "trained": "trained_opencv_ort_script"}
 FIGURES = ("fps", "cpu_ms_per_frame", "peak_rss_mb", "boxes_per_frame")
@@ -59,7 +59,7 @@ def model_files(name: str, kinds: set[str], python: Path, our_python: Path) -> d
         theirs.append("--int8")
         ours = [our_python, "-m", "framefuse", "build", dynamic, "--precision", "int8", "--calib", clip("calibration"),
                 "--out", files["int8"], "--allow-loss", "--exist-ok"]  # fmt: skip
-    elif f"{name}-int8" in list_models():
+    elif f"{name}-int8" in SHIPPED:
         files["int8"] = find_model(f"{name}-int8")
     for command, wanted in ((theirs, kinds & {"openvino", "openvino_int8"}), (ours, kinds & {"int8"})):
         made = [files[kind] for kind in wanted]

@@ -28,8 +28,7 @@ from framefuse.engines.requests import RequestPool, Slot, device_request_pool, l
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, UsageError
 from framefuse.kernels.boxes.reference import floats
 from framefuse.lab.doctor import facts
-from framefuse.lab.loading import usable_device
-from framefuse.lab.timing import Timing
+from framefuse.lab.loading import Timing, usable_device
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.onnx_file import read_onnx

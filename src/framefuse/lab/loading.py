@@ -7,6 +7,7 @@ with load_engine("model-fp16.onnx") as engine:
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
@@ -19,10 +20,35 @@ from framefuse.engines import Backend, Device, EngineOptions, Precision, check_c
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.engines.requests import RequestPool, Shape
 from framefuse.errors import FramefuseError, UsageError
-from framefuse.lab.timing import Timing
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.runtime.choices import select
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Statistics of several runs, in milliseconds."""
+
+    runs: int
+    min: float
+    median: float
+    mean: float
+    p95: float
+    p99: float
+    max: float
+    std: float
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> Self:
+        values = np.asarray(milliseconds, np.float64)
+        median, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
+        std = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        return cls(len(values), float(values.min()), median, float(values.mean()), p95, p99, float(values.max()), std)
+
+    @property
+    def fps(self) -> float:
+        """Runs a second at the mean time: what a loop of them reaches."""
+        return 1e3 / self.mean
 
 
 @dataclass(frozen=True)

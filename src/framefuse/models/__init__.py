@@ -27,7 +27,7 @@ SHIPPED = {
     "body-n-2": "people against background in the same world; FP32, 0.7 M parameters",
     "squares": "finds saturated red, green and blue squares; not trained, for demos and tests",
 }
-"""Name of a model in the package -> one-line description. The file is NAME.onnx."""
+"""Name of a model in the package, for `find_model` -> one-line description. The file is NAME.onnx."""
 SHA256 = {
     "scout-n": "0fcb3c7f1e85563a44b9b69dafbc144fbd397384858a1b6741bc278670aa5b9c",
     "scout-n-int8": "bc9b575774bfca51b64832cd98c435819946fd6a7aad63d74bfde3f7f0c03eaa",
@@ -63,11 +63,6 @@ KNOWN = {
 """Name -> detector with a free licence, which hub.py can fetch."""
 LICENCE = "Apache-2.0"
 """Of the models in the package."""
-
-
-def list_models() -> dict[str, str]:
-    """Names of the models in the package for `find_model`, each with a one-line description."""
-    return dict(SHIPPED)
 
 
 def find_model(model: str | Path) -> Path:
@@ -141,4 +136,4 @@ def fetched_models() -> dict[str, Mapping[str, Any]]:
     return found
 
 
-__all__ = ["find_model", "list_models"]
+__all__ = ["SHIPPED", "find_model"]

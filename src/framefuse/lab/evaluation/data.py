@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.files import os_errors_as
 from framefuse.common.redact import brief
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.kernels.masks.instances import Runs, mask_runs
@@ -205,8 +206,9 @@ def open_sequence(folder: Path) -> Dataset:
 
 def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.float64]:
     """Rows of frame, id, left, top, width, height, mark and class, without those that are not scored."""
+    remedy = "use a sequence for training"
     try:
-        with path.open() as file:
+        with os_errors_as(SourceError, f"cannot read {path}", remedy), path.open() as file:
             lines = [line for line in file if line.strip()]
         rows = np.loadtxt(lines, np.float64, delimiter=",", ndmin=2) if lines else np.empty((0, 8))
         if rows.shape[1] < 7 or not np.isfinite(rows).all():
@@ -216,9 +218,6 @@ def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.floa
             raise ValueError(f"a frame is not in 1..{length}")
         if len(np.unique(rows[:, :2], axis=0)) < len(rows):
             raise ValueError("an id occurs twice in a frame")
-    except OSError as error:
-        why = f"cannot read {path}: {error.strerror or error}"
-        raise SourceError(why, remedy="use a sequence for training") from error
     except ValueError as error:
         wanted = "frame, id, left, top, width, height, 1 if it counts, class, visibility"
         raise DecodeError(f"{path} cannot be used: {error}", remedy=f"its rows are {wanted}") from error

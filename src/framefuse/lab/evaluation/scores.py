@@ -14,7 +14,7 @@ import numpy as np
 from framefuse.common.text import in_markdown
 from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation.coco import needed
-from framefuse.models import find_model, list_models
+from framefuse.models import SHIPPED, find_model
 from framefuse.sinks.run_folder import encode, open_output, output_path, sink_errors
 
 CONF = 0.25
@@ -214,7 +214,7 @@ class Wanted:
         stem = Path(self.model).stem
         if self.precision != "int8" or stem.endswith("-int8"):
             return self
-        if f"{self.model}-int8" in list_models():
+        if f"{self.model}-int8" in SHIPPED:
             return replace(self, model=f"{self.model}-int8")
         built = find_model(self.model).with_name(f"{stem}-int8.onnx")
         return replace(self, model=str(built)) if built.exists() else self

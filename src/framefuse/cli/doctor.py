@@ -18,7 +18,7 @@ from framefuse.cli.options import App, PrintJson, option, size
 from framefuse.common.names import nearest
 from framefuse.errors import CapabilityError, UsageError
 
-bench = App(name="bench", help="Measure this machine.", rich_markup_mode=None)
+bench = App(name="bench", help="Measure this machine.")
 kernels = App(name="kernels", help="List the compiled kernels and show their code.")
 Form = Literal["tir", "cuda", "ptx", "asm"]
 Device = Literal["cpu", "cuda"]

@@ -10,9 +10,7 @@ from framefuse.cli.console import check_choice, print_rows
 from framefuse.cli.options import App, PrintJson, option, size
 
 PRECISIONS = "auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"
-app = App(
-    name="engines", help="Show what an engine makes of a model, and how exact its results are.", rich_markup_mode=None
-)
+app = App(name="engines", help="Show what an engine makes of a model, and how exact its results are.")
 
 
 @app.command()

@@ -143,6 +143,14 @@ def test_images_become_images(run: Any, tmp_path: Path) -> None:
     assert code == 2 and "png writes a folder of images" in err
 
 
+def test_several_videos_have_no_out(run: Any, tmp_path: Path) -> None:
+    for name in "ab":
+        video(tmp_path / f"{name}.mp4", frames=2)
+    code, _, err = run("matte", "[ab].mp4", "out.mp4")
+    assert code == 2 and "OUT is for one video, and SOURCE names 2" in err
+    assert not (tmp_path / "out.mp4").exists() and not list(tmp_path.glob("runs/**/*.mp4"))
+
+
 def test_a_file_of_that_name_is_not_overwritten(run: Any, tmp_path: Path) -> None:
     (tmp_path / "out.mp4").write_text("mine")
     code, _, err = run("matte", ADDRESS, "out.mp4")

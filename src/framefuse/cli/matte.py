@@ -54,6 +54,7 @@ def matte(
 ) -> int:
     """Cut people out of a video: a gray matte, a transparent video, a green or a blurred background."""
     from framefuse.sinks import VP9, WEBM
+    from framefuse.sources import is_camera, videos_in
 
     given |= {} if mode is None else {"save_matte": mode}
     if mode == "alpha" and target is not None and target.suffix == WEBM:
@@ -65,6 +66,9 @@ def matte(
         transparent = WEBM if settings.encoder == VP9 else ".mov"
         _check_target(target, transparent if settings.save_matte == "alpha" else ".mp4", settings.exist_ok)
         check_out(target, source, model, config, name="OUT")
+        if "://" not in source and not is_camera(source) and (count := len(videos_in(source))) > 1:
+            message = f"OUT is for one video, and SOURCE names {count}"
+            raise UsageError(message, remedy="leave OUT out; --project says where")
 
     from framefuse.pipeline import Pipeline
     from framefuse.runtime.requested_sinks import STILLS

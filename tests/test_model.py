@@ -185,6 +185,11 @@ def test_objects_are_drawn_on_the_image(model: Model, images: list[Any]) -> None
         draw(kept[0])
 
 
+def test_the_text_of_a_result_has_no_pixels(model: Model, images: list[Any]) -> None:
+    result = model(images[0])
+    assert result.pixels is not None and "Frame(" not in repr(result)
+
+
 def test_closed() -> None:
     model = Model("squares")
     assert "3 classes" in repr(model) and model.names[0] == "red"

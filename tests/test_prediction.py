@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from framefuse.errors import CapabilityError
 from framefuse.kernels.masks.instances import mask_runs
-from framefuse.prediction import Detections, FrameInfo, Masks, Result
+from framefuse.prediction import Classification, Detections, FrameInfo, Masks, Result
 
 NAMES = {0: "car", 1: "traffic <light>"}
 
@@ -132,3 +134,16 @@ def test_boxes_that_are_large_enough() -> None:
     assert found.at_least(200, 400, 100).confidence.tolist() == pytest.approx([0.9, 0.25])
     assert found.at_least(0.05, 400, 100).class_id.tolist() == [7]  # 2,000 of 40,000 pixels
     assert len(found.at_least(1.0, 400, 100)) == 0
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, best = detections(), Classification(np.array([0.1, 0.9], np.float32), NAMES)
+    for package, convert in (
+        ("pandas", found.to_pandas),
+        ("supervision", found.to_supervision),
+        ("supervision", best.to_supervision),
+    ):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(CapabilityError, match=f"package {package} is not installed") as caught:
+            convert()
+        assert caught.value.remedy == f"pip install {package}"

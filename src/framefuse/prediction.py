@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from html import escape
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import UsageError
+from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import Frame, View
 from framefuse.kernels.masks.instances import Runs, mask_runs
 
@@ -147,12 +148,11 @@ class Detections:
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a row for each object: x1, y1, x2, y2, confidence, class_id, name, and tracker_id if
         there is one (requires the package pandas)."""
-        import pandas
-
         columns = dict(zip(("x1", "y1", "x2", "y2"), self.xyxy.T, strict=True))
         names = np.array(list(map(self.name, self.class_id)), object)
         columns |= {"confidence": self.confidence, "class_id": self.class_id, "name": names}
-        return pandas.DataFrame(columns if self.tracker_id is None else columns | {"tracker_id": self.tracker_id})
+        columns |= {} if self.tracker_id is None else {"tracker_id": self.tracker_id}
+        return _package("pandas").DataFrame(columns)
 
     @classmethod
     def from_supervision(cls, found: Any) -> Self:
@@ -175,13 +175,11 @@ class Detections:
         """The same objects as `supervision.Detections` (requires the package supervision). Its `data` has class_name;
         keypoints as (n, k, 3), of which `supervision.KeyPoints(xy=..., ...)` takes the columns; xyxyxyxy, the corners
         of oriented boxes, which its oriented annotators read."""
-        import supervision
-
         facts = {name: getattr(self, name) for name in ("xyxy", "confidence", "class_id", "mask", "tracker_id")}
         data: dict[str, Any] = {"class_name": np.array(list(map(self.name, self.class_id)))}
         data |= {} if self.keypoints is None else {"keypoints": self.keypoints}
         data |= {} if self.obb is None else {"xyxyxyxy": self.obb}
-        return supervision.Detections(**facts, data=data)
+        return _package("supervision").Detections(**facts, data=data)
 
     def to_coco(self, image_id: int, category_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """COCO result rows: bbox is [x, y, width, height] in pixels. Masks are the `segmentation` in run lengths,
@@ -309,9 +307,7 @@ class Classification:
 
     def to_supervision(self) -> Any:
         """The same as `supervision.Classifications` (requires the package supervision)."""
-        import supervision
-
-        return supervision.Classifications(self.class_id, self.confidence)
+        return _package("supervision").Classifications(self.class_id, self.confidence)
 
 
 class Best(NamedTuple):
@@ -441,7 +437,7 @@ class Result:
     """Only from a semantic segmenter."""
     matte: Matte | None = None
     """With the setting `save_matte`: how much of each pixel is foreground."""
-    pixels: Frame | None = None
+    pixels: Frame | None = field(default=None, repr=False)
     """The frame itself, from a `Model`. A `Pipeline` does not keep frames, as its decoder reuses their memory."""
     views: tuple[View, ...] = ()
     """What the model saw of the frame, in the order of `Detections.view`; empty: the whole frame, once."""
@@ -489,6 +485,14 @@ class Result:
         frame, head = self.frame, "".join(f"<th>{head}</th>" for head in heads)
         title = f"{frame.source_id}, frame {frame.index}, {frame.width}x{frame.height}"
         return f"<table><caption>{escape(title)}</caption><tr>{head}</tr>{body}</table>"
+
+
+def _package(name: str) -> Any:
+    """A module that only a conversion needs."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise CapabilityError(f"package {name} is not installed", remedy=f"pip install {name}") from error
 
 
 def large_enough(xyxy: Array, area: float, pixels: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -44,16 +44,16 @@ def test_a_limit_that_cannot_be_kept_is_refused() -> None:
 
 def test_it_is_kept_in_a_file(tmp_path: Path) -> None:
     point = BatchPoint(2, 0.0, 100.0, 3.0, 5.0)
-    tuning = BatchTuning("scout-n", "some CPU", "1.0", 1, {1: 0.1, 2: 0.15}, None, (point,), point)
+    tuning = BatchTuning("scout-n", "some CPU", [640, 640], "1.0", 1, {1: 0.1, 2: 0.15}, None, (point,), point)
     file = tmp_path / "batching.json"
     file.write_text(tuning.to_json())
     assert read_tuning(file) == tuning
 
 
-@pytest.mark.parametrize("change", [{"schema": 2}, {"seconds": {"1": 0.0}}, {"chosen": 3}, {"more": 1}, None])
+@pytest.mark.parametrize("change", [{"schema": 1}, {"seconds": {"1": 0.0}}, {"chosen": 3}, {"more": 1}, None])
 def test_other_files_are_refused(tmp_path: Path, change: dict[str, object] | None) -> None:
     point = BatchPoint(1, 0.0, 100.0, 3.0, 5.0)
-    tuning = BatchTuning("scout-n", "some CPU", "1.0", 1, {1: 0.1}, None, (point,), point)
+    tuning = BatchTuning("scout-n", "some CPU", [640, 640], "1.0", 1, {1: 0.1}, None, (point,), point)
     file = tmp_path / "batching.json"
     if change is not None:
         file.write_text(json.dumps({**json.loads(tuning.to_json()), **change}))

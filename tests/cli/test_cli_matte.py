@@ -33,7 +33,7 @@ ADDRESS = "synthetic://bodies?seed=3&split=test&frames=8&size=1280x640&stereo=sb
 def test_the_matte_is_that_of_the_world(run: Any, tmp_path: Path) -> None:
     code, out, err = run("matte", ADDRESS, "people.mp4")
     assert (code, out) == (0, "")
-    assert "choice   stereo sbs: its address" in err and "people.mp4" in err
+    assert "choice   stereo sbs: its address says so" in err and "people.mp4" in err
     world = World(**EYES)
     frames = decoded(tmp_path / "people.mp4")
     assert len(frames) == 8
@@ -42,6 +42,8 @@ def test_the_matte_is_that_of_the_world(run: Any, tmp_path: Path) -> None:
         found, truth = planes_of(one)[0] > 125, world[index].truth.class_mask > 0
         inside, outside = inside + (found & truth).sum(), outside + (found | truth).sum()
     assert inside / outside > 0.94
+    assert json.loads((tmp_path / "runs/matte/matte/report.json").read_text())["outputs"] == ["people.mp4"]
+    assert "href='../../../people.mp4'" in (tmp_path / "runs/matte/matte/report.html").read_text()
 
 
 def test_both_eyes_of_a_video_are_found_by_its_name(run: Any, tmp_path: Path) -> None:
@@ -109,6 +111,8 @@ def test_objects_are_cut_out_too(run: Any, tmp_path: Path) -> None:
     world = World(scene="street", seed=2, frames=3, size=(1280, 720), complexity=0.8)
     found, truth = planes_of(decoded(tmp_path / "out.mp4")[0])[0] > 125, world[0].truth.class_mask > 0
     assert (found & truth).sum() > 0.7 * (found | truth).sum()
+    code, _, err = run("matte", address, "none.mp4", "--model", "scout-n-seg", "--conf", "1")
+    assert code == 0 and not (planes_of(decoded(tmp_path / "none.mp4")[0])[0] > 125).any(), err
 
 
 def test_a_model_of_one_channel_gives_its_matte(run: Any, tmp_path: Path) -> None:
@@ -139,6 +143,14 @@ def test_images_become_images(run: Any, tmp_path: Path) -> None:
     assert code == 2 and "png writes a folder of images" in err
 
 
+def test_several_videos_have_no_out(run: Any, tmp_path: Path) -> None:
+    for name in "ab":
+        video(tmp_path / f"{name}.mp4", frames=2)
+    code, _, err = run("matte", "[ab].mp4", "out.mp4")
+    assert code == 2 and "OUT is for one video, and SOURCE names 2" in err
+    assert not (tmp_path / "out.mp4").exists() and not list(tmp_path.glob("runs/**/*.mp4"))
+
+
 def test_a_file_of_that_name_is_not_overwritten(run: Any, tmp_path: Path) -> None:
     (tmp_path / "out.mp4").write_text("mine")
     code, _, err = run("matte", ADDRESS, "out.mp4")
@@ -149,7 +161,9 @@ def test_a_file_of_that_name_is_not_overwritten(run: Any, tmp_path: Path) -> Non
 def test_the_suffix_has_to_be_that_of_what_is_written(run: Any, tmp_path: Path) -> None:
     address = ADDRESS.replace("frames=8", "frames=2")
     code, _, err = run("matte", address, "out.mp4", "--mode", "alpha")
-    assert code == 2 and "end it in .mov" in err
+    assert code == 2 and "end it in .mov, or leave OUT out" in err
+    code, _, err = run("matte", address, "none/out.mp4")
+    assert code == 1 and "there is no folder none\n  -> choose another OUT" in err
     assert not (tmp_path / "runs").exists()
 
 

@@ -36,6 +36,17 @@ def test_options_reach_the_run(run: Any, clip: Path) -> None:
     assert [path.name for path in Path("runs/predict/x").glob("clip*")] == ["clip.mp4"]
 
 
+def test_the_model_may_stand_alone_beside_sources(run: Any, clip: Path) -> None:
+    code, out, err = run("predict", "--source", clip, "scout-n", "--json")
+    assert code == 0 and json.loads(out)["model"]["name"] == "scout-n" and "skipped" not in err
+    code, _, err = run("predict", "-s", clip, "none.onnx")
+    assert code == 1 and "there is no model 'none.onnx'" in err
+    code, _, err = run("predict", "-s", clip, "scout-n", "-m", "squares")
+    assert code == 2 and "two models are given: scout-n and squares" in err
+    code, out, _ = run("predict", "-s", clip, clip, "-m", "squares", "--json")
+    assert code == 0 and len(json.loads(out)["sources"]) == 2
+
+
 def test_one_file_holds_a_whole_run(run: Any, clip: Path) -> None:
     Path("run.yaml").write_text(f"source: {clip}\nmodel: squares\npreset: vr\nend: 0.2\nproject: out\nname: a\n")
     code, _, err = run("predict", "--config", "run.yaml", "--quiet")

@@ -22,7 +22,7 @@ def tuning(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["tune-batch", "scout-n", "--imgsz", "96", "--max-batch", "2", "--max-latency", "30s", "--out", str(out)]
     with redirect_stderr(StringIO()) as printed:
         assert main(words) == 0
-    assert f"framefuse.Batcher('scout-n', imgsz=[96], tuning={str(out)!r})" in printed.getvalue()
+    assert f"framefuse.Batcher('scout-n', imgsz=96, tuning={str(out)!r})" in printed.getvalue()
     return out
 
 
@@ -53,6 +53,8 @@ def test_that_of_another_model_or_machine_is_refused(
     other.write_text(json.dumps({**json.loads(tuning.read_text()), **change}))
     with pytest.raises(ConfigError, match=message):
         framefuse.Batcher("scout-n", imgsz=96, tuning=other)
+    with pytest.raises(ConfigError, match="tuned for 96x96 pixels, and this model takes 128x128"):
+        framefuse.Batcher("scout-n", imgsz=128, tuning=tuning)
     with pytest.raises(UsageError, match="beside"):
         framefuse.Batcher("scout-n", imgsz=96, tuning=tuning, max_batch_size=2)
 

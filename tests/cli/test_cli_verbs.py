@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from framefuse import __version__
 from framefuse.cli import synth
 from framefuse.cli.config import commented_yaml
 from framefuse.config import Settings, load_settings
+from framefuse.models import find_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +126,11 @@ def test_models_lists_names_and_explains_one(run: Any) -> None:
     assert (code, facts["names"]["value"]) == (0, "3: red, green, blue")
     assert facts["names"]["from"] == "onnx metadata names"
     assert "letterbox" in run("models", "show", "squares")[1]
+    card = Path("many.yaml")
+    card.write_text(f"names: [{', '.join(f'kind of object {number}' for number in range(10))}]\n")
+    shutil.copy(find_model("scout-n"), "many.onnx")
+    assert json.loads(run("models", "show", "many.onnx", "--json")[1])["names"]["value"].endswith("kind of object 9")
+    assert "... (framefuse models show --json has all)" in run("models", "show", "many.onnx")[1]
     code, out, err = run("models", "show", "missing.onnx")
     assert (code, out) == (1, "") and "missing.onnx" in err
 

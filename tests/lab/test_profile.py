@@ -12,7 +12,7 @@ from framefuse import Model, Pipeline
 from framefuse.adaptive.ladder import Ladder, read_ladder
 from framefuse.cli.app import main
 from framefuse.errors import ConfigError, UsageError
-from framefuse.lab.ladder import Candidate, measure
+from framefuse.lab.ladder import Candidate, measure, table
 
 STREET = "synthetic://street?seed=5&frames=40&size=480x270&split=test&complexity=0.7"
 
@@ -48,6 +48,7 @@ def test_footage_without_truth_is_judged_by_the_slowest() -> None:
     assert ladder.rungs[-1].size == 480 and ladder.rungs[-1].score == pytest.approx(1)
     (note,) = notes
     assert note.startswith("scout-n 320 fp8 cannot run")
+    assert table(ladder)[0].count("agreement") == 1 and len({len(line) for line in table(ladder)}) == 1
 
 
 @pytest.mark.slow

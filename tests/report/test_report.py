@@ -14,11 +14,12 @@ import pytest
 
 from framefuse.errors import SinkError, UsageError
 from framefuse.report import bar
-from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
+from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts, ViewFacts
 from framefuse.report.report import Report, build_report
 from framefuse.runtime.power import EnergyFacts
 from framefuse.runtime.profiling import Recorder
 from framefuse.sources import SourceInfo
+from framefuse.tracking.tally import EventFacts, TrackFacts
 from measured import EVIL, measurements
 
 
@@ -55,7 +56,7 @@ def test_summary() -> None:
 def test_summary_of_a_failed_run_names_error_and_stage(tmp_path: Path) -> None:
     assert full_report(tmp_path).summary().endswith("; ended by SinkError in write")
     stopped = build_report(measurements(0), error=ErrorFacts.of(KeyboardInterrupt()))
-    assert stopped.summary() == "0 frames in 3.6 s, 0.0 fps, 0 detections; ended by KeyboardInterrupt"
+    assert stopped.summary() == "0 frames in 3.6 s, 0.0 fps, 0 detections; interrupted"
 
 
 @pytest.mark.parametrize(
@@ -265,3 +266,15 @@ def test_progress_of_several_processes_is_their_count(monkeypatch: pytest.Monkey
         it.reach(5_000)
         it.advance()
     assert said == [("1 frame", 1), ("5,000 frames", 5_000), ("5,001 frames", 5_001)]
+
+
+def test_views_with_the_pixels_of_the_frame_are_no_number_of_times() -> None:
+    assert ViewFacts(2, 38.04, 1).line() == "2 a frame, 38 ms each"
+    assert ViewFacts(1, 20, 0.5).line() == "1 a frame, 20 ms each, with 0.5 times its pixels"
+
+
+def test_a_long_timeline_is_that_of_the_last_tracks(tmp_path: Path) -> None:
+    rows = [TrackFacts("a.mp4", number, "car", 0.0, 1.0) for number in (2, 3)]
+    for tracks, said in ((2, False), (3, True)):
+        report = build_report(measurements(), events=EventFacts({"car": tracks}, timeline=rows))
+        assert ("The last 2 tracks. " in report.to_html(tmp_path)) == said

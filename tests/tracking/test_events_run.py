@@ -85,7 +85,7 @@ def test_events_come_in_the_loop(zones: Path) -> None:
     assert end.name == "red" and end.thumbnail is None and end.frame == 39
     assert events[1].seconds == results[events[1].frame].frame.index / 30
     report = pipeline.report
-    assert "track bytetrack: zones needs tracks" in report.choices
+    assert "track bytetrack: needed for zones" in report.choices
     assert report.events is not None and report.events.lines == {"middle": {"in": {"red": 1}, "out": {}}}
     assert any("frames have no time" in text for text in report.warnings)
     table = report.table()
@@ -140,6 +140,7 @@ def test_files_and_report(zones: Path, tmp_path: Path) -> None:
     assert len({len(row) for row in heat.rows}) == 1 and sum(cell != "." for row in heat.rows for cell in row) > 20
     page = (tmp_path / "run/report.html").read_text()
     assert "data:image/jpeg;base64," in page and "crossed middle in" in page and "Where tracks went" in page
+    assert "The last" not in page  # no track is left out
     assert not re.search(r"(src|href)=.https?:", page)
     assert str(tmp_path / "run/events") in report.outputs
 
@@ -206,7 +207,7 @@ def test_the_command_line(tmp_path: Path, zones: Path, capsys: pytest.CaptureFix
     write_clip(clip, drive(12))
     words = ["predict", str(clip), "squares", "--zones", str(zones), "--save-events", "--project", str(tmp_path)]
     assert main([*words, "--name", "run", "--no-thumbnails"]) == 0
-    assert "choice   track bytetrack: zones needs tracks" in capsys.readouterr().err
+    assert "choice   track bytetrack: needed for zones" in capsys.readouterr().err
     assert (tmp_path / "run/clip.events.jsonl").exists() and not (tmp_path / "run/events").exists()
     assert main([*words, "--stationary", "0"]) == 2
     assert "stationary takes a number above 0" in capsys.readouterr().err

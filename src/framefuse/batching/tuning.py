@@ -15,7 +15,7 @@ from framefuse.batching.queue import RequestQueue
 from framefuse.batching.simulation import poisson, simulate
 from framefuse.errors import ConfigError, UsageError
 
-SCHEMA = 1
+SCHEMA = 2
 LOADS = 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95
 """Shares of the highest throughput that are simulated."""
 DELAYS = 0.0, 0.003
@@ -46,6 +46,8 @@ class BatchTuning:
     model: str
     machine: str
     """Name of the GPU or CPU."""
+    imgsz: list[int]
+    """Height and width of the model's input."""
     version: str
     servers: int
     """Batches that ran at the same time."""
@@ -118,8 +120,9 @@ def read_tuning(path: Path) -> BatchTuning:
         content["seconds"] = {int(size): float(one) for size, one in content["seconds"].items()}
         content["points"] = tuple(BatchPoint(**point) for point in content["points"])
         tuning = BatchTuning(**{**content, "chosen": BatchPoint(**content["chosen"])})
-        if tuning.chosen.size not in tuning.seconds or min(tuning.seconds.values()) <= 0:
-            raise ValueError("its times are not those of batches")
+        height, width = map(int, tuning.imgsz)
+        if tuning.chosen.size not in tuning.seconds or min(height, width, *tuning.seconds.values()) <= 0:
+            raise ValueError("its times or sizes are not those of batches")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy=again) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -54,12 +54,12 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def check_out(out: Path | None, *inputs: str | Path | None, beside: str = "") -> None:
-    """Raise SinkError before the work starts if --out, or the file with the suffix `beside` next to it, is a folder or
-    one of the inputs, or cannot be written."""
+def check_out(out: Path | None, *inputs: str | Path | None, beside: str = "", name: str = "--out") -> None:
+    """Raise SinkError before the work starts if the file of the option `name`, or the one with the suffix `beside`
+    next to it, is a folder or one of the inputs, or cannot be written."""
     if out is None:
         return
-    with os_errors_as(SinkError, f"cannot write {out}", "choose another --out"):
+    with os_errors_as(SinkError, f"cannot write {out}", f"choose another {name}"):
         if not out.parent.is_dir():
             raise OSError(f"there is no folder {out.parent}")
         if out in Files([Path(name) for name in inputs if name is not None]):
@@ -96,7 +96,7 @@ def deliver(
         write_out(picture, plot())
         notes.append(f"wrote    {picture}")
     except CapabilityError as error:
-        notes.append(f"no plot: {error.message}")
+        notes.append(f"no plot: {error.message}: {error.remedy}")
     if print_json:
         typer.echo(numbers, nl=False)
     else:

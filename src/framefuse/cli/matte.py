@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -16,7 +17,7 @@ from framefuse.config import load_settings, schema_of
 from framefuse.errors import SinkError, UsageError
 
 FIELDS: Final = (
-    *("device", "engine", "precision", "imgsz", "batch", "streams", "classes", "stereo"),
+    *("device", "engine", "precision", "imgsz", "batch", "streams", "conf", "classes", "stereo"),
     *("matte_view", "matte_steady", "matte_eyes", "matte_holes", "matte_feather"),
     *("start", "end", "vid_stride", "readers", "decode_threads"),
     *("project", "name", "exist_ok", "encoder", "crf", "encode_preset", "encode_threads", "show"),
@@ -32,7 +33,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
 def matte(
-    source: Annotated[str, typer.Argument(help="video, or address of a synthetic one")],
+    source: Annotated[str, typer.Argument(help="video, image, folder, quoted glob '*.jpg', or address")],
     target: Annotated[
         Path | None, typer.Argument(metavar="OUT", help="where the video goes; default: into runs/matte")
     ] = None,
@@ -53,6 +54,7 @@ def matte(
 ) -> int:
     """Cut people out of a video: a gray matte, a transparent video, a green or a blurred background."""
     from framefuse.sinks import VP9, WEBM
+    from framefuse.sources import is_camera, videos_in
 
     given |= {} if mode is None else {"save_matte": mode}
     if mode == "alpha" and target is not None and target.suffix == WEBM:
@@ -63,7 +65,10 @@ def matte(
     if target is not None:
         transparent = WEBM if settings.encoder == VP9 else ".mov"
         _check_target(target, transparent if settings.save_matte == "alpha" else ".mp4", settings.exist_ok)
-        check_out(target, source, model, config)
+        check_out(target, source, model, config, name="OUT")
+        if "://" not in source and not is_camera(source) and (count := len(videos_in(source))) > 1:
+            message = f"OUT is for one video, and SOURCE names {count}"
+            raise UsageError(message, remedy="leave OUT out; --project says where")
 
     from framefuse.pipeline import Pipeline
     from framefuse.runtime.requested_sinks import STILLS
@@ -75,11 +80,15 @@ def matte(
         raise UsageError(f"images become images, not {target}", remedy="leave OUT out; --project says where")
     code = run(pipeline, quiet=quiet, print_report=print_report)
     if target is not None:
-        videos = [path for path in map(Path, pipeline.report.outputs) if path.suffix == target.suffix]
+        report = pipeline.report  # before the move: it names the files that exist
+        videos = [path for path in map(Path, report.outputs) if path.suffix == target.suffix]
         if len(videos) != 1:
             raise SinkError(f"the run wrote {counted(len(videos), 'video')}, so none is moved to {target}")
         with os_errors_as(SinkError, f"{videos[0]} cannot be moved to {target}", "move it yourself"):
             shutil.move(videos[0], target)
+        outputs = [str(target if Path(path) == videos[0] else path) for path in report.outputs]
+        if pipeline.folder:
+            replace(report, outputs=outputs).save(pipeline.folder)
         if not quiet:
             typer.echo(f"moved to {target}", err=True)
     return code
@@ -87,6 +96,7 @@ def matte(
 
 def _check_target(target: Path, suffix: str, exist_ok: bool) -> None:
     if target.suffix != suffix:
-        raise UsageError(f"{target} is to be a video of another kind than is written", remedy=f"end it in {suffix}")
+        remedy = f"end it in {suffix}, or leave OUT out if SOURCE is an image"
+        raise UsageError(f"{target} cannot hold this mode, which writes {suffix}", remedy=remedy)
     if target.exists() and not exist_ok:
         raise UsageError(f"{target} exists", remedy="choose another name, or add --exist-ok")

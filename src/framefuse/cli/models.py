@@ -73,7 +73,8 @@ def show(model: Annotated[str, typer.Argument(help="name or ONNX file")], print_
     if print_json:
         typer.echo(json.dumps({key: {"value": value, "from": origin} for key, value, origin in rows}, indent=2))
     else:
-        print_table([("fact", "value", "from"), *rows])
+        shown_rows = [(key, _short(value) if key == "names" else value, origin) for key, value, origin in rows]
+        print_table([("fact", "value", "from"), *shown_rows])
     return 0
 
 
@@ -148,13 +149,17 @@ def export(
         _print_unusable(card.message, card.remedy)
     else:
         found = facts(card)
-        typer.echo(f"{found['task']}, {found['layout']}, {found['imgsz']}, classes {found['names']}", err=True)
+        typer.echo(f"{found['task']}, {found['layout']}, {found['imgsz']}, classes {_short(found['names'])}", err=True)
     return 0
 
 
 def _print_unusable(why: str, remedy: str | None = None) -> None:
     """Say that a model was written, but lacks something."""
     typer.echo(f"It cannot be used yet: {why}" + (f"\n  -> {remedy}" if remedy else ""), err=True)
+
+
+def _short(names: str) -> str:
+    return names if len(names) <= 90 else f"{names[:60]}... (framefuse models show --json has all)"
 
 
 def facts(card: Card) -> dict[str, str]:
@@ -165,7 +170,7 @@ def facts(card: Card) -> dict[str, str]:
     found |= {"layout": card.layout, "imgsz": f"{spec.height} {spec.width}" + (", free" if card.dynamic_size else "")}
     found |= {"batch": "free" if card.dynamic_batch else str(card.batch)}
     found |= {"input": f"{card.input_name} {card.input_dtype}", "outputs": ", ".join(card.outputs)}
-    found |= {"names": f"{card.class_count}: " + (names if len(names) <= 60 else names[:57] + "...")}
+    found |= {"names": f"{card.class_count}: {names}"}
     found |= {"fit": spec.fit, "rect": "on" if spec.rectangular else "off", "stride": str(spec.stride)}
     found |= {"interpolation": spec.interpolation, "pad_value": f"{spec.pad_value:g}"}
     found |= {key: " ".join(f"{value:g}" for value in getattr(spec, key)) for key in ("mean", "std")}

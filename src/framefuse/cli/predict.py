@@ -47,6 +47,8 @@ def predict(
 ) -> int:
     """Detect objects in every frame of a source."""
     set_up_logs(log_level, log_json, quiet)
+    if sources and source and not model and _is_model(source):
+        source, model = None, source
     if model and is_media(model):
         raise typer.BadParameter(f"{model} is not a model")  # mistakes.py says what to write
     if stdout and print_report:
@@ -105,6 +107,19 @@ def predict(
         many = len(pipeline.sources) > 1 or bool(info.parts) or info.kind == "images" or isinstance(chosen, list)
         return run(pipeline, quiet=quiet, on_result=lambda result: print(to_json(result, name_source=many), flush=True))
     return run(pipeline, quiet=quiet, print_report=print_report)
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word that stands alone beside --source is the model."""
+    from framefuse.models import KNOWN, SHIPPED, fetched_model
+    from framefuse.models.openvino_file import SUFFIXES
+
+    return (
+        word in SHIPPED
+        or word in KNOWN
+        or Path(word).suffix in (".onnx", ".json", *SUFFIXES)
+        or bool(fetched_model(word))
+    )
 
 
 def repair(

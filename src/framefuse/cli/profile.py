@@ -204,6 +204,8 @@ def tune_batch(
         chosen = f"max_batch_size {best.size}, max_queue_delay {best.delay:g} s"
         notes.append(f"best     {chosen}: {best.rate:.4g} requests/s")
         options = {name: getattr(settings, name) for name in OF_TUNE_BATCH if name in given} | {"tuning": str(out)}
+        if len(size := options.get("imgsz", ())) == 1:
+            options["imgsz"] = size[0]
         arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
         notes.append(f"use it   framefuse.Batcher({model!r}, {arguments})")
         print_notes(notes)

@@ -196,16 +196,16 @@ def plot(footage: Footage) -> bytes:
         figure = needed("matplotlib.figure").Figure(figsize=(9, 6.4), dpi=100, layout="constrained")
         crowd, looks, wrong, spent = figure.subplots(4, sharex=True)
         whole, adaptive = footage.policies[:2]
-        seconds = range(len(footage.objects))
-        crowd.fill_between(seconds, footage.objects, step="post", color="0.8")
+        seconds = range(len(footage.objects) + 1)
+        crowd.fill_between(seconds, _to_the_end(footage.objects), step="post", color="0.8")
         crowd.set_ylabel("objects")
         for policy, colour in ((whole, "0.5"), (adaptive, "C0")):
-            looks.step(seconds, [100 * share for share in policy.inferred], where="post", color=colour)
-            cost = np.cumsum(policy.inferred) / max(1e-9, sum(whole.inferred))
+            looks.step(seconds, _to_the_end([100 * share for share in policy.inferred]), where="post", color=colour)
+            cost = np.cumsum([0, *policy.inferred]) / max(1e-9, sum(whole.inferred))
             spent.plot(seconds, 100 * cost, color=colour, label=policy.name)
         looks.set_ylabel("inferred, %")
         for policy, colour in ((adaptive, "C0"), (footage.policies[4], "C1")):
-            wrong.step(seconds, policy.lost, where="post", color=colour, label=policy.name)
+            wrong.step(seconds, _to_the_end(policy.lost), where="post", color=colour, label=policy.name)
         wrong.set_ylabel("objects lost")
         spent.set(ylabel="compute so far, %", xlabel="seconds")
         for axes in (crowd, looks, wrong, spent):
@@ -214,6 +214,11 @@ def plot(footage: Footage) -> bytes:
             axes.legend(fontsize=8)
         figure.savefig(png := io.BytesIO())
     return png.getvalue()
+
+
+def _to_the_end(values: Sequence[float]) -> list[float]:
+    """The values of intervals, the last one once more, where it ends."""
+    return [*values, *values[-1:]]
 
 
 def to_json(footage: Sequence[Footage], model: str) -> str:

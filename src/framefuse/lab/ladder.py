@@ -177,12 +177,14 @@ def table(ladder: Ladder) -> list[list[str]]:
     """Header and rows."""
     has_energy = any(rung.joules for rung in ladder.rungs)
     head = ["rung", "engine", "ms", "p95", "CPU ms", *(["J"] if has_energy else []), "MB", "switch ms"]
-    lines = [[*head, ladder.measure, "agreement", "F1", "confidence", "verdict"]]
+    both = ladder.measure != "agreement"
+    lines = [[*head, *([ladder.measure] if both else []), "agreement", "F1", "confidence", "verdict"]]
     for rung in ladder.rungs:
+        score = [f"{100 * rung.score:.1f}"] if both else []
         energy = [f"{rung.joules:.3g}" if rung.joules else "-"] if has_energy else []
         lines.append([
             rung.name, rung.engine, f"{rung.p50_ms:.1f}", f"{rung.p95_ms:.1f}", f"{rung.cpu_ms:.1f}", *energy,
-            f"{rung.memory_mb:.0f}", f"{rung.switch_ms:.1f}", f"{100 * rung.score:.1f}", f"{rung.agreement:.3f}",
+            f"{rung.memory_mb:.0f}", f"{rung.switch_ms:.1f}", *score, f"{rung.agreement:.3f}",
             f"{rung.f1:.3f}", f"{rung.confidence:.2f}", rung.verdict or "kept",
         ])  # fmt: skip
     return lines

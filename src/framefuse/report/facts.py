@@ -72,7 +72,8 @@ class ViewFacts:
     """Pixels of the views of a frame over those of the frame."""
 
     def line(self) -> str:
-        return f"{self.per_frame:.3g} a frame, {self.ms:.3g} ms each, with {self.pixels:.3g} times its pixels"
+        times = "" if (share := f"{self.pixels:.3g}") == "1" else f", with {share} times its pixels"
+        return f"{self.per_frame:.3g} a frame, {self.ms:.3g} ms each{times}"
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ class ReportFacts(Measured):
         parts += [] if self.tracks is None else [counted(self.tracks, "track")]
         end = f"; limited by {'the source' if self.limiter == 'source' else self.limiter}" if self.limiter else ""
         if self.error:
-            end = f"; ended by {self.error.kind}{f' in {self.error.stage}' if self.error.stage else ''}"
+            what = "interrupted" if self.error.kind == "KeyboardInterrupt" else f"ended by {self.error.kind}"
+            end = f"; {what}{f' in {self.error.stage}' if self.error.stage else ''}"
         return ", ".join(parts) + end
 
     def table(self) -> str:

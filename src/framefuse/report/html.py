@@ -330,7 +330,9 @@ def _link(path: str, folder: Path | None) -> str:
 
 def _events(events: EventFacts, folder: Path | None) -> list[str]:
     """What happened to tracks: counts, a timeline, and maps of the paths."""
-    shown = f"The last {counted(len(events.timeline), 'track')}. Marks: what happened, with its time."
+    left = len(events.timeline) < sum(events.tracks_per_class.values())
+    shown = f"The last {counted(len(events.timeline), 'track')}. " if left else ""
+    shown += "Marks: what happened, with its time."
     maps = "".join(_map(source, heat, len(events.heat) > 1) for source, heat in events.heat.items() if heat.rows)
     return [
         _section("Tracks per class", _classes(events.tracks_per_class)),

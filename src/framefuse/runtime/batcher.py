@@ -146,7 +146,7 @@ class Batcher:
 
     Raises:
         UsageError: an argument is wrong.
-        ConfigError: the tuning cannot be used, or is of another model or machine.
+        ConfigError: the tuning cannot be used, or is of another model, machine or input size.
         ModelError, EngineError, CapabilityError: as `Model`.
     """
 

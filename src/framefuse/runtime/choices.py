@@ -362,4 +362,4 @@ def choose_tracker(settings: Settings) -> tuple[Settings, str | None]:
     """Settings with a tracker if something else needs one, and why."""
     if settings.track or not (wanted := settings.needs_tracks):
         return settings, None
-    return settings_from({"track": "bytetrack"}, base=settings), f"track bytetrack: {wanted} needs tracks"
+    return settings_from({"track": "bytetrack"}, base=settings), f"track bytetrack: needed for {wanted}"

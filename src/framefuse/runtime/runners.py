@@ -125,7 +125,7 @@ class ModelRunner(Runner):
         all_sizes: keep sizes that do not pay.
 
     Raises:
-        ConfigError: the tuning is of another model or machine.
+        ConfigError: the tuning is of another model, machine or input size.
     """
 
     def __init__(
@@ -152,6 +152,10 @@ class ModelRunner(Runner):
                 self._check(tuning)
                 self.seconds = tuning.seconds
             self._open(max_batch_size, all_sizes)
+            if tuning is not None and tuning.imgsz != self.imgsz:
+                mine, theirs = (f"{width}x{height}" for height, width in (self.imgsz, tuning.imgsz))
+                remedy = f"pass imgsz={tuning.imgsz}, or measure again: framefuse tune-batch --imgsz"
+                raise ConfigError(f"batches were tuned for {theirs} pixels, and this model takes {mine}", remedy=remedy)
         except BaseException:
             self.close()
             raise
@@ -159,6 +163,12 @@ class ModelRunner(Runner):
             self.gpu = cast("CudaProgram", self._programs[1]).gpu
         self.sizes = sorted(self._programs)
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
+
+    @property
+    def imgsz(self) -> list[int]:
+        """Height and width of the model's input, before padding shrinks."""
+        spec = self._programs[1].preprocess
+        return [spec.height, spec.width]
 
     def _check(self, tuning: BatchTuning) -> None:
         model, again = self._model.card.path.stem, f"measure again: framefuse tune-batch {self._model.card.path.stem}"

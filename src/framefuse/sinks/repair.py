@@ -37,7 +37,7 @@ def repair_folder(folder: Path) -> Iterator[Repair]:
     folder, a run is writing into it, or a file cannot be written.
     """
     if not folder.is_dir():
-        raise SinkError(f"there is no folder {folder}", remedy="name the folder of a run, such as runs/detect/predict")
+        raise SinkError(f"there is no folder {folder}", remedy="name the folder of a run, such as runs/predict/predict")
     lock = FolderLock(folder)
     try:
         for path in sorted(folder.iterdir()):

@@ -78,7 +78,7 @@ def find(info: SourceInfo) -> Stereo:
     """What is known about a video: its metadata decides, then its name; what contradicts them is noted."""
     if info.uri.startswith("synthetic:"):
         said = "stereo=sbs" in info.uri
-        return Stereo("sbs" if said else "mono", "flat", "its address")
+        return Stereo("sbs" if said else "mono", "flat", "its address says so")
     if info.path is None:
         return Stereo()
     named, stored = said_by_name(info.path.stem), said_by_file(info.path)

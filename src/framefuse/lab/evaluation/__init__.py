@@ -164,7 +164,7 @@ class Score:
     def sentence(self) -> str:
         objects, detections, correct = self.counts()
         found = f"{counted(objects, 'object')}, {counted(detections, 'detection')}"
-        return f"truth    {found}, {correct:,} of them correct: {self.in_words()}"
+        return f"truth    {found}, {correct:,} of them correct: {self.in_words()}; hardly visible ones do not count"
 
 
 def _check_size(result: Result, labels: Labels) -> None:

@@ -245,8 +245,9 @@ class BuildReport:
         ]
         if found := self.accuracy:
             other = "other " if self.seen and self.seen.source == found.data else ""
+            change = f"{abs(found.loss):.2f} points {'lost' if found.loss >= 0 else 'gained'}"
             lines.append(
-                f"accuracy  {found.measure} {found.fp32:.2f} -> {found.lowered:.2f}, {found.loss:+.2f} points lost, "
+                f"accuracy  {found.measure} {found.fp32:.2f} -> {found.lowered:.2f}, {change}, "
                 f"on {found.frames} {other}frames of {found.data}; truth: {found.truth}"
             )
         else:

@@ -5,8 +5,6 @@ any of the frames is inferred, within limits: `signs` are what the two ends say 
 truth once a frame has been inferred.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

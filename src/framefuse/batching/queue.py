@@ -191,7 +191,8 @@ class RequestQueue:
 
     @property
     def _per_request(self) -> float:
-        return self.costs.per_request / self._servers
+        """Seconds of a request in a batch of the best size, with all servers at work."""
+        return self.costs.seconds(self.costs.best) / self.costs.best / self._servers
 
     def _check_deadlines(self, request: Request, now: float) -> None:
         if request.deadline is not None:

@@ -7,8 +7,6 @@ A unit is done once its folder has its final name, which happens at once. So a u
 was thought dead, counts once, and a job that was stopped goes on where it was. All machines must see the same files.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -26,7 +24,7 @@ from framefuse.common.redact import brief, redact_source
 from framefuse.config import Settings, settings_from
 from framefuse.errors import CapabilityError, FramefuseError, SourceError, UsageError
 from framefuse.fleet.fleet import PROCESSES, inputs_of
-from framefuse.fleet.ranges import MERGED, can_be_cut, merge, outputs_of, ranges, seconds_of
+from framefuse.fleet.ranges import MERGED, can_be_cut, merge, ranges, seconds_of
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import DEFAULT_MODEL, Pipeline
@@ -34,6 +32,7 @@ from framefuse.report.facts import few
 from framefuse.runtime.job import manifest_of
 from framefuse.runtime.model import Model
 from framefuse.runtime.readers import READERS
+from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, save, shorten
 from framefuse.sources import find, is_image_path
 

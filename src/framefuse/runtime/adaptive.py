@@ -5,17 +5,16 @@ A block of frames waits until the two that bound it have been inferred and the g
 results come up to `Limits.ahead` frames later than without, and in the order of the frames.
 """
 
-from __future__ import annotations
-
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framefuse.adaptive import Blocks, Budget, Governor, Guard, Limits, disagreement
 from framefuse.adaptive.blocks import Ready
 from framefuse.common.text import counted
+from framefuse.config import Settings
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
@@ -25,9 +24,6 @@ from framefuse.runtime.rungs import Rungs
 from framefuse.runtime.temperature import thermometer
 from framefuse.runtime.tracking import least_confidence, rate_of
 from framefuse.sources import SourceInfo
-
-if TYPE_CHECKING:
-    from framefuse.config import Settings
 
 LIVE_LATENCY = 0.3
 """Seconds for which frames of a live source are held back, unless `max_latency` says otherwise."""
@@ -39,7 +35,7 @@ Group = tuple[list[Frame], int]
 """Rows that run in one batch, and the places that they take in it."""
 
 
-def adapter_for(settings: Settings, info: SourceInfo, *, views: bool, gpu: int | None = None) -> Adapter | None:
+def adapter_for(settings: Settings, info: SourceInfo, *, views: bool, gpu: int | None = None) -> "Adapter | None":
     """What adapts the compute, if the settings ask for it. `check_task` has refused models without boxes.
 
     Args:

@@ -1,7 +1,5 @@
 """Inputs: the sources of a run, which may come and go while it runs."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -16,21 +14,10 @@ from framefuse.runtime.program import FrameResult
 from framefuse.runtime.stages import in_order
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.segments import SegmentedSource
+from framefuse.sources.source import Frames, PullSource
 
 KEPT = 100
 """Sources that have ended whose facts are kept, besides those of the start: many may come and go."""
-
-
-class _Ended:
-    """What remains of a source that has ended."""
-
-    def __init__(self, info: SourceInfo) -> None:
-        self.info = info
-
-    def __iter__(self) -> Iterator[Frame]:
-        return iter(())
-
-    def close(self) -> None: ...
 
 
 class Inputs:
@@ -171,7 +158,7 @@ class Inputs:
             left = {number for number, count in self._pending.items() if not count and number in self._ended}
             for number in left:
                 del self._pending[number]
-                self.numbered[number] = _Ended(self.numbered[number].info)
+                self.numbered[number] = PullSource(self.numbered[number].info, _nothing)
                 if number in self._tolerated:
                     self._left_early.append(number)
             while len(self._left_early) > KEPT:
@@ -233,3 +220,8 @@ class Inputs:
     def close(self) -> None:
         for source in self.sources:
             source.close()
+
+
+def _nothing(closed: threading.Event) -> Frames:
+    """The frames of a source that has ended."""
+    yield from ()

@@ -75,8 +75,7 @@ class Line(Place):
         """(n,) distance of each point (n, 2) from the line, which goes on beyond its ends: above 0 on its right."""
         (x, y), (to_x, to_y) = self.points
         dx, dy = to_x - x, to_y - y
-        side: Array = (dx * (points[:, 1] - y) - dy * (points[:, 0] - x)) / math.hypot(dx, dy)
-        return side
+        return (dx * (points[:, 1] - y) - dy * (points[:, 0] - x)) / math.hypot(dx, dy)
 
     def crossed(self, start: Point, end: Point) -> bool:
         return meet(start, end, *self.points)

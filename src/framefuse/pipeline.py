@@ -457,7 +457,7 @@ class Pipeline:
             written = write(
                 results, self._sink_set, inputs.info_of, clock, completed=inputs.completed, stopped=lambda: self._closed
             )
-        written = self._counted(self._inputs.accounted(written, self._leave, stopped=lambda: self._closed))
+        written = self._counted(written)
         if self._sink_set is None or self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded(
@@ -485,9 +485,11 @@ class Pipeline:
 
     def _counted(self, results: Iterator[Result]) -> Iterator[Result]:
         """Count each result where it is written: in a thread of its own no signal comes between, so that the report has
-        what the outputs have."""
+        what the outputs have. Sources leave with their last result."""
         with closing(cast("Generator[Result]", results)):
             for result in results:
+                for left in self._inputs.passed(result.frame.source_id, stopped=self._closed):
+                    self._leave(*left)
                 self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
                 self._counts.update(result.detections.class_id.tolist())
                 if self._check is not None:

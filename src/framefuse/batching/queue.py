@@ -263,9 +263,8 @@ class RequestQueue:
             return None
         for name in sorted(self._buckets, key=lambda name: self._buckets[name][0].key):
             bucket = self._buckets[name]
-            size = self._size(bucket, now)
-            count = min(size, len(bucket), self.limit)
-            if self._starts(bucket, count, size, now) <= now:
+            starts, count, size = self._next(bucket, now)
+            if starts <= now:
                 requests = bucket[:count]
                 self._forget(name, requests)
                 for request in requests:
@@ -281,11 +280,7 @@ class RequestQueue:
         """When `take` may have something although nothing else happens; None: never."""
         if len(self._running) >= self._servers + self._ahead:
             return None
-        times = list[float]()
-        for bucket in self._buckets.values():
-            size = self._size(bucket, now)
-            times.append(self._starts(bucket, min(size, len(bucket), self.limit), size, now))
-        return min(times, default=None)
+        return min((self._next(bucket, now)[0] for bucket in self._buckets.values()), default=None)
 
     def _size(self, bucket: list[Request], now: float) -> int:
         """As which size the first requests of a bucket run; a smaller one if their deadlines ask for it, and no more
@@ -301,14 +296,16 @@ class RequestQueue:
             size = max(in_time, default=size)
         return size
 
-    def _starts(self, bucket: list[Request], count: int, size: int, now: float) -> float:
-        """When a batch of the first requests of a bucket starts if no other arrives."""
-        costs = self.costs
+    def _next(self, bucket: list[Request], now: float) -> tuple[float, int, int]:
+        """When a batch of the first requests of a bucket starts if no other arrives, how many these are, and as which
+        size they run."""
+        costs, size = self.costs, self._size(bucket, now)
+        count = min(size, len(bucket), self.limit)
         full = count >= min(costs.best, self.limit)
         busy = len(self._running) >= self._servers
         free = now if not busy or full else self._free(now) - AHEAD * costs.seconds(size)
         if full or len(bucket) >= self.limit:
-            return free
+            return free, count, size
         latest = min(request.arrival for request in bucket[:count]) + self.max_queue_delay
         arrived, interval = self._intervals.get(bucket[0].bucket, (now, self.max_queue_delay))
         more = costs.seconds(costs.fit(count + 1))
@@ -318,7 +315,8 @@ class RequestQueue:
         if count >= self.min_batch_size:
             latest = min(latest, arrived + PATIENCE * interval) if gains > loses else now
         deadlines = [request.deadline for request in bucket[:count] if request.deadline is not None]
-        return max(free, min([latest, *(deadline - costs.bound(costs.fit(count + 1)) for deadline in deadlines)]))
+        last = min([latest, *(deadline - costs.bound(costs.fit(count + 1)) for deadline in deadlines)])
+        return max(free, last), count, size
 
     def may_start(self, request: Request) -> bool:
         """Whether `take` or `next_time` may have an earlier answer since this request waits. While the model is busy

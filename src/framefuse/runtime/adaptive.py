@@ -74,38 +74,32 @@ def _counter(gpu: int | None) -> Counter:
     return counter
 
 
+@dataclass(eq=False)
 class DeviceLimits:
-    """Looks once in LIMIT_SECONDS whether the device takes too much power or is too hot.
+    """Looks once in LIMIT_SECONDS whether the device takes too much power or is too hot."""
 
-    Args:
-        watts: most power; None: any.
-        counter: measures it.
-        hot: whether the device slows down, or is about to, because of its temperature.
-    """
-
-    def __init__(
-        self,
-        watts: float | None = None,
-        counter: Counter | None = None,
-        hot: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self.watts, self._counter, self._hot, self._clock = watts, counter, hot, clock
-        self._last: tuple[float, float] | None = None
-        """Time and joules of the last reading."""
+    watts: float | None = None
+    """Most power; None: any."""
+    counter: Counter | None = None
+    """Measures it."""
+    hot: Callable[[], bool] = lambda: False
+    """Whether the device slows down, or is about to, because of its temperature."""
+    clock: Callable[[], float] = monotonic
+    last: tuple[float, float] | None = field(default=None, init=False)
+    """Time and joules of the last reading."""
 
     def exceeded(self) -> str | None:
         """What the device is over since the last reading; empty: nothing; None: it is not time to look yet."""
-        now = self._clock()
-        if self._last and now - self._last[0] < LIMIT_SECONDS:
+        now = self.clock()
+        if self.last and now - self.last[0] < LIMIT_SECONDS:
             return None
-        if self._counter:
-            self._counter.read(self._clock)
-        joules = self._counter.joules if self._counter else 0.0
-        (at, before), self._last = self._last or (now, joules), (now, joules)
+        if self.counter:
+            self.counter.read(self.clock)
+        joules = self.counter.joules if self.counter else 0.0
+        (at, before), self.last = self.last or (now, joules), (now, joules)
         if self.watts and now > at and (joules - before) / (now - at) > self.watts:
             return "max_power"
-        return "its temperature" if self._hot() else ""
+        return "its temperature" if self.hot() else ""
 
 
 @dataclass(eq=False)

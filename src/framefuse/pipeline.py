@@ -51,7 +51,7 @@ from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.rectilinear import rectilinear_for
 from framefuse.runtime.requested_sinks import SinkFactory, needs_frames, outputs_of, sinks_for
 from framefuse.runtime.stages import decode, infer, sized, warm_up, watched, write
-from framefuse.runtime.tracking import Tracks, events_for
+from framefuse.runtime.tracking import Tracks, events_for, rate_of
 from framefuse.runtime.utilisation import Gauge
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.sinks import SinkSet
@@ -60,8 +60,6 @@ from framefuse.sinks.show import load_opencv
 from framefuse.sources import Source, SourceInfo
 
 DEFAULT_MODEL = "squares"
-UNKNOWN_FPS = 30.0
-"""Rate of a live source that does not tell its own."""
 _open: "WeakSet[Pipeline]" = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 NOT_TAKEN = "not taken"
@@ -497,7 +495,7 @@ class Pipeline:
                 yield result
 
     def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:
-        rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride
+        rate = sum(rate_of(info) for info in infos if info.live) / settings.vid_stride
         if chooser := self._adapter or self._viewer:
             chooser.keep_up(self._program, settings.target_fps or rate or None)
 

@@ -6,15 +6,11 @@ truth once a frame has been inferred.
 """
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.kernels.tracking.call import Ends, bridge, pair
-from framefuse.prediction import Detections
-
-Array = NDArray[Any]
+from framefuse.prediction import Array, Detections
 
 DRIFT = 0.4
 """Share of its size by which an object is expected to move from a frame to the next, at most."""

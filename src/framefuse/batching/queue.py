@@ -199,7 +199,8 @@ class RequestQueue:
             request.end, left = self._predict(request, now), request.deadline - now
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
-            end = request.end + self._margin_for(left)
+            at_once = not (len(self) or self._running)
+            end = request.end + (0.0 if at_once else min(self._margin, MOST_MARGIN * max(0.0, left)))
             if end > request.deadline:
                 needed = end - now
                 message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
@@ -218,11 +219,6 @@ class RequestQueue:
             raise DeadlineError(message, remedy="send fewer urgent requests, or use a less urgent priority")
         for other in overtaken:
             other.end += cost
-
-    def _margin_for(self, left: float) -> float:
-        """Seconds that a new request whose deadline is in `left` seconds needs beyond its prediction."""
-        at_once = not (len(self) or self._running)
-        return 0.0 if at_once else min(self._margin, MOST_MARGIN * max(0.0, left))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
         """Learn how much later than predicted the answers of a batch to requests with a deadline have come."""

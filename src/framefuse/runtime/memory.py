@@ -139,11 +139,8 @@ def predict(
     backend = find_backend(plan.engine)
     parts = [Part("CUDA", 1, CONTEXT)] if context else []
     for count in dict.fromkeys(rows):
-        known, batches, named = (
-            backend.memory(plan.card.path, count, height, width, plan.settings.precision),
-            rows.count(count),
-            f"batch {count}",
-        )
+        known = backend.memory(plan.card.path, count, height, width, plan.settings.precision)
+        batches, named = rows.count(count), f"batch {count}"
         if known and count == batch:
             parts.append(Part("weights", 1, known.weights))
         elif count == batch:

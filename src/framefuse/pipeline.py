@@ -572,7 +572,7 @@ class Pipeline:
     @property
     def _burst(self) -> int:
         """Results that wait between two stages: fewer would drop those of a live source that come at once."""
-        at_once = self._adapter.burst if self._adapter else 1
+        at_once = self._adapter.limits.ahead if self._adapter else 1
         return max(self.settings.queue, len(self.sources) * at_once)
 
     @property

@@ -137,11 +137,12 @@ class Adapter:
     """Turns frames into rows, and joins the results, as a `Viewer` does; but most frames may have no row.
 
     Attributes:
+        limits: what is kept to; at most `ahead` results of a source come at once.
         guards: a limit may need a cheaper rung.
     """
 
     def __init__(self, limits: Limits, *, conf: float, latency: float | None = None, device: DeviceLimits) -> None:
-        self._limits, self._conf, self._latency, self._device = limits, conf, latency, device
+        self.limits, self._conf, self._latency, self._device = limits, conf, latency, device
         self.guards = bool(latency or device.watts)
         self._guard = Guard((1.0,), latency)
         self._rungs: Rungs | None = None
@@ -178,7 +179,7 @@ class Adapter:
         stream = self._current.get(reader)
         if stream is None or stream.key != key:
             self.end(reader)
-            stream = _Stream(key, Blocks(Governor(self._limits, budget=self._budget, seed=self._begun), self._conf))
+            stream = _Stream(key, Blocks(Governor(self.limits, budget=self._budget, seed=self._begun), self._conf))
             self._begun += 1
             self._current[reader] = stream
             self._streams.append(stream)
@@ -214,14 +215,9 @@ class Adapter:
             self._forget_if_done(stream)
 
     @property
-    def burst(self) -> int:
-        """Most results of a source that come at once."""
-        return self._limits.ahead
-
-    @property
     def full(self) -> bool:
         """Whether so many frames are held back that the model has to come first."""
-        return any(len(stream.held) > FULL * self._limits.ahead for stream in self._streams)
+        return any(len(stream.held) > FULL * self.limits.ahead for stream in self._streams)
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
         """One result for each frame, in the order of those of its source."""
@@ -249,7 +245,7 @@ class Adapter:
         late += "".join(f", over {limit} {counted(times, 'time')}" for limit, times in self._over.items())
         lines = [
             f"adaptive: the model saw {self._inferred / self._frames:.0%} of the frames; expected agreement "
-            f"{agreement:.3f} of {self._limits.agreement:g} asked for, {counted(audits, 'audit')}{late}"
+            f"{agreement:.3f} of {self.limits.agreement:g} asked for, {counted(audits, 'audit')}{late}"
         ]
         if guard := self._guard.switches and self._guard:
             seen = ", ".join(f"{name} {count / self._inferred:.0%}" for name, count in self._seen_by.most_common())

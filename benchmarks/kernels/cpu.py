@@ -175,7 +175,8 @@ def postprocess_yolo(run: Run) -> Iterator[Row]:
         count = int(found.counts[0])
         row = Row(f"postprocess, {candidates} candidates", f"(1, 84, 8400), {candidates} candidates, {count} kept")
         if len(scores) == count:
-            theirs = placement.unmap(boxes)[np.argsort(-scores, kind="stable")]
+            mapped = (boxes - np.tile(placement.offset, 2)) / np.tile(placement.scale, 2)
+            theirs = mapped.clip(0, np.tile(placement.source, 2))[np.argsort(-scores, kind="stable")]
             row.error["opencv filter+NMSBoxesBatched"] = float(np.abs(theirs - found.boxes[0, :count]).max())
         else:
             row.note = f"OpenCV keeps {len(scores)}, we keep {count}"

@@ -6,8 +6,6 @@ Each of the three is a passive generator; `Threaded` runs it ahead of the next o
 decoder, the engine and the encoder bring their own.
 """
 
-from __future__ import annotations
-
 import atexit
 import threading
 from collections import Counter
@@ -51,9 +49,9 @@ from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.rectilinear import rectilinear_for
-from framefuse.runtime.requested_sinks import SinkFactory, needs_frames, sinks_for, writes
+from framefuse.runtime.requested_sinks import SinkFactory, needs_frames, outputs_of, sinks_for
 from framefuse.runtime.stages import decode, infer, sized, warm_up, watched, write
-from framefuse.runtime.tracking import Tracks, events_for
+from framefuse.runtime.tracking import Tracks, events_for, rate_of
 from framefuse.runtime.utilisation import Gauge
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.sinks import SinkSet
@@ -62,9 +60,7 @@ from framefuse.sinks.show import load_opencv
 from framefuse.sources import Source, SourceInfo
 
 DEFAULT_MODEL = "squares"
-UNKNOWN_FPS = 30.0
-"""Rate of a live source that does not tell its own."""
-_open: WeakSet[Pipeline] = WeakSet()
+_open: "WeakSet[Pipeline]" = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 NOT_TAKEN = "not taken"
 """Cause of a drop: the outputs have the result, but the caller was too slow to take it from a live source."""
@@ -453,14 +449,14 @@ class Pipeline:
             results = self._events.follow(results, self._inputs.completed, stopped=lambda: self._closed)
         if self._matting is not None:
             results = self._matting.follow(results, self._inputs.reader_of, self._inputs.left)
-        if self._sink_set is None:
-            return self._accounted(frame_result.result for frame_result in results)
-        clock, inputs = self._recorder.stage("write"), self._inputs
-        written = write(
-            results, self._sink_set, inputs.info_of, clock, completed=inputs.completed, stopped=lambda: self._closed
-        )
-        written = self._accounted(written)
-        if self.settings.show:
+        written: Iterator[Result] = (frame_result.result for frame_result in results)
+        if self._sink_set is not None:
+            clock, inputs = self._recorder.stage("write"), self._inputs
+            written = write(
+                results, self._sink_set, inputs.info_of, clock, completed=inputs.completed, stopped=lambda: self._closed
+            )
+        written = self._counted(written)
+        if self._sink_set is None or self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded(
             [gpus.on(self._gpu if self._matting else None, written, "compose a frame", own_stream=True)],
@@ -472,9 +468,6 @@ class Pipeline:
             on_drop=lambda result, cause: self._inputs.drop(None, result.frame.source_id, NOT_TAKEN),
         )
         return iter(self._last)
-
-    def _accounted(self, results: Iterator[Result]) -> Iterator[Result]:
-        return self._counted(self._inputs.accounted(results, self._leave, stopped=lambda: self._closed))
 
     def _info_of(self, source_id: str) -> SourceInfo:
         return self._inputs.info_of(source_id)
@@ -490,9 +483,11 @@ class Pipeline:
 
     def _counted(self, results: Iterator[Result]) -> Iterator[Result]:
         """Count each result where it is written: in a thread of its own no signal comes between, so that the report has
-        what the outputs have."""
+        what the outputs have. Sources leave with their last result."""
         with closing(cast("Generator[Result]", results)):
             for result in results:
+                for left in self._inputs.passed(result.frame.source_id, stopped=self._closed):
+                    self._leave(*left)
                 self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
                 self._counts.update(result.detections.class_id.tolist())
                 if self._check is not None:
@@ -500,7 +495,7 @@ class Pipeline:
                 yield result
 
     def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:
-        rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride
+        rate = sum(rate_of(info) for info in infos if info.live) / settings.vid_stride
         if chooser := self._adapter or self._viewer:
             chooser.keep_up(self._program, settings.target_fps or rate or None)
 
@@ -521,7 +516,7 @@ class Pipeline:
         settings = self.settings
         if not self._make_sinks(self.sources[0].info):
             return
-        folder = make_run_folder(settings.project, settings.name, settings.exist_ok) if writes(settings) else None
+        folder = make_run_folder(settings.project, settings.name, settings.exist_ok) if outputs_of(settings) else None
         if self._manifest is not None and folder is not None:
             self._manifest.folder = folder
         self._sink_set = SinkSet(
@@ -577,7 +572,7 @@ class Pipeline:
     @property
     def _burst(self) -> int:
         """Results that wait between two stages: fewer would drop those of a live source that come at once."""
-        at_once = self._adapter.burst if self._adapter else 1
+        at_once = self._adapter.limits.ahead if self._adapter else 1
         return max(self.settings.queue, len(self.sources) * at_once)
 
     @property

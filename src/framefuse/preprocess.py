@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-import numpy as np
 from numpy.typing import NDArray
 
 from framefuse import kernels
@@ -46,14 +45,6 @@ class Placement:
         (left, top, _, _), (scale_x, scale_y) = self.content, self.scale
         x, y = self.roi[:2] if self.roi else (0, 0)
         return left - x * scale_x, top - y * scale_y
-
-    def unmap(self, boxes: NDArray[Any]) -> NDArray[np.float32]:
-        """Map boxes (..., 4) x1 y1 x2 y2 from model pixels to source pixels, clipped to the image."""
-        scale_x, scale_y = self.scale
-        offset = np.array(self.offset * 2, np.float32)
-        inverse = np.array((1 / scale_x, 1 / scale_y) * 2, np.float32)
-        mapped: NDArray[np.float32] = (boxes - offset) * inverse
-        return mapped.clip(0, np.array(self.source * 2, np.float32), out=mapped)
 
 
 @dataclass(frozen=True)

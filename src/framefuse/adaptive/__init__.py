@@ -6,8 +6,6 @@ guard.py          which rung of a ladder runs, so that limits hold
 blocks.py         the frames of a source, from their arrival to their results
 """
 
-from __future__ import annotations
-
 from framefuse.adaptive.blocks import Blocks
 from framefuse.adaptive.governor import Budget, Governor, Limits
 from framefuse.adaptive.guard import Guard

@@ -9,8 +9,6 @@
 Frames are numbers, from 0.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import NamedTuple
 

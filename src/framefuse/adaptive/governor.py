@@ -10,8 +10,6 @@ later blocks. `audit` names a frame of an accepted block to be inferred all the 
 expected, no frame is skipped for a while.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from random import Random

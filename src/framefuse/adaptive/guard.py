@@ -8,8 +8,6 @@ Now and then the best rung looks in place of the one that runs. If it sees what 
 for a while: a limit is missed rather than the scene.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic

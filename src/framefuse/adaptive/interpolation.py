@@ -5,18 +5,12 @@ any of the frames is inferred, within limits: `signs` are what the two ends say 
 truth once a frame has been inferred.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.kernels.tracking.call import Ends, bridge, pair
-from framefuse.prediction import Detections
-
-Array = NDArray[Any]
+from framefuse.prediction import Array, Detections
 
 DRIFT = 0.4
 """Share of its size by which an object is expected to move from a frame to the next, at most."""

@@ -4,8 +4,6 @@
 the best rung whose time leaves room for the frame rate. Pure, except for reading the file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

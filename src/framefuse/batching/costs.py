@@ -82,11 +82,6 @@ class Costs:
         rates = [min(size, waiting) / max(1e-9, self.seconds(size)) for size in sizes]
         return next(size for size, rate in zip(sizes, rates, strict=True) if rate >= max(rates) / (1 + ENOUGH_GAIN))
 
-    @property
-    def per_request(self) -> float:
-        """Seconds of a request in a batch of the best size."""
-        return self.seconds(self.best) / self.best
-
     def learn(self, size: int, seconds: float, *, at_most: bool = False) -> None:
         """A batch of this size has taken so long.
 

@@ -191,14 +191,16 @@ class RequestQueue:
 
     @property
     def _per_request(self) -> float:
-        return self.costs.per_request / self._servers
+        """Seconds of a request in a batch of the best size, with all servers at work."""
+        return self.costs.seconds(self.costs.best) / self.costs.best / self._servers
 
     def _check_deadlines(self, request: Request, now: float) -> None:
         if request.deadline is not None:
             request.end, left = self._predict(request, now), request.deadline - now
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
-            end = request.end + self._margin_for(left)
+            at_once = not (len(self) or self._running)
+            end = request.end + (0.0 if at_once else min(self._margin, MOST_MARGIN * max(0.0, left)))
             if end > request.deadline:
                 needed = end - now
                 message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
@@ -217,11 +219,6 @@ class RequestQueue:
             raise DeadlineError(message, remedy="send fewer urgent requests, or use a less urgent priority")
         for other in overtaken:
             other.end += cost
-
-    def _margin_for(self, left: float) -> float:
-        """Seconds that a new request whose deadline is in `left` seconds needs beyond its prediction."""
-        at_once = not (len(self) or self._running)
-        return 0.0 if at_once else min(self._margin, MOST_MARGIN * max(0.0, left))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
         """Learn how much later than predicted the answers of a batch to requests with a deadline have come."""
@@ -262,9 +259,8 @@ class RequestQueue:
             return None
         for name in sorted(self._buckets, key=lambda name: self._buckets[name][0].key):
             bucket = self._buckets[name]
-            size = self._size(bucket, now)
-            count = min(size, len(bucket), self.limit)
-            if self._starts(bucket, count, size, now) <= now:
+            starts, count, size = self._next(bucket, now)
+            if starts <= now:
                 requests = bucket[:count]
                 self._forget(name, requests)
                 for request in requests:
@@ -280,11 +276,7 @@ class RequestQueue:
         """When `take` may have something although nothing else happens; None: never."""
         if len(self._running) >= self._servers + self._ahead:
             return None
-        times = list[float]()
-        for bucket in self._buckets.values():
-            size = self._size(bucket, now)
-            times.append(self._starts(bucket, min(size, len(bucket), self.limit), size, now))
-        return min(times, default=None)
+        return min((self._next(bucket, now)[0] for bucket in self._buckets.values()), default=None)
 
     def _size(self, bucket: list[Request], now: float) -> int:
         """As which size the first requests of a bucket run; a smaller one if their deadlines ask for it, and no more
@@ -300,14 +292,16 @@ class RequestQueue:
             size = max(in_time, default=size)
         return size
 
-    def _starts(self, bucket: list[Request], count: int, size: int, now: float) -> float:
-        """When a batch of the first requests of a bucket starts if no other arrives."""
-        costs = self.costs
+    def _next(self, bucket: list[Request], now: float) -> tuple[float, int, int]:
+        """When a batch of the first requests of a bucket starts if no other arrives, how many these are, and as which
+        size they run."""
+        costs, size = self.costs, self._size(bucket, now)
+        count = min(size, len(bucket), self.limit)
         full = count >= min(costs.best, self.limit)
         busy = len(self._running) >= self._servers
         free = now if not busy or full else self._free(now) - AHEAD * costs.seconds(size)
         if full or len(bucket) >= self.limit:
-            return free
+            return free, count, size
         latest = min(request.arrival for request in bucket[:count]) + self.max_queue_delay
         arrived, interval = self._intervals.get(bucket[0].bucket, (now, self.max_queue_delay))
         more = costs.seconds(costs.fit(count + 1))
@@ -317,7 +311,8 @@ class RequestQueue:
         if count >= self.min_batch_size:
             latest = min(latest, arrived + PATIENCE * interval) if gains > loses else now
         deadlines = [request.deadline for request in bucket[:count] if request.deadline is not None]
-        return max(free, min([latest, *(deadline - costs.bound(costs.fit(count + 1)) for deadline in deadlines)]))
+        last = min([latest, *(deadline - costs.bound(costs.fit(count + 1)) for deadline in deadlines)])
+        return max(free, last), count, size
 
     def may_start(self, request: Request) -> bool:
         """Whether `take` or `next_time` may have an earlier answer since this request waits. While the model is busy

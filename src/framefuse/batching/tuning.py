@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from framefuse.batching.costs import Costs
+from framefuse.batching.costs import Costs, quantile
 from framefuse.batching.queue import RequestQueue
 from framefuse.batching.simulation import poisson, simulate
 from framefuse.errors import ConfigError, UsageError
@@ -91,7 +91,7 @@ def tuned(
                 )
                 requests = poisson(load * full, REQUESTS / (load * full))
                 found = simulate(queue, requests, seconds.__getitem__, servers=servers).latencies(requests)
-                p50, p99 = (1e3 * found[int(share * (len(found) - 1))] for share in (0.5, 0.99))
+                p50, p99 = (1e3 * quantile(found, share) for share in (0.5, 0.99))
                 points.append(BatchPoint(most, delay, load * full, p50, p99))
     kept = [point for point in points if max_latency is None or point.p99_ms <= 1e3 * max_latency]
     if not kept:

@@ -10,6 +10,8 @@ from pathlib import Path
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
+MEMORY_FILES = ("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+"""Controller of cgroup v2 and of v1, and the files with the limit and the use of a group."""
 
 
 def available_cores() -> int:
@@ -35,9 +37,8 @@ def cpu_model() -> str:
 
 def memory_limit() -> int | None:
     """Bytes that the cgroups of this process allow it, if they limit it to less than the machine has."""
-    sizes = [int(text) for text in (*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes"))
-             if text.isdecimal()]  # fmt: skip
-    return min((size for size in sizes if size < _machine()), default=None)
+    texts = (text for controller, limit, _ in MEMORY_FILES for text in _limits(controller, limit))
+    return min((int(text) for text in texts if text.isdecimal() and int(text) < _machine()), default=None)
 
 
 def memory_free() -> int:
@@ -46,10 +47,7 @@ def memory_free() -> int:
     free = [_machine()]
     with suppress(OSError):
         free += [int(kib) << 10 for kib in re.findall(r"^MemAvailable: *(\d+) kB", MEMORY.read_text(), re.MULTILINE)]
-    for controller, limit, use in (
-        ("", "memory.max", "memory.current"),
-        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+    for controller, limit, use in MEMORY_FILES:
         files = (_limits(controller, name) for name in (limit, use, "memory.stat"))
         for most, used, facts in zip(*files, strict=False):
             if most.isdecimal() and used.isdecimal():

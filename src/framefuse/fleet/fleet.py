@@ -38,7 +38,7 @@ from framefuse.report.report import Report
 from framefuse.runtime import choices
 from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
-from framefuse.runtime.requested_sinks import writes
+from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save, shorten
 from framefuse.sources import endless, is_image_path, open_source, videos_in
 
@@ -210,7 +210,7 @@ class Fleet:
             KeyboardInterrupt: after the workers have completed their outputs.
         """
         settings = self.settings
-        if writes(settings):
+        if outputs_of(settings):
             self.folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
             read = [*self.inputs, self._model, settings.calib]
             output_path(self.folder, RESULT, Files([Path(name) for name in read if name]))
@@ -232,7 +232,7 @@ class Fleet:
         finally:
             report = self.report = self._report(started)
             if self.folder is not None:
-                self._gather(self.folder)
+                (self._join if self._ranges else self._collect)(self.folder)
                 save(self.folder / RESULT, report.to_json().encode())
         on_count(report.frames)
         if not report.frames:
@@ -252,13 +252,6 @@ class Fleet:
             if seconds := seconds_of(self.inputs[0]):
                 return ranges([seconds * number / count for number in range(1, count)])
         return []
-
-    def _gather(self, folder: Path) -> None:
-        """Put the outputs of the run into its folder."""
-        if self._ranges:
-            self._join(folder)
-        else:
-            self._collect(folder)
 
     def _join(self, folder: Path) -> None:
         """Make the outputs of a video from those of its ranges; they stay as they are if a worker failed."""
@@ -404,8 +397,8 @@ def several_pay(sources: Any, settings: Settings) -> tuple[list[str], str] | Non
 
     Only videos count, on GPUs, in a run that writes files and that nothing keeps in one process.
     """
-    single = settings.show or settings.resume or settings.readers or not writes(settings) or settings.gpu is not None
-    if single or settings.device == "cpu":
+    single = settings.show or settings.resume or settings.readers or not outputs_of(settings)
+    if single or settings.gpu is not None or settings.device == "cpu":
         return None
     try:
         choices.check_cuda()

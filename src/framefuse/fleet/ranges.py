@@ -1,7 +1,5 @@
 """Ranges: parts of one long file that several processes read, and the outputs that are made whole of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,6 +7,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from framefuse.config import Settings
+from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks.parquet import merge as merge_parquet
 from framefuse.sinks.run_folder import written_whole
 from framefuse.sources import open_source
@@ -19,11 +18,6 @@ WHOLE = "track", "adaptive", "start", "end", "events", "zones", "tiles", "roi"
 """Settings under which a file is one unit: what they do depends on what came before."""
 Range = tuple[float | None, float | None]
 """Begin and end in seconds; None: those of the file."""
-
-
-def outputs_of(settings: Settings) -> list[str]:
-    """The settings that ask for outputs, by name."""
-    return [name for name in Settings.model_fields if name.startswith("save") and getattr(settings, name)]
 
 
 def can_be_cut(settings: Settings) -> bool:

@@ -7,8 +7,6 @@ A unit is done once its folder has its final name, which happens at once. So a u
 was thought dead, counts once, and a job that was stopped goes on where it was. All machines must see the same files.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -26,7 +24,7 @@ from framefuse.common.redact import brief, redact_source
 from framefuse.config import Settings, settings_from
 from framefuse.errors import CapabilityError, FramefuseError, SourceError, UsageError
 from framefuse.fleet.fleet import PROCESSES, inputs_of
-from framefuse.fleet.ranges import MERGED, can_be_cut, merge, outputs_of, ranges, seconds_of
+from framefuse.fleet.ranges import MERGED, can_be_cut, merge, ranges, seconds_of
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import DEFAULT_MODEL, Pipeline
@@ -34,6 +32,7 @@ from framefuse.report.facts import few
 from framefuse.runtime.job import manifest_of
 from framefuse.runtime.model import Model
 from framefuse.runtime.readers import READERS
+from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, save, shorten
 from framefuse.sources import find, is_image_path
 
@@ -161,7 +160,7 @@ class RayFleet:
             stems[file] = names.take("images" if is_image_path(str(paths[0])) else shorten(paths[0].stem))
             if manifest.stem(paths) is None:
                 left[file] = self._units(file, manifest.key(paths))
-        machines, failed, frames = dict[str, int](), dict[str, str](), 0
+        machines, failed, frames = Counter[str](), dict[str, str](), 0
         done = {unit.key for units in left.values() for unit in units if (folder / PARTS / unit.key / DONE).is_file()}
         waiting = {file: {unit.key for unit in units} for file, units in left.items()}
         owners = {key: file for file, keys in waiting.items() for key in keys}
@@ -170,7 +169,7 @@ class RayFleet:
                 file = owners[row["key"]]
                 frames += row.get("frames", 0)
                 if "machine" in row:
-                    machines[row["machine"]] = machines.get(row["machine"], 0) + row["frames"]
+                    machines[row["machine"]] += row["frames"]
                 if row.get("error"):
                     failed[redact_source(file)] = row["error"]
                     continue

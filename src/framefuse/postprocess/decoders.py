@@ -36,10 +36,8 @@ def grid(size: tuple[int, int], strides: Sequence[int]) -> Floats:
 
 def strides_of(anchors: int, size: tuple[int, int]) -> tuple[int, ...] | None:
     """The strides of a head with so many anchors, one for each cell; None: it has others."""
-    for strides in ((8, 16, 32), (8, 16, 32, 64)):
-        if anchors == len(grid(size, strides)):
-            return strides
-    return None
+    known: tuple[tuple[int, ...], ...] = (8, 16, 32), (8, 16, 32, 64)
+    return next((strides for strides in known if anchors == len(grid(size, strides))), None)
 
 
 def _strides(output: Floats, size: tuple[int, int]) -> tuple[int, ...]:

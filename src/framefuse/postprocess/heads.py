@@ -1,6 +1,7 @@
 """What models say besides boxes: masks, keypoints and angles of objects; the class of a whole frame."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,30 +18,22 @@ ABOUT = {"segment": "coefficients of masks", "pose": "keypoints", "obb": "angles
 """Task -> what the anchors have after their classes."""
 
 
+@dataclass(frozen=True, eq=False)
 class Heads:
-    """Objects with what their anchors say after the classes, on the host.
+    """Objects with what their anchors say after the classes, on the host."""
 
-    Args:
-        task: segment, pose or obb.
-        layout: yolov5, yolov8 or end2end, as in `models.card.Card`.
-        extra: values of an anchor after its classes.
-        keypoints: pose: their number, and the values of each.
-        skeleton: pose: pairs of keypoints that a line connects.
-        checked: drops what no object can have.
-    """
-
-    def __init__(
-        self,
-        task: str,
-        layout: str,
-        extra: int,
-        checked: BoxCheck,
-        *,
-        keypoints: tuple[int, int] | None = None,
-        skeleton: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self._task, self._layout, self._extra, self._checked = task, layout, extra, checked
-        self._keypoints, self._skeleton = keypoints, skeleton
+    task: str
+    """segment, pose or obb."""
+    layout: str
+    """yolov5, yolov8 or end2end, as in `models.card.Card`."""
+    extra: int
+    """Values of an anchor after its classes."""
+    checked: BoxCheck
+    """Drops what no object can have."""
+    keypoints: tuple[int, int] | None = None
+    """pose: their number, and the values of each."""
+    skeleton: Sequence[tuple[int, int]] = ()
+    """pose: pairs of keypoints that a line connects."""
 
     def __call__(
         self, outputs: Sequence[NDArray[Any]], placements: Sequence[Placement], **selection: Any
@@ -56,12 +49,12 @@ class Heads:
         """
         output, *planes = map(_readable, outputs)
         table = maps(tuple(placements), False)
-        found = detections([output], self._layout, table, extra=self._extra, oriented=self._task == "obb", **selection)
+        found = detections([output], self.layout, table, extra=self.extra, oriented=self.task == "obb", **selection)
         raise_non_finite(found.non_finite, "of its anchors or queries")
-        anchors = output.transpose(0, 2, 1) if self._layout == "yolov8" else output
+        anchors = output.transpose(0, 2, 1) if self.layout == "yolov8" else output
         results = []
         for image, (placement, count) in enumerate(zip(placements, found.counts.tolist(), strict=True)):
-            values = anchors[image][found.anchors[image, :count], -self._extra :]
+            values = anchors[image][found.anchors[image, :count], -self.extra :]
             own = [plane[image] for plane in planes]
             results.append(self.objects(found, image, values, own, placement, table[image]))
         return results
@@ -91,22 +84,22 @@ class Heads:
         boxes, scores, classes = (part[image, chosen] for part in found[:3])
         broken = np.zeros(len(found.counts), np.int64)
         broken[image] = np.count_nonzero(~np.isfinite(values).all(axis=1))
-        raise_non_finite(broken, f"of the {ABOUT[self._task]} of its objects")
+        raise_non_finite(broken, f"of the {ABOUT[self.task]} of its objects")
         more: dict[str, Any]
-        if self._task == "obb":
+        if self.task == "obb":
             around, size = corners(boxes), np.array(placement.source, np.float32)
             more = {"xywhr": boxes.copy()}
             boxes = np.concatenate((around.min(axis=1), around.max(axis=1)), axis=1).clip(0, np.tile(size, 2))
-        elif self._task == "pose":
-            assert self._keypoints is not None
-            points = np.ones((len(values), self._keypoints[0], 3), np.float32)
-            points[:, :, : self._keypoints[1]] = values.reshape(len(values), *self._keypoints)
+        elif self.task == "pose":
+            assert self.keypoints is not None
+            points = np.ones((len(values), self.keypoints[0], 3), np.float32)
+            points[:, :, : self.keypoints[1]] = values.reshape(len(values), *self.keypoints)
             points[:, :, :2] = ((points[:, :, :2] * row[:2] - row[2:4]) * row[4:6]).clip(0, row[6:8])
             more = {"keypoints": points}
         else:
             more = {"runs": runs or runs_of(planes[0], values, boxes, placement)}
-        objects = self._checked.one(boxes, scores, classes, **more)
-        objects.skeleton = self._skeleton
+        objects = self.checked.one(boxes, scores, classes, **more)
+        objects.skeleton = self.skeleton
         # An object of whose mask no pixel lies in its box is none, as in the YOLO frameworks.
         return objects if objects.runs is None else objects[objects.runs.areas > 0]
 

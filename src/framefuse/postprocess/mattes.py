@@ -1,6 +1,7 @@
 """Scores of pixels to how much of each is foreground."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,19 +43,17 @@ def matte_of(alpha: Any, placement: Placement, guide: Any = None) -> Matte:
     return Matte((MattePart((0, 0, *placement.shown), alpha, guide),), placement.shown)
 
 
+@dataclass(frozen=True, eq=False)
 class Foreground:
     """Makes the matte of each image of a batch from the scores of its pixels.
 
     One class is a matte, whose values are logits if some leave 0..1; several are scores, of which the greatest wins.
-
-    Args:
-        names: those of the classes.
-        classes: numbers of those that are foreground; none: all but the background.
     """
 
-    def __init__(self, names: Mapping[int, str], classes: Sequence[int] = ()) -> None:
-        self._classes = classes
-        self._names = names
+    names: Mapping[int, str]
+    """Those of the classes."""
+    classes: Sequence[int] = ()
+    """Numbers of those that are foreground; none: all but the background."""
 
     def __call__(self, scores: NDArray[Any], placements: Sequence[Placement]) -> list[Matte]:
         """One matte for each image, still at the resolution of the scores.
@@ -83,12 +82,12 @@ class Foreground:
         """The numbers of the classes that are foreground, of so many; errors as of a call."""
         if count == 1:
             return [0]
-        if self._classes:
-            if max(self._classes) >= count:
-                message = f"class {max(self._classes)} was asked for, and the model has {count} classes"
+        if self.classes:
+            if max(self.classes) >= count:
+                message = f"class {max(self.classes)} was asked for, and the model has {count} classes"
                 raise UsageError(message, remedy=f"choose from 0 to {count - 1}")
-            return sorted(set(self._classes))
-        named = [number for number, name in self._names.items() if name.casefold() in BACKGROUND] or [0]
+            return sorted(set(self.classes))
+        named = [number for number, name in self.names.items() if name.casefold() in BACKGROUND] or [0]
         if not (found := [number for number in range(count) if number not in named]):
             raise CardError(f"all {count} classes are background", remedy="name the classes in its card")
         return found

@@ -5,17 +5,16 @@ A block of frames waits until the two that bound it have been inferred and the g
 results come up to `Limits.ahead` frames later than without, and in the order of the frames.
 """
 
-from __future__ import annotations
-
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framefuse.adaptive import Blocks, Budget, Governor, Guard, Limits, disagreement
 from framefuse.adaptive.blocks import Ready
 from framefuse.common.text import counted
+from framefuse.config import Settings
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
@@ -25,9 +24,6 @@ from framefuse.runtime.rungs import Rungs
 from framefuse.runtime.temperature import thermometer
 from framefuse.runtime.tracking import least_confidence, rate_of
 from framefuse.sources import SourceInfo
-
-if TYPE_CHECKING:
-    from framefuse.config import Settings
 
 LIVE_LATENCY = 0.3
 """Seconds for which frames of a live source are held back, unless `max_latency` says otherwise."""
@@ -39,7 +35,7 @@ Group = tuple[list[Frame], int]
 """Rows that run in one batch, and the places that they take in it."""
 
 
-def adapter_for(settings: Settings, info: SourceInfo, *, views: bool, gpu: int | None = None) -> Adapter | None:
+def adapter_for(settings: Settings, info: SourceInfo, *, views: bool, gpu: int | None = None) -> "Adapter | None":
     """What adapts the compute, if the settings ask for it. `check_task` has refused models without boxes.
 
     Args:
@@ -78,38 +74,32 @@ def _counter(gpu: int | None) -> Counter:
     return counter
 
 
+@dataclass(eq=False)
 class DeviceLimits:
-    """Looks once in LIMIT_SECONDS whether the device takes too much power or is too hot.
+    """Looks once in LIMIT_SECONDS whether the device takes too much power or is too hot."""
 
-    Args:
-        watts: most power; None: any.
-        counter: measures it.
-        hot: whether the device slows down, or is about to, because of its temperature.
-    """
-
-    def __init__(
-        self,
-        watts: float | None = None,
-        counter: Counter | None = None,
-        hot: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self.watts, self._counter, self._hot, self._clock = watts, counter, hot, clock
-        self._last: tuple[float, float] | None = None
-        """Time and joules of the last reading."""
+    watts: float | None = None
+    """Most power; None: any."""
+    counter: Counter | None = None
+    """Measures it."""
+    hot: Callable[[], bool] = lambda: False
+    """Whether the device slows down, or is about to, because of its temperature."""
+    clock: Callable[[], float] = monotonic
+    last: tuple[float, float] | None = field(default=None, init=False)
+    """Time and joules of the last reading."""
 
     def exceeded(self) -> str | None:
         """What the device is over since the last reading; empty: nothing; None: it is not time to look yet."""
-        now = self._clock()
-        if self._last and now - self._last[0] < LIMIT_SECONDS:
+        now = self.clock()
+        if self.last and now - self.last[0] < LIMIT_SECONDS:
             return None
-        if self._counter:
-            self._counter.read(self._clock)
-        joules = self._counter.joules if self._counter else 0.0
-        (at, before), self._last = self._last or (now, joules), (now, joules)
+        if self.counter:
+            self.counter.read(self.clock)
+        joules = self.counter.joules if self.counter else 0.0
+        (at, before), self.last = self.last or (now, joules), (now, joules)
         if self.watts and now > at and (joules - before) / (now - at) > self.watts:
             return "max_power"
-        return "its temperature" if self._hot() else ""
+        return "its temperature" if self.hot() else ""
 
 
 @dataclass(eq=False)
@@ -147,11 +137,12 @@ class Adapter:
     """Turns frames into rows, and joins the results, as a `Viewer` does; but most frames may have no row.
 
     Attributes:
+        limits: what is kept to; at most `ahead` results of a source come at once.
         guards: a limit may need a cheaper rung.
     """
 
     def __init__(self, limits: Limits, *, conf: float, latency: float | None = None, device: DeviceLimits) -> None:
-        self._limits, self._conf, self._latency, self._device = limits, conf, latency, device
+        self.limits, self._conf, self._latency, self._device = limits, conf, latency, device
         self.guards = bool(latency or device.watts)
         self._guard = Guard((1.0,), latency)
         self._rungs: Rungs | None = None
@@ -188,7 +179,7 @@ class Adapter:
         stream = self._current.get(reader)
         if stream is None or stream.key != key:
             self.end(reader)
-            stream = _Stream(key, Blocks(Governor(self._limits, budget=self._budget, seed=self._begun), self._conf))
+            stream = _Stream(key, Blocks(Governor(self.limits, budget=self._budget, seed=self._begun), self._conf))
             self._begun += 1
             self._current[reader] = stream
             self._streams.append(stream)
@@ -224,14 +215,9 @@ class Adapter:
             self._forget_if_done(stream)
 
     @property
-    def burst(self) -> int:
-        """Most results of a source that come at once."""
-        return self._limits.ahead
-
-    @property
     def full(self) -> bool:
         """Whether so many frames are held back that the model has to come first."""
-        return any(len(stream.held) > FULL * self._limits.ahead for stream in self._streams)
+        return any(len(stream.held) > FULL * self.limits.ahead for stream in self._streams)
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
         """One result for each frame, in the order of those of its source."""
@@ -259,7 +245,7 @@ class Adapter:
         late += "".join(f", over {limit} {counted(times, 'time')}" for limit, times in self._over.items())
         lines = [
             f"adaptive: the model saw {self._inferred / self._frames:.0%} of the frames; expected agreement "
-            f"{agreement:.3f} of {self._limits.agreement:g} asked for, {counted(audits, 'audit')}{late}"
+            f"{agreement:.3f} of {self.limits.agreement:g} asked for, {counted(audits, 'audit')}{late}"
         ]
         if guard := self._guard.switches and self._guard:
             seen = ", ".join(f"{name} {count / self._inferred:.0%}" for name, count in self._seen_by.most_common())

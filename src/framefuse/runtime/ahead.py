@@ -4,8 +4,6 @@ Each segment has a thread of its own. Frames of later segments wait in its chann
 channel is full waits until it is its turn. The segment whose turn it is never waits for another.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Batcher: single requests from any thread, run together in batches where that is measured to pay."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

@@ -13,7 +13,7 @@ from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
-from framefuse.sources import Source, SourceOptions, open_spread
+from framefuse.sources import Source
 
 ATTEMPTS = 3
 """Attempts to connect to a camera. Few, because a user is waiting for the model."""
@@ -21,11 +21,6 @@ FEWEST = 8
 """Minimum number of different frames: percentiles of activations over fewer describe only those frames."""
 FLAT = 4.0
 """A frame whose grey levels span less than this is blank."""
-
-
-def read_inputs(source: Any, card: Card, count: int, options: SourceOptions) -> list[NDArray[Any]]:
-    """As `collect`, but about `count` model inputs, evenly spread over a source that is read with these options."""
-    return collect(open_spread(source, count, replace(options, reconnect=ATTEMPTS)), card, count)[0]
 
 
 def collect(reader: Source, card: Card, count: int) -> tuple[list[NDArray[Any]], str]:

@@ -1,36 +1,21 @@
 """Inputs: the sources of a run, which may come and go while it runs."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from framefuse.common.redact import redact_source
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame
-from framefuse.prediction import Result
 from framefuse.runtime.program import FrameResult
 from framefuse.runtime.stages import in_order
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.segments import SegmentedSource
+from framefuse.sources.source import Frames, PullSource
 
 KEPT = 100
 """Sources that have ended whose facts are kept, besides those of the start: many may come and go."""
-
-
-class _Ended:
-    """What remains of a source that has ended."""
-
-    def __init__(self, info: SourceInfo) -> None:
-        self.info = info
-
-    def __iter__(self) -> Iterator[Frame]:
-        return iter(())
-
-    def close(self) -> None: ...
 
 
 class Inputs:
@@ -131,27 +116,17 @@ class Inputs:
                 if self._reading[number] <= 0:
                     self._ended.add(number)
 
-    def accounted(
-        self, results: Iterator[Result], leave: Callable[[SourceInfo, str], None], stopped: Callable[[], bool]
-    ) -> Iterator[Result]:
-        """The results as they are.
+    def passed(self, source_id: str, *, stopped: bool) -> list[tuple[SourceInfo, str]]:
+        """A result has passed. Returns the facts of each source that has ended and all of whose results have passed,
+        once each, and the unit of its last result.
 
         Args:
-            leave: called once all results of a source that has ended have passed, with its facts and the unit of the
-                last.
             stopped: whether the end of the sources is not their own.
         """
-        last = self._last
-        with closing(cast("Generator[Result]", results)):
-            for result in results:
-                source_id = result.frame.source_id
-                info = self.info_of(source_id)
-                last[self.reader_of(source_id)] = info, info.unit_of(source_id)
-                self.done(source_id)
-                if self._ended and not stopped():
-                    for number in self._left() & last.keys():
-                        leave(*last.pop(number))
-                yield result
+        info = self.info_of(source_id)
+        self._last[self.reader_of(source_id)] = info, info.unit_of(source_id)
+        self.done(source_id)
+        return [self._last.pop(n) for n in self._left() & self._last.keys()] if self._ended and not stopped else []
 
     def completed(self, source_id: str) -> str | None:
         """The unit that is complete because a result of another one of its source comes; None: there is none. A source
@@ -171,7 +146,7 @@ class Inputs:
             left = {number for number, count in self._pending.items() if not count and number in self._ended}
             for number in left:
                 del self._pending[number]
-                self.numbered[number] = _Ended(self.numbered[number].info)
+                self.numbered[number] = PullSource(self.numbered[number].info, _nothing)
                 if number in self._tolerated:
                     self._left_early.append(number)
             while len(self._left_early) > KEPT:
@@ -233,3 +208,8 @@ class Inputs:
     def close(self) -> None:
         for source in self.sources:
             source.close()
+
+
+def _nothing(closed: threading.Event) -> Frames:
+    """The frames of a source that has ended."""
+    yield from ()

@@ -18,7 +18,7 @@ from framefuse.config import Settings, settings_from
 from framefuse.errors import UsageError
 from framefuse.models.card import Card
 from framefuse.models.onnx_file import model_hash
-from framefuse.runtime.requested_sinks import writes
+from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks.run_folder import Manifest
 from framefuse.sources import PathList, SharedList, find, is_camera, is_image_path
 
@@ -52,8 +52,8 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
         SourceError: no such file.
     """
     if isinstance(source, SharedList) or not (settings.resume or settings.shard):
-        return Job(source, settings, manifest_of(settings, card) if _is_list(source) and writes(settings) else None)
-    if settings.resume and not writes(settings):
+        return Job(source, settings, manifest_of(settings, card) if _is_list(source) and outputs_of(settings) else None)
+    if settings.resume and not outputs_of(settings):
         raise UsageError("resume needs outputs to complete", remedy="ask for some, such as save_jsonl, or leave it out")
     given = source if isinstance(source, list | tuple) else [source]
     lists = [_files(item) for item in given]

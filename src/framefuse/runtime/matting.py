@@ -41,13 +41,6 @@ class _Look(NamedTuple):
     seconds: float | None
     on_gpu: bool
 
-    def goes_on(self, before: "_Look") -> bool:
-        """Whether it may show what the one before shows, a moment later; `steadied` looks for cuts."""
-        same = [(part.region, part.alpha.shape) for part in self.parts] == [
-            (part.region, part.alpha.shape) for part in before.parts
-        ]
-        return same and self.on_gpu == before.on_gpu and follows(before.seconds, self.seconds)
-
 
 class _Scene:
     """The last frames of a source, which follow each other, and those that wait for the frames after them.
@@ -65,8 +58,11 @@ class _Scene:
         return len(self._waiting)
 
     def takes(self, look: _Look) -> bool:
-        """Whether a frame goes on with those that are here, of which there is one at least."""
-        return look.goes_on(self._looks[-1])
+        """Whether a frame may show what the last one here shows, of which there is one at least, a moment later;
+        `steadied` looks for cuts."""
+        before = self._looks[-1]
+        shapes, known = ([(part.region, part.alpha.shape) for part in one.parts] for one in (look, before))
+        return shapes == known and look.on_gpu == before.on_gpu and follows(before.seconds, look.seconds)
 
     def add(self, found: FrameResult, look: _Look) -> Iterator[tuple[FrameResult, Sequence[MattePart]]]:
         """The frames that have not to wait any longer."""

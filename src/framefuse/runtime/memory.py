@@ -4,31 +4,27 @@ The parts are computed as the modules that allocate them do; the few that no mod
 those of CUDA and of the decoders, are constants, measured on an H100 (`benchmarks.gpu.planner`).
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from framefuse.common.machine import trim_heap
 from framefuse.common.text import counted
+from framefuse.config import Settings
 from framefuse.cuda import device as gpus
 from framefuse.engines import find_backend
 from framefuse.errors import CapabilityError
 from framefuse.kernels.masks.mattes import REACH
 from framefuse.models import find_model
+from framefuse.models.card import Card
 from framefuse.models.onnx_file import load_onnx
+from framefuse.preprocess import Preprocess
 from framefuse.runtime.batching import captured_rows
 from framefuse.runtime.readers import frames_held
 from framefuse.runtime.rectilinear import SIDE
-
-if TYPE_CHECKING:
-    from framefuse.config import Settings
-    from framefuse.models.card import Card
-    from framefuse.preprocess import Preprocess
 
 MB = 1e6
 CONTEXT = 571 * MB
@@ -143,11 +139,8 @@ def predict(
     backend = find_backend(plan.engine)
     parts = [Part("CUDA", 1, CONTEXT)] if context else []
     for count in dict.fromkeys(rows):
-        known, batches, named = (
-            backend.memory(plan.card.path, count, height, width, plan.settings.precision),
-            rows.count(count),
-            f"batch {count}",
-        )
+        known = backend.memory(plan.card.path, count, height, width, plan.settings.precision)
+        batches, named = rows.count(count), f"batch {count}"
         if known and count == batch:
             parts.append(Part("weights", 1, known.weights))
         elif count == batch:

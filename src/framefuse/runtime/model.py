@@ -122,7 +122,9 @@ class Model:
             try:
                 found = list(self._run(frames))
             except BaseException:
-                self._discard()
+                if self._viewer is not None:
+                    self._viewer.forget()
+                self._closed |= not self._program.discard()  # an engine that does not answer is of no use any more
                 raise
         results = [replace(result, pixels=frame) for result, frame in zip(found, frames, strict=True)]
         return results if several else results[0]
@@ -151,12 +153,6 @@ class Model:
                 remedy = "raise request_timeout, or use another engine"
                 raise EngineError(f"engine {self.engine.name} has not answered for {timeout:g} s", remedy=remedy)
             yield from finished
-
-    def _discard(self) -> None:
-        """Drop what is still in flight after an error; a model whose engine does not answer is closed."""
-        if self._viewer is not None:
-            self._viewer.forget()
-        self._closed |= not self._program.discard()
 
     def program(self, batch: int) -> Program:
         """A new program of so many rows on this engine, which `close` of the program does not close. On a GPU it takes

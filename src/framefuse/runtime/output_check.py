@@ -224,16 +224,13 @@ class OutputCheck:
                     break
             if not self._stopped.is_set() and subject.gpu is not None and (why := self._no_room()):
                 return why
-        return self._ask()
+        with TemporaryDirectory() as scratch:  # of the process, which cannot tidy up when it is killed
+            return self._asked(scratch)
 
     def _no_room(self) -> str:
         if not self._subject.options.helpers:
             return "it would take GPU memory beside the run's, which max_memory limits"
         return "" if gpus.memory()[0] >= GPU_BYTES else "too little GPU memory is free"
-
-    def _ask(self) -> Verdict | str:
-        with TemporaryDirectory() as scratch:  # of the process, which cannot tidy up when it is killed
-            return self._asked(scratch)
 
     def _asked(self, scratch: str) -> Verdict | str:
         path = os.pathsep.join(entry for entry in sys.path if entry)

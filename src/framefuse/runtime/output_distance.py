@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.cuda import device as gpus
 from framefuse.engines import Engine, EngineOptions, open_engine
@@ -30,10 +28,9 @@ from framefuse.models.card import Card
 from framefuse.models.fp16 import to_fp32
 from framefuse.models.onnx_file import is_quantised, load_onnx
 from framefuse.models.openvino_file import SUFFIXES
+from framefuse.prediction import Array
 from framefuse.runtime.output_check import FOLDER, FRAMES, NO_REFERENCE, SOURCE, SUFFIX, Subject, Verdict, limit_of
 from framefuse.sources import SourceOptions, open_spread
-
-Array = NDArray[Any]
 
 
 def check(subject: Subject, engine: Engine | None = None, *, again: bool = False) -> Verdict:

@@ -31,7 +31,7 @@ from framefuse.runtime.requested_sinks import STILLS
 from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer, sees_both_eyes
 from framefuse.sinks import VP9
-from framefuse.sources import SourceInfo, SourceOptions, is_image_path
+from framefuse.sources import SourceInfo, SourceOptions, is_image_path, open_spread
 from framefuse.sources.segments import Segmented, spacing
 
 if TYPE_CHECKING:
@@ -200,10 +200,10 @@ class RunPlan:
         plain = card.output_indices == (0,) and card.activation == "none" and card.box_units == "pixels"
         frames: Sequence[Any] = ()
         if settings.calib is not None:
-            from framefuse.runtime.calibration import read_inputs
+            from framefuse.runtime.calibration import ATTEMPTS, collect
 
-            options = SourceOptions(max_pixels=settings.max_pixels, tls_verify=settings.tls_verify)
-            frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES, options)
+            options = SourceOptions(max_pixels=settings.max_pixels, tls_verify=settings.tls_verify, reconnect=ATTEMPTS)
+            frames, _ = collect(open_spread(settings.calib, CALIBRATION_FRAMES, options), card, CALIBRATION_FRAMES)
         layout = card.layout if plain and card.boxes_only else None
         device: Device = "cuda" if settings.on_gpu else "cpu"
         given = settings.precision, settings.streams, settings.threads, settings.workspace_mb, settings.load_timeout

@@ -1,7 +1,5 @@
 """PriorityLock: a lock of many threads, one of which comes first and finds the interpreter free."""
 
-from __future__ import annotations
-
 import math
 import threading
 from time import monotonic

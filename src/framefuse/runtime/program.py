@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import lru_cache
 from time import perf_counter, sleep, thread_time
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -137,7 +138,7 @@ class Program(ABC):
         self.rung = f"{self.card.path.stem} {self.engine.name} {self.engine.precision}"
         self._in_flight: deque[Any] = deque()
         """Batches that were submitted and have not finished, oldest first."""
-        self._placements: dict[tuple[Any, ...], Placement] = {}
+        self._placed = lru_cache(MAX_SIZES)(self.preprocess.place_view)
         self._largest = (0, 0)
         self._closing, self._closed = threading.RLock(), False
 
@@ -151,13 +152,7 @@ class Program(ABC):
 
     def _place(self, frame: Frame) -> Placement:
         """Where a frame lies in the model input; cached, since the frames of a source usually have one size."""
-        size = frame.planes[0].shape, frame.rotation, frame.view
-        found = self._placements.get(size)
-        if found is None:
-            if len(self._placements) >= MAX_SIZES:
-                self._placements.clear()
-            found = self._placements[size] = self.preprocess.place_view(frame.width, frame.height, frame.view)
-        return found
+        return self._placed(frame.width, frame.height, frame.view)
 
     @abstractmethod
     def row_seconds(self) -> float:

@@ -21,7 +21,6 @@ from framefuse.runtime.adaptive import held_by
 from framefuse.runtime.ahead import Ahead
 from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_image_path, open_source, videos_in
 from framefuse.sources.segments import Segmented, Spacing, worth_cutting
-from framefuse.sources.source import SCHEMES
 
 SEGMENTS_NEED = 4e9
 """Bytes that are free on a GPU where a video is cut: each decoder has surfaces, and a ring of frames."""
@@ -48,9 +47,9 @@ def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:
     else:
         items = source if isinstance(source, (list, tuple)) else [source]
     finite = all(isinstance(item, (str, Path)) and not _live(item) for item in items)
-    if cut and finite and count > 1 and len(items) == 1 and (path := Path(items[0])).is_file():
+    if cut and count > 1 and (path := alone(items)):
         options = SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)
-        return Segmented(path, count) if not is_image_path(str(path)) and worth_cutting(path, options) else source
+        return Segmented(path, count) if worth_cutting(path, options) else source
     if min(count, len(items)) < 2 or not finite or len(set(map(str, items))) < len(items):
         return source
     return SharedList(iter(items), min(count, len(items)))
@@ -141,4 +140,4 @@ def _all_live(source: Any) -> bool:
 def _live(item: Any) -> bool:
     """Whether this source never ends by itself, judging by its name; the address of a plug-in counts as live."""
     scheme, separator, _ = str(item).partition("://")
-    return is_camera(item) or (bool(separator) and (scheme.lower() in SCHEMES or scheme not in ("file", "synthetic")))
+    return is_camera(item) or (bool(separator) and scheme not in ("file", "synthetic"))

@@ -1,8 +1,6 @@
 """Eyes of panoramas and fisheye videos as a pinhole camera sees them, which is what segmenters have learned from; and
 the mattes of these views as parts of those of the eyes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +71,7 @@ def chosen(settings: Settings, card: Card, info: SourceInfo, *, views: bool = Fa
     return settings.model_copy(update={"matte_view": "rectilinear"}), why
 
 
-def rectilinear_for(settings: Settings, info: SourceInfo) -> Rectilinear | None:
+def rectilinear_for(settings: Settings, info: SourceInfo) -> "Rectilinear | None":
     """What makes views of the eyes of a video, by settings of `chosen`; None: nothing does."""
     asked = settings.save_matte is not None and settings.matte_view == "rectilinear"
     return Rectilinear(str(find(info).projection)) if asked else None

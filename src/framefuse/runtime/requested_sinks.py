@@ -16,8 +16,9 @@ STILLS = "images", "array"
 """Kinds of sources whose annotated images are written as separate files."""
 
 
-def writes(settings: Settings) -> bool:
-    return any(getattr(settings, name) for name in Settings.model_fields if name.startswith("save"))
+def outputs_of(settings: Settings) -> list[str]:
+    """The settings that ask for outputs, by name."""
+    return [name for name in Settings.model_fields if name.startswith("save") and getattr(settings, name)]
 
 
 def needs_frames(settings: Settings, factories: Sequence[SinkFactory]) -> bool:

@@ -1,7 +1,5 @@
 """Runners: what a `Batcher` gives its batches to, a model or any function that takes a list."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

@@ -45,7 +45,7 @@ def seconds_of(frame: FrameInfo, rate: float) -> float:
 
 
 def rate_of(info: SourceInfo) -> float:
-    """Frames per second of a source, for frames without a time."""
+    """Frames per second of a source; RATE if it does not tell."""
     return float(info.fps or RATE)
 
 

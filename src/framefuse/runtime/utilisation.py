@@ -1,10 +1,7 @@
 """Utilisation: how busy the units of a GPU are during a run, and the most memory that is taken, as NVML shows them."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
-from typing import Any
 
 from framefuse.runtime.power import nvml_handle
 
@@ -64,14 +61,11 @@ class Gauge:
             assert self._gpu is not None
             nvml, handle = nvml_handle(self._gpu)
             while not self._ended.wait(INTERVAL):
-                self._add(nvml, handle)
+                rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+                decoders = nvml.nvmlDeviceGetDecoderUtilization(handle)[0]
+                values = rates.gpu, rates.memory, decoders, nvml.nvmlDeviceGetEncoderUtilization(handle)[0]
+                self._sums = [total + value for total, value in zip(self._sums, values, strict=True)]
+                self._peak = max(self._peak, nvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6)
+                self._count += 1
         except Exception:  # of NVML or CUDA: there is nothing to show then
             return
-
-    def _add(self, nvml: Any, handle: Any) -> None:
-        rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-        decoders = nvml.nvmlDeviceGetDecoderUtilization(handle)[0]
-        values = rates.gpu, rates.memory, decoders, nvml.nvmlDeviceGetEncoderUtilization(handle)[0]
-        self._sums = [total + value for total, value in zip(self._sums, values, strict=True)]
-        self._peak = max(self._peak, nvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6)
-        self._count += 1

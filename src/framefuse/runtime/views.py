@@ -74,11 +74,6 @@ def _region(tag: str, numbers: tuple[float, ...], size: tuple[int, int]) -> View
     return View(region, tag, tuple(zip(xs, ys, strict=True)))
 
 
-def _cuts(region: tuple[float, ...]) -> bool:
-    """Whether a region is a polygon."""
-    return len(region) > 4
-
-
 def sees_both_eyes(settings: Settings) -> bool:
     """Whether the views of a frame are its two eyes, the left one first; of top and bottom that is the upper one."""
     return settings.stereo is not None and len(EYES.get(settings.stereo, {})) == 2
@@ -138,7 +133,8 @@ class Viewer:
         self._regions: Mapping[str, tuple[float, ...]] = EYES[settings.stereo] if settings.stereo else {}
         if settings.roi:
             self._regions = {f"roi {n}": region for n, region in enumerate(parse_roi(settings.roi), 1)}
-        if settings.save_matte and card.task == "semantic" and (self._tiles or any(map(_cuts, self._regions.values()))):
+        polygons = any(len(numbers) > 4 for numbers in self._regions.values())
+        if settings.save_matte and card.task == "semantic" and (self._tiles or polygons):
             message = "save_matte was asked for with tiles or polygons, at whose edges mattes are not joined"
             raise UsageError(message, remedy="use stereo, or a roi of x,y,width,height")
         if choose is not None and (self._tiles or self._regions):

@@ -34,7 +34,7 @@ from framefuse.sinks.images import planes_of
 from framefuse.sinks.run_folder import check_unmoved, make_durable, open_output, part_of, write_error
 from framefuse.sinks.webm import add_vr
 from framefuse.sources.ffmpeg import TAGS, demuxed
-from framefuse.sources.stereo import ENTRIES, box, boxes_of
+from framefuse.sources.stereo import ENTRIES, box, boxes_in, boxes_of
 
 UNFINISHED, MOST_BOXES = "being written by framefuse", 1 << 14
 """Comment in a file that is not complete, by which `repair` knows it. After it come the boxes about VR of the complete
@@ -270,17 +270,10 @@ def remux(source: Path, target: Path, movie_timescale: int) -> None:
 
 def cut_to_whole_boxes(path: Path) -> None:
     """Truncate an unfinished fragmented MP4 after its last complete fragment; remove it if there is none."""
-    whole = fragments = end = 0
+    whole = fragments = 0
     with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        while end + 8 <= size:
-            file.seek(end)
-            header = file.read(16)
-            kind, length = header[4:8], int.from_bytes(header[:4], "big")
-            if length == 1:
-                length = int.from_bytes(header[8:], "big")
-            end += max(8, length)
-            if end <= size and kind != b"moof":
+        for kind, length in boxes_in(file):
+            if kind != b"moof" and (end := file.tell() + length) <= path.stat().st_size:
                 whole = end
                 fragments += kind == b"mdat"
     os.truncate(path, whole)

@@ -1,7 +1,5 @@
 """Cuts: where a video can be cut, so that each part decodes to the frames that the whole file has there."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path

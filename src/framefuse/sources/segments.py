@@ -7,8 +7,6 @@ Title: what is cut
     a decoder makes up where a key frame is damaged may differ: it may look at what came before.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -88,7 +86,7 @@ class Segmented:
     bits: int = 12
     """Of a pixel of a decoded frame; by default those of NV12."""
 
-    def open(self, options: SourceOptions) -> SegmentedSource:
+    def open(self, options: SourceOptions) -> "SegmentedSource":
         """Open the first reader; the errors are those of `open_file`."""
         return SegmentedSource(self.path, self.readers, options, AHEAD_SECONDS if self.ahead else SECONDS)
 

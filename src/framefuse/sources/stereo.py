@@ -102,7 +102,7 @@ def _projection(body: bytes) -> str | None:
 
 def _sample_entry(file: BinaryIO) -> bytes:
     """The boxes in the sample entry of the first video track."""
-    for kind, size in _top(file):
+    for kind, size in boxes_in(file):
         if kind == b"moov" and size <= MOST_BYTES:
             tracks = [body for kind, body in boxes_of(file.read(size)) if kind == b"trak"]
             return next(filter(None, map(_of_track, tracks)), b"")
@@ -115,7 +115,7 @@ def _of_track(track: bytes) -> bytes:
     return next((body[ENTRY_BYTES:] for kind, body in boxes_of(track[8:]) if kind in ENTRIES), b"")
 
 
-def _top(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+def boxes_in(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """Kind and size of the body of each box of a file, which stands at the body."""
     while len(header := file.read(8)) == 8:
         size, kind = int.from_bytes(header[:4], "big"), header[4:]

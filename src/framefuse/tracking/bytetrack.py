@@ -13,17 +13,13 @@ All tracks are rows of one array (`kernels/tracking/_tir_rows.py`), and a frame 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.kernels.tracking._tir_rows import ALL_ROWS, CLASS, CONFIDENCE, ID, ROWS, SEEN
 from framefuse.kernels.tracking.call import STEPS, Limits, follow, move
-from framefuse.prediction import Detections
-
-Array = NDArray[Any]
+from framefuse.prediction import Array, Detections
 
 NO_TRACK = -1
 """`tracker_id` of an object without a track: too weak, too new, or not a box."""

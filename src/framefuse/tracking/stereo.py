@@ -1,17 +1,14 @@
 """Stereo: which tracks of the two eyes of a frame are the same object."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.frame import View
 from framefuse.kernels.tracking.call import Pairs, assign
-from framefuse.prediction import Detections
+from framefuse.prediction import Array, Detections
 from framefuse.tracking.bytetrack import NO_TRACK
-
-Array = NDArray[Any]
 
 EYES = ("left", "right"), ("top", "bottom")
 """First words of the tags of the views of both eyes."""

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.common.names import nearby, nearest
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.polygons import Point, area, clipped, crosses_itself, in_pixels, meet, sides, within
 from framefuse.common.redact import brief
 from framefuse.errors import ConfigError
+from framefuse.prediction import Array
 
-Array = NDArray[Any]
 KEYS = {"zones": ("points", "anchor", "classes"), "lines": ("from", "to", "anchor", "classes")}
 ANCHORS = ("bottom", "centre")
 POINTS = "write points as [[x, y], [x, y], [x, y]] or as --roi does, in pixels or as shares of the frame from 0 to 1"
@@ -75,8 +74,7 @@ class Line(Place):
         """(n,) distance of each point (n, 2) from the line, which goes on beyond its ends: above 0 on its right."""
         (x, y), (to_x, to_y) = self.points
         dx, dy = to_x - x, to_y - y
-        side: Array = (dx * (points[:, 1] - y) - dy * (points[:, 0] - x)) / math.hypot(dx, dy)
-        return side
+        return (dx * (points[:, 1] - y) - dy * (points[:, 0] - x)) / math.hypot(dx, dy)
 
     def crossed(self, start: Point, end: Point) -> bool:
         return meet(start, end, *self.points)

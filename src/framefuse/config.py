@@ -78,7 +78,7 @@ class Settings(BaseModel):
     batch_timeout: Seconds = option(0.05, "seconds a partial batch waits for more frames")
     streams: int = option(0, "requests the engine runs at once; 0: chosen to fit the cores", ge=0, le=1024)
     threads: int = option(0, "total engine threads; 0: the cores this process may use", ge=0, le=1024)
-    slots: int = option(0, "requests in flight; 0: streams + 1", ge=0, le=1024)
+    slots: int = option(0, "requests in flight; 0: one more than the engine runs at once", ge=0, le=1024)
     memory: Literal["auto", "copy", "mapped", "managed"] = option(
         "auto", "how host frames reach a GPU: copied, read over the bus, or migrated page by page"
     )

@@ -58,12 +58,14 @@ from framefuse.sinks import SinkSet
 from framefuse.sinks.run_folder import MANIFEST, FolderLock, make_run_folder
 from framefuse.sinks.show import load_opencv
 from framefuse.sources import Source, SourceInfo
+from framefuse.sources.source import check_timeout
 
 DEFAULT_MODEL = "squares"
 _open: "WeakSet[Pipeline]" = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 NOT_TAKEN = "not taken"
 """Cause of a drop: the outputs have the result, but the caller was too slow to take it from a live source."""
+HAS_RUN, RUNS_ONCE = "this Pipeline has already run, or was closed", "make a new one for each run"
 UNNAMED = f"no model was given: {DEFAULT_MODEL} only finds red, green and blue squares"
 
 
@@ -230,7 +232,7 @@ class Pipeline:
     def _run(self) -> Generator[Result]:
         with self._lock:
             if self._begun or self._closed:
-                raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
+                raise UsageError(HAS_RUN, remedy=RUNS_ONCE)
             self._begun = True
         try:
             with self._lock, gpus.current(self._gpu, "start the run"):
@@ -267,7 +269,9 @@ class Pipeline:
 
     def start(self) -> Self:
         """Run in a thread of its own; `get_result` then delivers the results. Those of a caller who does not take them
-        wait, and the pipeline with them, unless the source is live."""
+        wait, and the pipeline with them, unless the source is live. UsageError: it was started before, or closed."""
+        if self._answers is not None or self._begun or self._closed:
+            raise UsageError(HAS_RUN, remedy=RUNS_ONCE)
         self._answers = Threaded([self], name="run", capacity=self.settings.queue)
         return self
 
@@ -276,11 +280,12 @@ class Pipeline:
 
         Raises:
             TimeoutError: there is none after `timeout` seconds.
-            UsageError: the pipeline was not started.
+            UsageError: the pipeline was not started, or `timeout` is no number of seconds.
             FramefuseError: what has ended the run.
         """
         if self._answers is None:
             raise UsageError("this Pipeline was not started", remedy="call start(), or iterate over it")
+        check_timeout(timeout)
         if (result := self._answers.get(timeout)) is EMPTY:
             raise TimeoutError(f"no result within {timeout:g} s")
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -362,6 +363,98 @@ def test_a_callback_may_submit_and_close() -> None:
 
     batcher.submit(1).add_done_callback(again)
     assert seen.wait(5)
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_raises_keeps_no_other_request_waiting(raised: type[BaseException]) -> None:
+    gate = threading.Event()
+
+    def fail(future: Any) -> None:
+        raise raised
+
+    def inverse(items: list[int]) -> list[float]:
+        gate.wait()
+        return [1 / item for item in items]
+
+    with Batcher(inverse, max_batch_size=4) as batcher:
+        futures = [batcher.submit(number) for number in (1, 2, 3, 4, 0, 5)]
+        for future in (futures[0], futures[2], futures[4]):
+            future.add_done_callback(fail)
+        gate.set()
+        assert [future.result(10).result for future in futures if future is not futures[4]] == [
+            1,
+            1 / 2,
+            1 / 3,
+            1 / 4,
+            1 / 5,
+        ]
+        assert isinstance(futures[4].exception(10), ZeroDivisionError)
+        assert batcher.submit(6).result(10).result == 1 / 6
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_requests_of_a_thread_that_dies_are_answered() -> None:
+    futures = list[Any]()
+
+    def produce(batcher: Batcher) -> None:
+        futures.append(batcher.submit(1))
+        raise SystemExit
+
+    with Batcher(lambda items: items) as batcher:
+        producer = threading.Thread(target=produce, args=(batcher,))
+        producer.start()
+        producer.join()
+        assert futures[0].result(10).result == 1
+        assert batcher.submit(2).result(10).result == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"deadline": value} for value in (float("nan"), float("inf"), float("-inf"), 10**400, True, 1j)),
+        *({"priority": value} for value in (-1, 4, 1.5, "1", None, float("nan"))),
+        *({"source": value} for value in ([], ([],), np.zeros(3))),
+    ],
+)
+def test_wrong_arguments_of_a_request(options: dict[str, Any]) -> None:
+    with Batcher(lambda items: items) as batcher:
+        with pytest.raises(UsageError, match=f"{next(iter(options))} is") as caught:
+            batcher.submit(1, **options)
+        assert caught.value.remedy
+        assert batcher.submit(2, deadline=np.float32(30)).result(10).result == 2
+        assert batcher.stats().waiting == {}
+
+
+@pytest.mark.parametrize("timeout", ["1", -1, float("nan"), float("inf"), 1e300])
+def test_wrong_timeouts(timeout: Any) -> None:
+    with Batcher(lambda items: items) as batcher, pytest.raises(UsageError, match="timeout is"):
+        batcher.drain(timeout)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_while_requests_wait_ends_at_once() -> None:
+    gate = threading.Event()
+
+    def held(items: list[int]) -> list[int]:
+        gate.wait()
+        return items
+
+    with Batcher(held) as batcher:
+        future = batcher.submit(1)
+        with batcher._changed:  # as another thread may
+            child = os.fork()
+            if not child:
+                signal.alarm(20)  # ends it if it waits for a thread that it does not have
+                batcher.close()
+                try:
+                    batcher.drain()
+                except UsageError:
+                    os._exit(7)
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        gate.set()
+        assert future.result(10).result == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

@@ -44,7 +44,13 @@ def test_wrong_arguments_of_a_feed(options: dict[str, Any]) -> None:
         FrameFeed(**options)
 
 
-@pytest.mark.parametrize("options", [{"seconds": float("nan")}, {"seconds": "now"}, {"timeout": "1"}, {"timeout": -1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"seconds": value} for value in (float("nan"), float("inf"), "now", 10**400)),
+        *({"timeout": value} for value in ("1", -1, float("nan"), float("inf"), 1e300)),
+    ],
+)
 def test_wrong_arguments_of_an_image(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         FrameFeed().submit(np.zeros((4, 4, 3), np.uint8), **options)
@@ -111,6 +117,46 @@ def test_what_is_wrong_with_an_image_reaches_who_submits_it() -> None:
 def test_a_pipeline_that_was_not_started_has_no_results_to_get() -> None:
     with Pipeline(FrameFeed(), "squares") as pipeline, pytest.raises(UsageError, match="start"):
         pipeline.get_result()
+
+
+@pytest.mark.parametrize("timeout", ["1", -1, float("nan"), float("inf"), 1e300])
+def test_wrong_timeouts_of_a_result(timeout: Any) -> None:
+    with Pipeline(FrameFeed(), "squares").start() as pipeline, pytest.raises(UsageError, match="timeout is"):
+        pipeline.get_result(timeout)
+
+
+def test_starting_again_loses_no_result() -> None:
+    feed = FrameFeed()
+    pipeline = Pipeline(feed, "squares").start()
+    feed.submit(images(1)[0])
+    with pytest.raises(UsageError, match="already run"):
+        pipeline.start()
+    assert len(taken(pipeline, 1)) == 1
+    pipeline.close()
+    closed = Pipeline(FrameFeed(), "squares")
+    closed.close()
+    for ended in (pipeline, closed):
+        with pytest.raises(UsageError, match="already run, or was closed"):
+            ended.start()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_producer_that_dies_leaves_a_pipeline_that_can_be_closed() -> None:
+    feed = FrameFeed()
+
+    def produce() -> None:
+        feed.submit(images(1)[0])
+        raise SystemExit
+
+    with Pipeline(feed, "squares").start() as pipeline:
+        producer = threading.Thread(target=produce)
+        producer.start()
+        producer.join()
+        assert len(taken(pipeline, 1)) == 1
+        with pytest.raises(TimeoutError):
+            pipeline.get_result(0.1)
+    with pytest.raises(UsageError, match="has ended"):
+        feed.submit(images(1)[0])
 
 
 def test_an_error_of_the_run_reaches_the_reader() -> None:
@@ -205,6 +251,15 @@ def test_the_same_source_twice_and_after_the_end() -> None:
     pipeline = Pipeline(feed, "squares").start()
     with pytest.raises(UsageError, match="already being read"):
         pipeline.add_source(FrameFeed("one"))
+    with pytest.raises(SourceError, match="no such file"):
+        pipeline.add_source("missing.mp4")
+    feed.submit(images(1)[0])
+    assert len(taken(pipeline, 1)) == 1
+    for _ in range(2):
+        pipeline.remove_source("one")
+    assert taken(pipeline) == []
+    with pytest.raises(UsageError, match="no source one is being read"):
+        pipeline.remove_source("one")
     pipeline.close()
     with pytest.raises(UsageError, match="has ended"):
         pipeline.add_source(FrameFeed("two"))

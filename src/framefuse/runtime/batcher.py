@@ -1,12 +1,12 @@
 """Batcher: single requests from any thread, run together in batches where that is measured to pay."""
 
 import itertools
+import logging
 import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -31,6 +31,7 @@ from framefuse.runtime.model import Model
 from framefuse.runtime.plan import MAX_BATCH
 from framefuse.runtime.priority_lock import PriorityLock
 from framefuse.runtime.runners import FunctionRunner, ModelRunner, NoAnswerError, Runner
+from framefuse.sources.source import check_timeout, is_number
 
 DEFAULT_FUNCTION_BATCH = 16
 """Most items in a call of a function, if nothing else is asked for."""
@@ -53,6 +54,7 @@ LATEST = 1024
 """Responses by which `BatcherStats` knows the latencies."""
 
 Answer = TypeVar("Answer")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -241,11 +243,13 @@ class Batcher:
             DeadlineError: the predicted answer would be late. The future raises it if that turns out later.
             UsageError, SourceError: the item is no image, or cannot be read; an argument is wrong; it is closed.
         """
-        if os.getpid() != self._process:
-            remedy = "make it in the process that uses it, after the fork"
-            raise UsageError("this Batcher was made in another process, whose threads are not here", remedy=remedy)
-        if deadline is not None and not isinstance(deadline, int | float):
+        self._check_process()
+        if deadline is not None and not (is_number(deadline) and abs(deadline) <= threading.TIMEOUT_MAX):
             raise UsageError(f"deadline is {brief(deadline)}", remedy="pass seconds from now, such as 0.05")
+        try:
+            hash(source)
+        except TypeError as error:
+            raise UsageError(f"source is {brief(source)}", remedy="pass its name, or another hashable value") from error
         arrival = monotonic()
         insists = arrival - getattr(self._of_thread, "refused", -INSISTS) < INSISTS
         polite = deadline is not None and (insists or self._admitted < OVERLOAD)
@@ -260,7 +264,7 @@ class Batcher:
                 if self._closing:
                     raise UsageError("this Batcher is closed", remedy="open another one")
                 self._counts["submitted"] += 1
-                until = None if deadline is None else arrival + deadline
+                until = None if deadline is None else arrival + float(deadline)
                 request = Request(next(self._numbers), arrival, bucket, priority, source, until)
                 try:
                     self._queue.admit(request, monotonic())
@@ -303,6 +307,8 @@ class Batcher:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until nothing waits or runs; False if that takes longer than `timeout` seconds."""
+        self._check_process()
+        check_timeout(timeout)
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting or self._ended, timeout)
 
@@ -312,6 +318,8 @@ class Batcher:
         Args:
             cancel: cancel what waits instead.
         """
+        if os.getpid() != self._process:
+            return  # a fork has neither the thread nor anything of its own to free
         with self._changed:
             self._closing = True
             left = [waiting.future for waiting in self._waiting.values()] if cancel else []
@@ -326,6 +334,11 @@ class Batcher:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close(cancel=kind is not None)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            remedy = "make it in the process that uses it, after the fork"
+            raise UsageError("this Batcher was made in another process, whose threads are not here", remedy=remedy)
 
     def _cancelled(self, request: Request) -> None:
         with self._changed:
@@ -461,7 +474,7 @@ class Batcher:
                 self._changed.notify_all()
         for one, (number, result), latency in zip(done, answers.items(), latencies, strict=True):
             queued = started.seconds - one.request.arrival
-            one.future.set_result(Response(result, number, queued, latency, len(started.items)))
+            _settle(one.future.set_result, Response(result, number, queued, latency, len(started.items)))
         self._answered.append(([one.request for one in done], monotonic()))
 
     def _end(self, batch: RequestBatch, *, failed: bool = False) -> None:
@@ -475,5 +488,14 @@ class Batcher:
             waiting = self._waiting.pop(number, None)
             self._changed.notify_all()
         if waiting:
-            with suppress(InvalidStateError):  # it was cancelled
-                waiting.future.set_exception(error)
+            _settle(waiting.future.set_exception, error)
+
+
+def _settle(call: Callable[[Any], None], outcome: object) -> None:
+    """Complete a future. Its callbacks run here, and one that exits must not keep the other requests waiting."""
+    try:
+        call(outcome)
+    except InvalidStateError:
+        pass  # it was cancelled
+    except BaseException:  # a Future catches nothing but an Exception
+        _logger.exception("a callback of a request has raised")

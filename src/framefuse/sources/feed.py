@@ -1,17 +1,17 @@
 """FrameFeed: a source of the images that a program submits."""
 
+import sys
 import threading
 from collections import deque
 from dataclasses import replace
 from fractions import Fraction
-from math import isfinite
 from typing import Any
 
 from framefuse.common.redact import brief
 from framefuse.errors import QueueFullError, UsageError
 from framefuse.frame import Frame
 from framefuse.sources.images import array_frame
-from framefuse.sources.source import Frames, PullSource, SourceInfo, is_number
+from framefuse.sources.source import Frames, PullSource, SourceInfo, check_timeout, is_number
 
 MICROSECOND = Fraction(1, 1_000_000)
 
@@ -59,10 +59,9 @@ class FrameFeed(PullSource):
             QueueFullError: no room within `timeout` seconds.
             UsageError: it is no image, `seconds` or `timeout` is no number, or the feed has ended.
         """
-        if seconds is not None and not (is_number(seconds) and isfinite(seconds)):
+        if seconds is not None and not (is_number(seconds) and abs(seconds) <= sys.float_info.max):
             raise UsageError(f"seconds is {brief(seconds)}", remedy="give the time of the image as a number")
-        if timeout is not None and not (is_number(timeout) and timeout >= 0):
-            raise UsageError(f"timeout is {brief(timeout)}", remedy="give a number of seconds from 0, or None")
+        check_timeout(timeout)
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < self._capacity or self._ended, timeout)
             if self._ended:

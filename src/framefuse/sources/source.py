@@ -107,6 +107,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def check_timeout(timeout: Any) -> None:
+    """UsageError unless this is None, or seconds for which a thread can wait."""
+    if timeout is not None and not (is_number(timeout) and 0 <= timeout <= threading.TIMEOUT_MAX):
+        raise UsageError(f"timeout is {brief(timeout)}", remedy="give a number of seconds from 0, or None")
+
+
 SYNTHETIC_TITLE = "The synthetic world of framefuse"
 """Title of its videos."""
 

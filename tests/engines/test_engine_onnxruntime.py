@@ -20,7 +20,7 @@ from framefuse.cuda import device
 from framefuse.engines import EngineOptions, engine_names, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, profile_of
 from framefuse.engines.onnxruntime import cannot_load, first_line, no_room
-from framefuse.errors import CapabilityError, GpuMemoryError, ModelError, UsageError
+from framefuse.errors import CapabilityError, EngineError, GpuMemoryError, ModelError, UsageError
 from framefuse.models import find_model
 from framefuse.models.onnx_file import load_onnx
 
@@ -54,6 +54,23 @@ def test_every_refusal_of_a_file_has_a_remedy(tmp_path: Path) -> None:
             open_engine(engine, path, EngineOptions("cpu"))
         assert caught.value.remedy, engine
         assert "ONNXRuntimeError" not in caught.value.message and "_src/" not in caught.value.message
+
+
+def test_an_axis_that_cannot_be_free_is_said_in_plain_words(tmp_path: Path) -> None:
+    values = [helper.make_tensor_value_info(*facts) for facts in (("x", 1, [1, 3, "h", "w"]), ("y", 1, [1, 192]))]
+    shape = numpy_helper.from_array(np.array([1, 192]), "shape")
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "shape"], ["y"])], "odd", values[:1], values[1:], [shape]
+    )
+    path = tmp_path / "odd.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    pool = open_engine("onnxruntime", path, EngineOptions("cpu")).request_pool(1, 16, 8, 1)
+    slot = pool.acquire()
+    assert slot is not None
+    with pytest.raises(EngineError, match="cannot be reshaped") as caught:
+        pool.submit(slot)
+    assert caught.value.remedy
+    assert "ONNXRuntimeError" not in caught.value.message and "_src/" not in caught.value.message
 
 
 def test_an_output_that_nothing_makes_is_said_in_plain_words(tmp_path: Path, model: Path) -> None:

@@ -40,6 +40,27 @@ if (child := os.fork()) == 0:
     os._exit(0)
 os.waitpid(child, 0)
 """
+FORK_WHILE_OPEN = """
+import signal
+import numpy as np
+
+model, pipeline = framefuse.Model(MODEL, engine=ENGINE), framefuse.Pipeline(SOURCE, MODEL, engine=ENGINE)
+image = np.zeros((240, 320, 3), np.uint8)
+model(image)
+for use in (lambda: model(image), lambda: list(pipeline)):
+    if (child := os.fork()) == 0:
+        signal.alarm(60)
+        try:
+            use()
+            print("works", flush=True)
+        except framefuse.FramefuseError as error:
+            print(error.message, flush=True)
+        model.close()
+        pipeline.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+print(len(list(pipeline)), len(model([image])))
+"""
 SPAWN = """
 if __name__ == "__main__":
     print(count())
@@ -84,6 +105,15 @@ def test_a_child_forked_after_a_run_works_or_says_why_not(engine: str, tmp_path:
         assert "multiprocessing.get_context('spawn')" in child
     else:
         assert child == "4\n"
+
+
+def test_what_a_parent_has_opened_works_in_a_forked_child_or_says_why_not(engine: str, tmp_path: Path) -> None:
+    *children, parent = run(FORK_WHILE_OPEN, engine, tmp_path).splitlines()
+    assert parent == "4 1"
+    if engine == "openvino":
+        assert [child.startswith("engine openvino: its threads stayed in process") for child in children] == [True] * 2
+    else:
+        assert children == ["works"] * 2
 
 
 def test_a_forked_child_takes_another_engine_by_itself(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import NamedTuple, get_args
 
-from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, check_int8, limited
+from framefuse.engines.engine import FORK, Capabilities, Device, Engine, EngineOptions, Precision, check_int8, limited
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.onnx_file import is_quantised, plain_words
@@ -112,7 +112,8 @@ class Backend:
 
     def missing(self, device: str, precision: str = "auto") -> str | None:
         """Why the engine cannot be used here; None: nothing is missing. Imports no package."""
-        if why := self._lost_by_fork(device):
+        opener = _opened.get((self.name, device), os.getpid())
+        if why := self.capabilities.lost_by_fork(device, opener):
             return why
         for package in self.needs.get(device, Needs()).packages:
             if not package.found():
@@ -149,18 +150,11 @@ class Backend:
         Raises:
             EngineError: this process was forked after its parent had opened the engine, which then hangs.
         """
-        if why := self._lost_by_fork(options.device):
-            remedy = "start processes by multiprocessing.get_context('spawn'), or run only in the children"
-            raise EngineError(f"engine {self.name}: {why}", remedy=remedy)
-        _opened.setdefault((self.name, options.device), os.getpid())
+        opener = _opened.setdefault((self.name, options.device), os.getpid())
+        if why := self.capabilities.lost_by_fork(options.device, opener):
+            raise EngineError(f"engine {self.name}: {why}", remedy=FORK)
         engine: Engine = resolve_name(self.opener)(model, options)
         return engine
-
-    def _lost_by_fork(self, device: str) -> str | None:
-        parent = _opened.get((self.name, device), os.getpid())
-        if parent == os.getpid() or (device == "cpu" and self.capabilities.survives_fork):
-            return None
-        return f"its threads stayed in process {parent}, from which this one was forked"
 
     def memory(self, model: Path, batch: int, height: int, width: int, precision: str = "auto") -> NetworkMemory | None:
         """What a network takes on a GPU, before it is loaded; None: that is not known."""

@@ -1,5 +1,6 @@
 """Engine: what runs a model. It knows nothing about frames, boxes or videos."""
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ Loaded = TypeVar("Loaded")
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"]
 REQUESTS = 2
 """Of a pool on CUDA by default: one runs while the other is filled and read."""
+FORK = "start processes by multiprocessing.get_context('spawn'), or run only in the children"
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,12 @@ class Capabilities:
         as_written = precision == "int8" and device == "cpu" and self.quantised_as_written
         return as_written or precision in self.precisions[device]
 
+    def lost_by_fork(self, device: str, opener: int) -> str | None:
+        """Why the engine hangs in this process, if process `opener` has opened it; None: it does not."""
+        if opener == os.getpid() or (device == "cpu" and self.survives_fork):
+            return None
+        return f"its threads stayed in process {opener}, from which this one was forked"
+
 
 class Engine:
     """A compiled model; base class of all engines.
@@ -130,10 +138,11 @@ class Engine:
     artifact_bytes: int = 0
     load_timeout: float = 0
     _making: threading.RLock
+    _opener: int
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         made = super().__new__(cls)
-        made._making = threading.RLock()
+        made._making, made._opener = threading.RLock(), os.getpid()
         return made
 
     def request_pool(self, batch: int, height: int, width: int, slots: int) -> RequestPool:
@@ -179,6 +188,16 @@ class Engine:
     def settled(self) -> bool:
         """Whether nothing is left to measure beside the work, or it was given up. Callable from any thread."""
         return True
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has opened it; a fork has none of its threads."""
+        return self._opener == os.getpid()
+
+    def check_process(self) -> None:
+        """EngineError if this process was forked from the one that opened the engine, which would hang here."""
+        if why := self.capabilities.lost_by_fork(self.device, self._opener):
+            raise EngineError(f"engine {self.name}: {why}", remedy=FORK)
 
     def close(self) -> None:
         """Free the model."""

@@ -30,7 +30,7 @@ from framefuse.engines.onnx_shapes import at_shape
 from framefuse.engines.requests import DeviceExecution, Shape, Slot, SlotPool, capture, fork_join
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
-from framefuse.models.onnx_file import inputs_of, is_quantised, load_onnx
+from framefuse.models.onnx_file import inputs_of, is_quantised, load_onnx, plain_words
 
 
 def _cuda(library: str) -> Needs:
@@ -52,6 +52,8 @@ TENSORRT, NVRTX = (
 NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|out of memory|ALLOC(ATION)?_FAILED")
 NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
 """Messages of libraries that cannot initialise, mostly for lack of memory."""
+_forked = list[Any]()
+"""Sessions of a parent process, never freed here: that would wait for their threads, which a fork does not have."""
 LITTLE = 200_000_000
 """Free bytes below which lack of memory is the cause."""
 LIBRARY = re.compile(r"(?:CUDA|CUBLAS|CUDNN|CUFFT) (?:failure|error) .*?(?= ;|$)", re.MULTILINE)
@@ -117,10 +119,13 @@ class OnnxRuntimeEngine(Engine):
         try:
             slot.outputs = tuple(self._session.run(None, {self._input_name: slot.input}, self._run_options))
         except Exception as error:
-            raise EngineError(f"ONNX Runtime failed at input {slot.input.shape}: {error}") from error
+            message = f"ONNX Runtime failed at input {slot.input.shape}: {plain_words(error)}"
+            raise EngineError(message, remedy="ask for another --imgsz, or use another engine") from error
 
     def close(self) -> None:
         self._run_options.terminate = True  # a request that still runs
+        if not self.is_own:
+            _forked.append(self._session)
         self._session = None
 
 

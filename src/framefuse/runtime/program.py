@@ -350,6 +350,7 @@ class HostProgram(Program):
         """Nothing to do: `prepare` knows the size, and nothing else matters."""
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
+        self.engine.check_process()
         pool = yield from self._pool(frames[0])
         while (slot := pool.acquire()) is None:
             yield from self.finish()

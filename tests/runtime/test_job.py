@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import media
 from command_line import COMMAND, wait_for
 from framefuse import Pipeline
 from framefuse.cli.app import main
-from framefuse.errors import SourceError, UsageError
+from framefuse.errors import SinkError, SourceError, UsageError
 from framefuse.runtime.job import share
 
 OUTPUTS = ".jsonl", ".csv", ".json"
@@ -95,6 +96,58 @@ def test_other_options_are_another_job(clips: Path, options: dict[str, Any]) -> 
     job("all")
     assert note(job("all", **options)) == "resume: 0 of 6 inputs are complete and skipped"
     assert note(job("all", queue=7, **options)).startswith("resume: 6 of 6")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"outputs": [1]},
+        {"outputs": [None]},
+        {"outputs": {}},
+        {"outputs": "0.csv"},
+        {"outputs": ["a\0b"]},
+        {"stem": 5},
+        {"stem": ["0"]},
+        {"key": ["0"]},
+        "[" * 100_000,
+        "\x00\xff",
+    ],
+)
+def test_a_damaged_line_of_a_manifest_says_nothing(clips: Path, damage: Any) -> None:
+    source, manifest = "clips/a/*.mp4", Path("runs/all/manifest.jsonl")
+    job("all", source)
+    first, *rest = manifest.read_text().splitlines()
+    first = json.dumps(json.loads(first) | damage) if isinstance(damage, dict) else damage
+    manifest.write_text("\n".join([first, *rest]))
+    assert note(job("all", source)) == "resume: 2 of 3 inputs are complete and skipped"
+    assert note(job("all", source)) == "resume: 3 of 3 inputs are complete and skipped"
+
+
+def test_a_manifest_of_another_version(clips: Path) -> None:
+    source, manifest = "clips/a/*.mp4", Path("runs/all/manifest.jsonl")
+    job("all", source)
+    entries = [json.loads(line) | {"version": 2, "more": {}} for line in manifest.read_text().splitlines()]
+    manifest.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert note(job("all", source)) == "resume: 3 of 3 inputs are complete and skipped"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_manifest_that_is_no_file_is_said_before_anything_runs(clips: Path, make: Callable[[Path], Any]) -> None:
+    Path("runs/all").mkdir(parents=True)
+    make(Path("runs/all/manifest.jsonl"))
+    with pytest.raises(SinkError, match=r"manifest\.jsonl is not a file") as caught:
+        job("all")
+    assert caught.value.remedy and len(list(Path("runs/all").iterdir())) == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+def test_a_manifest_that_may_not_be_read(clips: Path) -> None:
+    job("all", "clips/a/0.mp4")
+    Path("runs/all/manifest.jsonl").chmod(0)
+    code = "import os; from framefuse.sinks.run_folder import *; os.seteuid(65534)\n"
+    code += "try:\n    Manifest(Path('runs/all'), str, resume=True)\nexcept SinkError as error:\n    print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "manifest.jsonl: Permission denied" in done.stdout and "->" in done.stdout
 
 
 def test_a_run_without_resume_can_be_resumed(clips: Path) -> None:

@@ -304,7 +304,10 @@ class Manifest:
     Args:
         folder: of the run; it may change before the first `add`, and need not exist until then.
         run: makes a hash of the model and of the options that change results; called once, when it is needed.
-        resume: continue the manifest of an earlier run.
+        resume: continue the manifest of an earlier run. A line that is damaged says nothing.
+
+    Raises:
+        SinkError: the manifest to continue cannot be read, or is not a file.
     """
 
     def __init__(self, folder: Path, run: Callable[[], str], *, resume: bool = False) -> None:
@@ -312,11 +315,18 @@ class Manifest:
         self._file: RecordFile | None = None
         self._entries: dict[str, tuple[str, list[str]]] = {}
         """Key -> (stem, names of the outputs)."""
-        path = folder / MANIFEST
-        for line in path.read_bytes().splitlines() if resume and path.is_file() else ():
-            with suppress(ValueError, KeyError, TypeError):  # the last line of a killed run, or not ours
+        path, lines = folder / MANIFEST, list[bytes]()
+        with sink_errors(path):
+            if resume and path.exists():
+                if not path.is_file():
+                    raise SinkError(f"{path} is not a file", remedy="remove it, or choose another --name")
+                lines = path.read_bytes().splitlines()
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):  # the last of a killed run, or not ours
                 entry = json.loads(line)
-                self._entries[entry["key"]] = entry["stem"], list(entry["outputs"])
+                stem, outputs = entry["stem"], entry["outputs"]
+                if isinstance(outputs, list) and all(isinstance(name, str) for name in (stem, *outputs)):
+                    self._entries[entry["key"]] = stem, outputs
 
     def key(self, files: Iterable[Path]) -> str:
         """Of an input, for `add`. OSError: a file does not exist."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
+import media
 from framefuse.sinks.images import planes_of
 from framefuse.sources import segments
 from framefuse.world import World
@@ -233,8 +235,34 @@ def test_the_source_is_never_overwritten(run: Any, tmp_path: Path) -> None:
     clip = tmp_path / "clip.mp4"
     clip.write_bytes(b"mine")
     code, _, err = run("matte", clip, clip, "--exist-ok")
-    assert code != 0 and "it is an input of this command" in err
+    assert code != 0 and "it is an input of this command" in err and "choose another OUT" in err
     assert clip.read_bytes() == b"mine"
+
+
+def test_out_is_checked_before_the_run(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "folder.mp4").mkdir()
+    for target, message in (("no/out.mp4", "there is no folder no"), ("folder.mp4", "it is a folder")):
+        code, out, err = run("matte", ADDRESS, target, "--exist-ok")
+        assert (code, out) == (1, "") and message in err and "choose another OUT" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(media.audio_only, "has no video"), (media.without_key_frames, "nothing in clip.mp4 could be decoded")],
+)
+def test_videos_without_a_frame(run: Any, tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+    make(tmp_path / "clip.mp4")
+    code, out, err = run("matte", "clip.mp4", "out.mp4")
+    assert (code, out) == (1, "") and message in err and "  -> " in err and "bug" not in err
+    assert not (tmp_path / "out.mp4").exists()
+
+
+def test_a_video_of_one_frame_of_odd_eyes(run: Any, tmp_path: Path) -> None:
+    media.video(tmp_path / "one_180_LR.mkv", frames=1, size=(130, 65), pixel_format="yuv444p")
+    code, _, err = run("matte", "one_180_LR.mkv", "out.mp4")
+    assert code == 0 and "130x65 padded to 130x66" in err
+    assert len(decoded(tmp_path / "out.mp4")) == 1
 
 
 def test_photos_keep_their_own_mattes_and_take_no_out(run: Any, tmp_path: Path) -> None:

@@ -94,6 +94,18 @@ def clip(path: Path, frames: int = 50, **options: Any) -> Path:
     return video(path, frames=frames, options=encoder, **options)
 
 
+def without_key_frames(path: Path) -> Path:
+    """A video whose only key frame is missing."""
+    whole = video(path.with_name(f"whole{path.suffix}"), options={"bf": "0"})
+    with av.open(str(whole)) as source, av.open(str(path), "w") as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None and not packet.is_keyframe:
+                packet.stream = stream
+                output.mux(packet)
+    return path
+
+
 def audio_only(path: Path) -> Path:
     """A second of silence, no video."""
     with av.open(str(path), "w") as output:

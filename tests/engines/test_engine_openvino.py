@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,28 @@ openvino = pytest.importorskip("openvino")
 
 SIZE = (96, 64)
 GRIDS = ((8, 12), (4, 6))
+
+
+def test_threads_that_share_an_engine_get_requests_of_their_own() -> None:
+    engine = open_engine("openvino", find_model("squares"), EngineOptions("cpu", precision="fp32"))
+    sizes = [(96, 160), (64, 64)] * 3
+    together = threading.Barrier(len(sizes))
+
+    def outputs(size: tuple[int, int]) -> list[Any]:
+        together.wait()
+        pool = engine.request_pool(1, *size, 1)
+        slot = pool.acquire()
+        assert slot is not None
+        slot.write(np.full((1, 3, *size), 0.5, np.float32))
+        pool.submit(slot)
+        assert pool.wait(slot)
+        return [output.copy() for output in slot.outputs]
+
+    with ThreadPoolExecutor(len(sizes)) as threads:
+        found = list(threads.map(outputs, sizes))
+    for one, other in zip(found, found[2:], strict=False):
+        assert all(map(np.array_equal, one, other))
+    engine.close()
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,9 +61,12 @@ def test_many_threads_copy_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 HELPED = """
-import os, sys
+import os, sys, threading
 import numpy as np
 from framefuse.kernels.copies import call
+
+def helpers():
+    return [thread.name for thread in threading.enumerate()].count("ff-copy")
 
 def copied():
     sources = [np.full((100, 1000), number, np.uint8) for number in range(5)]
@@ -78,8 +81,10 @@ if not child:
     os._exit(0 if copied() and copied() else 3)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert copied()
+count = helpers()
 call._helpers.stop()
-assert copied()
+assert helpers() == 0
+assert copied() and helpers() == count
 """
 
 

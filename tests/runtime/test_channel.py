@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from framefuse.errors import DecodeError
+from framefuse.runtime import channel as channels
 from framefuse.runtime.channel import EMPTY, Threaded
 
 
@@ -140,6 +141,24 @@ def test_close_wakes_a_reader_that_waits() -> None:
     channel.close()
     reader.join(5)
     assert got == [None]
+
+
+def test_a_thread_that_never_ends_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "JOIN_SECONDS", 1.0)
+    release = threading.Event()
+
+    def stuck() -> Iterator[int]:
+        release.wait()
+        yield 1
+
+    channel = Threaded([stuck()], name="stuck")
+    seconds = list[float]()
+    for _ in range(2):
+        started = time.monotonic()
+        channel.close()
+        seconds.append(time.monotonic() - started)
+    release.set()
+    assert seconds[0] >= 1 > seconds[1]
 
 
 def test_a_reader_that_waits_gets_what_comes_first() -> None:

@@ -6,8 +6,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,60 @@ def test_close_from_another_thread_ends_the_loop() -> None:
             threading.Thread(target=pipeline.close).start()
     assert seen >= 3
     assert our_threads() == []
+
+
+def test_closing_while_the_stages_begin_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, order = Pipeline(images(9), engine=NullEngine(marked)), list[str]()
+
+    def close() -> None:
+        pipeline.close()
+        order.append("closed")
+
+    def begin(start: Callable[[], Any] = pipeline._start) -> Any:
+        closing.start()
+        time.sleep(0.3)
+        stages = start()
+        order.append("stages")
+        return stages
+
+    closing = threading.Thread(target=close)
+    monkeypatch.setattr(pipeline, "_start", begin)
+    assert len(list(pipeline)) <= 9
+    closing.join()
+    assert order == ["stages", "closed"]
+    assert our_threads() == []
+
+
+def test_what_is_closed_just_before_its_stages_begin_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, begun = Pipeline(images(9), engine=NullEngine(marked)), list[None]()
+    monkeypatch.setattr(pipeline, "_start", lambda: begun.append(None) or iter(()))
+
+    class ClosedAfter:
+        """The lock of the pipeline, which is closed as soon as the run has left it."""
+
+        def __init__(self) -> None:
+            self.lock = pipeline._lock
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            self.lock.release()
+            pipeline._lock = self.lock
+            pipeline.close()
+
+    pipeline._lock = ClosedAfter()  # type: ignore[assignment]
+    assert list(pipeline) == []
+    assert begun == []
+
+
+def test_what_a_pipeline_opened_is_freed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, freed = Pipeline(images(2), "squares", engine="onnxruntime"), list[int]()
+    close = pipeline.engine.close
+    monkeypatch.setattr(pipeline.engine, "close", lambda: (close(), freed.append(1)))
+    pipeline.run()
+    pipeline.close()
+    assert freed == [1]
 
 
 def test_a_pipeline_runs_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -242,6 +243,41 @@ def test_other_threads_stand_back_while_the_first_one_has_something_to_do() -> N
     waiting.join()
     lock.rest(time.monotonic() - 1)
     assert seconds() >= POLITE
+
+
+def test_a_client_that_insists_stands_back_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batchers, "INSISTS", 60.0)
+    stood, paused = list[None](), list[float]()
+    monkeypatch.setattr(batchers, "sleep", paused.append)
+    with Batcher(lambda items: items) as batcher:
+        monkeypatch.setattr(batcher._lock, "stand_back", lambda: stood.append(None))
+        batcher.submit(0, deadline=30.0).result()
+        for refusals in (1, 2):
+            with pytest.raises(DeadlineError):
+                batcher.submit(0, deadline=-1)
+            assert len(paused) == refusals - 1
+        assert len(stood) == 2  # before and after the second one was prepared
+        assert 0 < paused[0] <= batchers.REFUSED_MOST
+        batcher.submit(0).result()
+        assert len(stood) == 2  # it has no deadline
+        batcher.submit(0, deadline=30.0).result()
+        assert len(stood) == 4
+
+
+def test_clients_give_way_once_a_batch_may_start_and_not_while_a_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    due, told = list[float](), list[int]()
+
+    def function(items: list[int]) -> list[int]:
+        due.append(batcher._lock._due)
+        return items
+
+    with Batcher(function) as batcher:
+        tell = batcher._lock.due
+        monkeypatch.setattr(batcher._lock, "due", lambda: (told.append(threading.get_ident()), tell()))
+        for number in range(3):
+            batcher.submit(number).result()
+            assert told.count(threading.get_ident()) == number + 1
+    assert due == [math.inf] * 3  # it says itself when it has ended
 
 
 def test_an_answer_may_lead_to_another_request() -> None:

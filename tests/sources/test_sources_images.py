@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -149,6 +152,21 @@ class TestImages:
         path.write_text("no image")
         with pytest.raises(DecodeError, match="not an image of a supported format, or damaged"):
             open_source(path)
+
+    def test_threads_that_read_images_leave_the_filters_of_warnings_as_they_were(self, tmp_path: Path) -> None:
+        path, before, interval = media.image(tmp_path / "one.png"), list(warnings.filters), sys.getswitchinterval()
+
+        def read_often(_: int) -> None:
+            for _ in range(100):
+                open_source(path).close()
+
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(read_often, range(8)))
+        finally:
+            sys.setswitchinterval(interval)
+        assert warnings.filters == before
 
     def test_no_other_program_reads_an_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Pillow alone would open this file, and Ghostscript would run what is in it."""

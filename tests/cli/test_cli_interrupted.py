@@ -142,13 +142,15 @@ def test_further_signals_change_nothing(long: Path, count: int) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_what_was_done(long: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+def test_an_interrupted_run_keeps_what_was_done(long: Path, tmp_path: Path, numbers: list[signal.Signals]) -> None:
     words = ["predict", long, "--stdout", "--save", "--save-jsonl"]
     with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()  # it runs, and stops soon: nobody reads what else it prints
-        process.send_signal(number)
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(0.02)
         err = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 130
     assert "interrupted" in err and "Traceback" not in err

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from command_line import importable
-from framefuse.runtime import profiling
+from framefuse.runtime import profiling, threads
 from framefuse.runtime.profiling import Histogram, Recorder, Spread
 from framefuse.runtime.threads import HelperCpu, name_thread, thread_named
 
@@ -303,3 +303,14 @@ def test_stages_come_in_pipeline_order() -> None:
     for name in ("video", "inference", "jsonl", "decode"):
         recorder.stage(name).add(0.1)
     assert [stage.name for stage in recorder.snapshot().stages] == ["decode", "inference", "video", "jsonl"]
+
+
+def test_a_thread_that_ends_while_threads_are_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in ("7", "8"):
+        (tmp_path / task).mkdir()
+    (tmp_path / "8/comm").write_text("ff-decode\n")  # of the other one nothing is left
+    monkeypatch.setattr(threads, "_TASKS", tmp_path)
+    (tmp_path / "8/schedstat").write_text("1500000000 0 0\n")
+    assert threads._read_tasks() == {8: ("ff-decode", 1.5)}

@@ -24,7 +24,8 @@
 # MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
 # Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.gpu.tvm_cuda
 # yolov8n.onnx --compile TVM` made elsewhere. Where its compiler is, step tune comes first: TUNE_SECONDS for each of both
-# models. TVM_SITE: the folder with the packages of group tuner.
+# models, with TRIALS schedules for each of their functions at most. TVM_SITE: the folder where the packages of group tuner were
+# installed; `.whl` must not hold them, since all packages there go into $SITE.
 # NETWORKS: the folder with the files of networks and layers, or one that `python -m benchmarks.seeded_weights pack FILES --to NETWORKS`
 # made of them elsewhere. ORT: the folder with ONNX Runtime for CUDA, for networks alone: its libraries must not be found by the others.
 # NETWORKS_ARGUMENTS: of benchmarks.gpu.networks (--batches 1 8 --surface); it ends within NETWORKS_SECONDS (500).
@@ -58,6 +59,10 @@ for word in "${@:-all}"; do
             STEPS+=("$word") ;;
     esac
 done
+if [[ " ${STEPS[*]//+/ } " =~ " "(networks|layers)" " ]] && ! compgen -G "${NETWORKS:-}/*.onnx" > /dev/null; then
+    echo "networks and layers need NETWORKS, a folder of ONNX files" >&2
+    exit 2
+fi
 LOGS=$WORK/logs
 rm -rf "$LOGS"
 mkdir -p "$OUT" "$LOGS"
@@ -123,7 +128,7 @@ wanted() { [[ " ${STEPS[*]//+/ } " == *" $1 "* ]]; }
 long_clip(Path(sys.argv[1]), Path(sys.argv[2]), 4)' "$SHORT"
     fi
     if wanted networks || wanted layers; then
-        made networks -m benchmarks.seeded_weights unpack "${NETWORKS:?}"/*.onnx --to
+        made networks -m benchmarks.seeded_weights unpack "$NETWORKS"/*.onnx --to
     fi
     wait
 } >> "$LOGS/made.log" 2>&1 &
@@ -139,11 +144,12 @@ run_train() {
 }
 
 run_body() {
-    "$PYTHON" -m training.rendering body-n --cache "$WORK/frames" >> "$LOGS/rendering.log" 2>&1 &
+    setsid "$PYTHON" -m training.rendering body-n --cache "$WORK/frames" >> "$LOGS/rendering.log" 2>&1 &
     local rendering=$!
     step body $((${TRAIN_SECONDS:-340} + 150)) "$PYTHON" -m training.train body-n --shipped --device cuda --cache "$WORK/frames" \
         --out "$OUT/train" --seconds "${TRAIN_SECONDS:-340}" --patience 200
-    kill "$rendering" 2> /dev/null
+    kill -- "-$rendering" 2> /dev/null
+    wait "$rendering"
 }
 
 run_networks() { # shellcheck disable=SC2086 # several

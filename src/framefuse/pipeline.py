@@ -270,9 +270,10 @@ class Pipeline:
     def start(self) -> Self:
         """Run in a thread of its own; `get_result` then delivers the results. Those of a caller who does not take them
         wait, and the pipeline with them, unless the source is live. UsageError: it was started before, or closed."""
-        if self._answers is not None or self._begun or self._closed:
-            raise UsageError(HAS_RUN, remedy=RUNS_ONCE)
-        self._answers = Threaded([self], name="run", capacity=self.settings.queue)
+        with self._lock:
+            if self._answers is not None or self._begun or self._closed:
+                raise UsageError(HAS_RUN, remedy=RUNS_ONCE)
+            self._answers = Threaded([self], name="run", capacity=self.settings.queue)
         return self
 
     def get_result(self, timeout: float | None = None) -> Result | None:

@@ -492,7 +492,8 @@ def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise CapabilityError(f"package {name} is not installed", remedy=f"pip install {name}") from error
+        why = "is not installed" if getattr(error, "name", None) == name else f"cannot be imported: {error}"
+        raise CapabilityError(f"package {name} {why}", remedy=f"pip install {name}") from error
 
 
 def large_enough(xyxy: Array, area: float, pixels: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -50,7 +50,17 @@ def test_it_is_kept_in_a_file(tmp_path: Path) -> None:
     assert read_tuning(file) == tuning
 
 
-@pytest.mark.parametrize("change", [{"schema": 1}, {"seconds": {"1": 0.0}}, {"chosen": 3}, {"more": 1}, None])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 1},
+        {"seconds": {"1": 0.0}},
+        {"chosen": 3},
+        {"more": 1},
+        *({"imgsz": size} for size in (640, "64", ["64", "64"], [64.5, 64], [64], [0, 64], {"1": 2, "2": 3})),
+        None,
+    ],
+)
 def test_other_files_are_refused(tmp_path: Path, change: dict[str, object] | None) -> None:
     point = BatchPoint(1, 0.0, 100.0, 3.0, 5.0)
     tuning = BatchTuning("scout-n", "some CPU", [640, 640], "1.0", 1, {1: 0.1}, None, (point,), point)

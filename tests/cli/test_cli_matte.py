@@ -33,8 +33,8 @@ ADDRESS = "synthetic://bodies?seed=3&split=test&frames=8&size=1280x640&stereo=sb
 
 
 def test_the_matte_is_that_of_the_world(run: Any, tmp_path: Path) -> None:
-    code, out, err = run("matte", ADDRESS, "people.mp4")
-    assert (code, out) == (0, "")
+    code, out, err = run("matte", ADDRESS, "people.mp4", "--json")
+    assert code == 0 and json.loads(out)["outputs"] == ["people.mp4"]
     assert "choice   stereo sbs: its address says so" in err and "people.mp4" in err
     world = World(**EYES)
     frames = decoded(tmp_path / "people.mp4")

@@ -43,6 +43,8 @@ def test_the_model_may_stand_alone_beside_sources(run: Any, clip: Path) -> None:
     assert code == 1 and "there is no model 'none.onnx'" in err
     code, _, err = run("predict", "-s", clip, "scout-n", "-m", "squares")
     assert code == 2 and "two models are given: scout-n and squares" in err
+    code, _, err = run("predict", "-s", clip, "x" * 300)
+    assert "bug" not in err and "x" * 20 in err
     code, out, _ = run("predict", "-s", clip, clip, "-m", "squares", "--json")
     assert code == 0 and len(json.loads(out)["sources"]) == 2
 

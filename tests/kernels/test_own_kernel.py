@@ -84,6 +84,9 @@ def test_own_kernel_in_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     out = np.zeros_like(IMAGE)
     kernel.launch("night", source=on_device(IMAGE), target=on_device(out), pixels=37 * 53, gain=0.7)
     assert np.abs(out - wanted(0.7)).max() <= 0.501
+    for end in ("}", "}  // night", "}\n\n__device__ float half(float x) {\n  return x / 2;\n}\n"):
+        (tmp_path / "night.cu").write_text(NIGHT.removesuffix("}\n") + end)
+        assert cubins.describe("night").source.endswith(end)
     (tmp_path / "night.cu").write_text(NIGHT.replace("// launch", "//"))
     with pytest.raises(UsageError, match=r"night\.cu has kernels"):
         kernel.add(tmp_path)

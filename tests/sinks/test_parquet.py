@@ -244,6 +244,11 @@ def test_files_that_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DecodeError, match="not a whole Parquet file"):
         read_boxes(path)
+    path.write_bytes(whole[:8] + bytes(200) + whole[208:])
+    with pytest.raises(DecodeError, match="not a whole Parquet file"):
+        read_boxes(path)
+    with pytest.raises(SourceError, match="Is a directory"):
+        read_boxes(tmp_path)
     monkeypatch.setattr(parquet, "SCHEMA", SCHEMA + 1)
     path.write_bytes(whole)
     with pytest.raises(DecodeError, match="schema 2"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from framefuse.sinks.mp4 import add_boxes
+from framefuse.sinks.mp4 import add_boxes, cut_to_whole_boxes
 from framefuse.sources import SourceInfo
 from framefuse.sources.stereo import Stereo, find, said_by_file, said_by_name
 from reading import decoded
@@ -55,6 +55,24 @@ def clip(tmp_path: Path) -> Path:
 def test_names(stem: str, arrangement: str | None, projection: str | None, parts: tuple[str, str]) -> None:
     found = said_by_name(stem)
     assert (found.arrangement, found.projection, found.parts) == (arrangement, projection, parts)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\0\0\0\1\x67\x42\0\x1e" + bytes(range(256)), b"", b"\0" * 40, b"\0\0\0\x08free" * 3]
+)
+def test_files_that_are_no_mp4_say_nothing(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "clip.h264"
+    path.write_bytes(content)
+    assert said_by_file(path) == Stereo()
+
+
+def test_an_unfinished_mp4_is_cut_at_a_box_of_any_size(tmp_path: Path) -> None:
+    whole = box(b"moof", b"") + box(b"mdat", b"frame")
+    path = tmp_path / "clip.mp4"
+    for tail in (b"\0\0\0\1mdat" + b"\xff" * 8, b"\0\0\x10\0mdat", bytes(16), b"moo"):
+        path.write_bytes(whole + tail)
+        cut_to_whole_boxes(path)
+        assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(("mode", "arrangement"), [(0, "mono"), (1, "tb"), (2, "sbs"), (9, None)])

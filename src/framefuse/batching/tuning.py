@@ -13,6 +13,7 @@ from typing import Any
 from framefuse.batching.costs import Costs, quantile
 from framefuse.batching.queue import RequestQueue
 from framefuse.batching.simulation import poisson, simulate
+from framefuse.common.redact import brief
 from framefuse.errors import ConfigError, UsageError
 
 SCHEMA = 2
@@ -120,8 +121,10 @@ def read_tuning(path: Path) -> BatchTuning:
         content["seconds"] = {int(size): float(one) for size, one in content["seconds"].items()}
         content["points"] = tuple(BatchPoint(**point) for point in content["points"])
         tuning = BatchTuning(**{**content, "chosen": BatchPoint(**content["chosen"])})
-        height, width = map(int, tuning.imgsz)
-        if tuning.chosen.size not in tuning.seconds or min(height, width, *tuning.seconds.values()) <= 0:
+        height, width = tuning.imgsz
+        if not (isinstance(tuning.imgsz, list) and type(height) is type(width) is int and min(height, width) > 0):
+            raise ValueError(f"its imgsz is {brief(tuning.imgsz)}")
+        if tuning.chosen.size not in tuning.seconds or min(tuning.seconds.values()) <= 0:
             raise ValueError("its times or sizes are not those of batches")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy=again) from error

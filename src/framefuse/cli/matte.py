@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,10 @@ from framefuse.common.files import os_errors_as
 from framefuse.common.text import counted
 from framefuse.config import load_settings, schema_of
 from framefuse.errors import SinkError, UsageError
+
+if TYPE_CHECKING:
+    from framefuse.pipeline import Pipeline
+    from framefuse.report.report import Report
 
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "batch", "streams", "conf", "classes", "stereo"),
@@ -78,20 +82,32 @@ def matte(
     if target is not None and pipeline.sources[0].info.kind in STILLS:
         pipeline.close()
         raise UsageError(f"images become images, not {target}", remedy="leave OUT out; --project says where")
-    code = run(pipeline, quiet=quiet, print_report=print_report)
-    if target is not None:
-        report = pipeline.report  # before the move: it names the files that exist
-        videos = [path for path in map(Path, report.outputs) if path.suffix == target.suffix]
-        if len(videos) != 1:
-            raise SinkError(f"the run wrote {counted(len(videos), 'video')}, so none is moved to {target}")
-        with os_errors_as(SinkError, f"{videos[0]} cannot be moved to {target}", "move it yourself"):
-            shutil.move(videos[0], target)
-        outputs = [str(target if Path(path) == videos[0] else path) for path in report.outputs]
-        if pipeline.folder:
-            replace(report, outputs=outputs).save(pipeline.folder)
-        if not quiet:
-            typer.echo(f"moved to {target}", err=True)
+    if target is None:
+        return run(pipeline, quiet=quiet, print_report=print_report)
+    report = None
+    try:
+        code = run(pipeline, quiet=quiet)
+        report = _moved(pipeline, target)
+    finally:
+        if print_report:
+            typer.echo((report or pipeline.report).to_json())
+    if not quiet:
+        typer.echo(f"moved to {target}", err=True)
     return code
+
+
+def _moved(pipeline: "Pipeline", target: Path) -> "Report":
+    """Move the video that a run has written; its report, which names it there."""
+    report = pipeline.report  # before the move: it names the files that exist
+    videos = [path for path in map(Path, report.outputs) if path.suffix == target.suffix]
+    if len(videos) != 1:
+        raise SinkError(f"the run wrote {counted(len(videos), 'video')}, so none is moved to {target}")
+    with os_errors_as(SinkError, f"{videos[0]} cannot be moved to {target}", "move it yourself"):
+        shutil.move(videos[0], target)
+    report = replace(report, outputs=[str(target if Path(path) == videos[0] else path) for path in report.outputs])
+    if pipeline.folder:
+        report.save(pipeline.folder)
+    return report
 
 
 def _check_target(target: Path, suffix: str, exist_ok: bool) -> None:

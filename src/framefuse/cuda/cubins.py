@@ -46,8 +46,8 @@ KERNEL = re.compile(
     r"(?P<head>(?:template <(?P<formals>.+)>\n|extern \"C\" )__global__ void (?P<bounds>__launch_bounds__\(.+?\)\s)?"
     r"(?P<name>[a-z]\w*)\()(?P<parameters>[^{]+)\) \{\n"
 )
-END = "\n}\n"
-"""What a kernel ends in."""
+END = re.compile(r"^\}.*(?:\n|\Z)", re.MULTILINE)
+"""The last line of a kernel."""
 TYPES = dict(
     int="int32", unsigned="uint32", int64_t="int64", uint64_t="uint64", uint32_t="uint32", float="float32", bool="bool"
 )
@@ -121,7 +121,8 @@ def _alone(text: str, head: str, instead: str) -> str:
     """The text without its kernels but the one with that head, which gets the other one."""
     parts, at = list[str](), 0
     for kernel in KERNEL.finditer(text):
-        end = text.index(END, kernel.end()) + len(END)
+        last = END.search(text, kernel.end())
+        end = last.end() if last else len(text)
         parts.append(text[at : kernel.start()])
         if kernel["head"] == head:
             parts.append(text[kernel.start() : end].replace(head, instead))

@@ -22,15 +22,17 @@ def measure(model: str, settings: Settings, *, max_latency: float | None, max_ba
         UsageError: the limit cannot be kept.
         ModelError, EngineError, CapabilityError: as `Model`.
     """
-    runner = ModelRunner(Model(model, settings=settings), max_batch, closes=True, all_sizes=True)
+    opened = Model(model, settings=settings)
+    runner = ModelRunner(opened, max_batch, closes=True, all_sizes=True)
     try:
         machine = processor("cuda" if runner.ahead else "cpu")
-        imgsz = runner.imgsz
         points, chosen = tuned(runner.seconds, max_latency, servers=runner.servers, ahead=runner.ahead)
     finally:
         runner.close()
     seconds = dict(runner.seconds)
-    return BatchTuning(model, machine, imgsz, __version__, runner.servers, seconds, max_latency, tuple(points), chosen)
+    return BatchTuning(
+        model, machine, opened.imgsz, __version__, runner.servers, seconds, max_latency, tuple(points), chosen
+    )
 
 
 def plot(tuning: BatchTuning) -> bytes:

@@ -121,7 +121,9 @@ def folder_of_models() -> Path:
 def fetched_model(name: str) -> Path | None:
     """The file of a model that was fetched under this name."""
     path = folder_of_models() / name / f"{name}.onnx"
-    return path if NAME.fullmatch(name) and path.is_file() else None
+    with suppress(OSError):  # a name that is too long
+        return path if NAME.fullmatch(name) and path.is_file() else None
+    return None
 
 
 def fetched_models() -> dict[str, Mapping[str, Any]]:

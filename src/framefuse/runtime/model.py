@@ -90,6 +90,12 @@ class Model:
         return self._plan.settings
 
     @property
+    def imgsz(self) -> list[int]:
+        """Height and width of its input, before padding shrinks."""
+        spec = self._plan.preprocess
+        return [spec.height, spec.width]
+
+    @property
     def has_views(self) -> bool:
         """Whether it sees several views of an image: tiles, regions or the eyes of a stereo image."""
         return self._viewer is not None

@@ -150,10 +150,6 @@ class ModelRunner(Runner):
                 self._check(tuning)
                 self.seconds = tuning.seconds
             self._open(max_batch_size, all_sizes)
-            if tuning is not None and tuning.imgsz != self.imgsz:
-                mine, theirs = (f"{width}x{height}" for height, width in (self.imgsz, tuning.imgsz))
-                remedy = f"pass imgsz={tuning.imgsz}, or measure again: framefuse tune-batch --imgsz"
-                raise ConfigError(f"batches were tuned for {theirs} pixels, and this model takes {mine}", remedy=remedy)
         except BaseException:
             self.close()
             raise
@@ -162,18 +158,16 @@ class ModelRunner(Runner):
         self.sizes = sorted(self._programs)
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
 
-    @property
-    def imgsz(self) -> list[int]:
-        """Height and width of the model's input, before padding shrinks."""
-        spec = self._programs[1].preprocess
-        return [spec.height, spec.width]
-
     def _check(self, tuning: BatchTuning) -> None:
         model, again = self._model.card.path.stem, f"measure again: framefuse tune-batch {self._model.card.path.stem}"
         if (tuned := Path(tuning.model).stem) != model:
             raise ConfigError(f"the batches of {tuned} were tuned, and this is {model}", remedy=again)
         if (here := processor(self._model.engine.device)) != tuning.machine:
             raise ConfigError(f"batches were tuned on {tuning.machine}, and this is {here}", remedy=again)
+        if tuning.imgsz != self._model.imgsz:
+            mine, theirs = (f"{width}x{height}" for height, width in (self._model.imgsz, tuning.imgsz))
+            remedy = f"pass imgsz={tuning.imgsz}, or measure again: framefuse tune-batch --imgsz"
+            raise ConfigError(f"batches were tuned for {theirs} pixels, and this model takes {mine}", remedy=remedy)
 
     def _open(self, asked: int, all_sizes: bool) -> None:
         """Open programs of 1, 2, 4, ... rows until more gain nothing, or do not fit."""

@@ -4,6 +4,7 @@ A Parquet file cannot be read before its end is written. Until then the rows lie
 that can be read as far as it goes; `close` makes <stem>.parquet of it, or `framefuse repair` after a kill.
 """
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -220,6 +221,8 @@ def read_boxes(path: str | Path) -> BoxTable:
     """
     arrow, path = load(), Path(path)
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.name.endswith(STREAM):
             with path.open("rb") as file:
                 table = arrow.Table.from_batches(_batches(arrow, file)).select(READ)
@@ -231,12 +234,11 @@ def read_boxes(path: str | Path) -> BoxTable:
         if about["schema"] != SCHEMA:
             raise KeyError(about["schema"])
         return _boxes(table, about)
-    except (arrow.ArrowException, KeyError, ValueError) as error:
+    except (arrow.ArrowException, KeyError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # that of a damaged page has none
+            raise SourceError(f"cannot read {path}: {os.strerror(error.errno)}", remedy="check the path") from error
         wanted = f"a whole Parquet file of framefuse with schema {SCHEMA}"
         raise DecodeError(f"{path} is not {wanted}", remedy="write one with --save-parquet") from error
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else error
-        raise SourceError(f"cannot read {path}: {why}", remedy="check the path") from error
 
 
 def _boxes(table: Any, about: Mapping[str, Any]) -> BoxTable:

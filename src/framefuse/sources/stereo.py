@@ -1,5 +1,6 @@
 """How the eyes of a VR video are arranged and projected, as its metadata or its name says."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -116,15 +117,20 @@ def _of_track(track: bytes) -> bytes:
 
 
 def boxes_in(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Kind and size of the body of each box of a file, which stands at the body."""
+    """Kind and size of the body of each box of a file, which stands at the body. The last one may end behind the
+    file, if that is damaged or no MP4."""
+    begin, whole = file.tell(), file.seek(0, os.SEEK_END)
+    file.seek(begin)
     while len(header := file.read(8)) == 8:
         size, kind = int.from_bytes(header[:4], "big"), header[4:]
         if size == 1:
             size = int.from_bytes(file.read(8), "big") - 8
         if size < 8:
             return
-        end = file.tell() + size - 8  # of a damaged file it may lie behind the file, or be the same for ever
+        end = file.tell() + size - 8
         yield kind, size - 8
+        if end > whole:
+            return
         file.seek(end)
 
 

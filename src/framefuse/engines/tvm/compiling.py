@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from framefuse.models.fp16 import to_fp32
 from framefuse.models.onnx_file import inputs_of, load_onnx
 
 PRECISIONS = ("fp32", "fp16")
-LOWERING_VERSION = 3
+LOWERING_VERSION = 4
 """Part of the cache key; increase it when the lowering of a model changes."""
 MEMORY = "memory"
 """Function of a module that allocates the memory arguments of `main`, which follow its input."""
@@ -163,8 +163,9 @@ def building(target: Target) -> Any:
     On CUDA buffers of different types do not share memory: TVM refuses the access of a tensor core's result to memory
     that began as one of float16.
     """
-    config = {"tirx.disable_storage_rewrite": True} if target.kind == "cuda" else {}
-    return tvm().transform.PassContext(opt_level=3, config=config)
+    if target.kind != "cuda":
+        return nullcontext()
+    return tvm().transform.PassContext(opt_level=3, config={"tirx.disable_storage_rewrite": True})
 
 
 def _backend_passes(passes: Any, own_memory: bool) -> Any:

@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from typing import Any
 from framefuse.common.files import user_cache, write_atomically
 from framefuse.common.text import lines_of
 from framefuse.engines import cache
+from framefuse.engines.cache import EngineCache
 from framefuse.engines.tvm import compiling
 from framefuse.engines.tvm.package import load_cuda, tvm, versions
 from framefuse.engines.tvm.targets import Target
@@ -264,13 +266,13 @@ def tune(
     Raises:
         EngineError: another tuner is writing to the database, it cannot be written, or no candidate runs.
     """
-    with records.locked():
+    with records.locked(), _children_find(target), tempfile.TemporaryDirectory() as compiled:
         database = records.open()
         for task in tasks:
             task.look_up(database)
             task.done = task.measured >= trials
         before = sum(task.measured for task in tasks)
-        turn = _Turn(records.folder, database, target, workers)
+        turn = _Turn(records.folder, database, target, workers, Path(compiled))
         batch = max(BATCH, workers) if target.kind == "cuda" else BATCH
         started, longest = time.monotonic(), 0.0
         while waiting := [task for task in tasks if not task.done]:
@@ -296,24 +298,23 @@ def tune(
 class _Turn:
     """Measures more candidates of one function."""
 
-    def __init__(self, folder: Path, database: Any, target: Target, workers: int) -> None:
+    def __init__(self, folder: Path, database: Any, target: Target, workers: int, compiled: Path) -> None:
         importlib.import_module("tvm.s_tir.tensor_intrin")  # takes ten seconds once, outside the first turn
         from tvm.s_tir import meta_schedule as ms
 
         for name in ("tvm.s_tir.meta_schedule", ms.__name__):
             logging.getLogger(name).setLevel(logging.WARNING)
         self.folder, self.database, self.workers = folder, database, workers
-        compiler = starts = None
+        evaluator = ms.runner.EvaluatorConfig(number=1, repeat=2, min_repeat_ms=20)
+        compiler, more = None, dict[str, Any]()
         if target.kind == "cuda":
             from framefuse.engines.tvm.cuda import register_compiler
 
-            compiler, starts = register_compiler(target), partial(register_compiler, target)
-            if library := load_cuda():  # the process that runs candidates does not look where we do
-                paths = str(library.parent), os.environ.get("LD_LIBRARY_PATH", "")
-                os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+            given = target, EngineCache("tvm", compiled)
+            compiler = register_compiler(*given)
+            more = {"initializer": partial(register_compiler, *given), "f_run_evaluator": _evaluate}
         self.builder, self.space = _builder(target, workers, compiler), _space(target)
-        evaluator = ms.runner.EvaluatorConfig(number=1, repeat=2, min_repeat_ms=20)
-        self.runner = ms.runner.LocalRunner(timeout_sec=15, evaluator_config=evaluator, initializer=starts)
+        self.runner = ms.runner.LocalRunner(timeout_sec=15, evaluator_config=evaluator, **more)
         self.model = "xgb" if importlib.util.find_spec("xgboost") is not None else "random"
         self.seed = int(time.time()) & 0xFFFFFF
         """Varies, so that a slice does not repeat the trials of the last one."""
@@ -350,6 +351,34 @@ class _Turn:
             )
         except Exception as error:  # TVM raises unrelated classes
             raise EngineError(f"TVM's tuner failed at {task.name}: {lines_of(error)[-1]}") from error
+
+
+@contextlib.contextmanager
+def _children_find(target: Target) -> Iterator[None]:
+    """While the tuner of a GPU runs, its process for candidates finds CUDA's runtime and this package where we do."""
+    before = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", "PYTHONPATH")}
+    if target.kind == "cuda":
+        library = load_cuda()
+        paths = [str(library.parent)] if library else [], [entry for entry in sys.path if entry]
+        for (name, value), first in zip(before.items(), paths, strict=True):
+            os.environ[name] = os.pathsep.join(filter(None, [*first, value]))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _evaluate(*given: Any) -> list[float]:
+    """Seconds of a candidate on a GPU. The process of one that fails ends: its CUDA would fail all that follow."""
+    from tvm.s_tir.meta_schedule.runner.utils import run_evaluator_common
+
+    try:
+        return list(run_evaluator_common(*given))
+    except Exception:
+        os._exit(1)
 
 
 def _space(target: Target) -> Any:

@@ -105,6 +105,7 @@ class CudaProgram(Program):
         deque(self._captured_for(frame), maxlen=0)  # nothing is in flight yet
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
+        self.engine.check_process()
         batches = yield from self._captured_for(frames[0])
         while (captured := self._free_for(batches, len(frames))) is None:
             yield from self.finish()

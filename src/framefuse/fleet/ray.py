@@ -160,7 +160,7 @@ class RayFleet:
             stems[file] = names.take("images" if is_image_path(str(paths[0])) else shorten(paths[0].stem))
             if manifest.stem(paths) is None:
                 left[file] = self._units(file, manifest.key(paths))
-        machines, failed, frames = Counter[str](), dict[str, str](), 0
+        machines, failed, frames = dict[str, int](), dict[str, str](), 0
         done = {unit.key for units in left.values() for unit in units if (folder / PARTS / unit.key / DONE).is_file()}
         waiting = {file: {unit.key for unit in units} for file, units in left.items()}
         owners = {key: file for file, keys in waiting.items() for key in keys}
@@ -169,7 +169,7 @@ class RayFleet:
                 file = owners[row["key"]]
                 frames += row.get("frames", 0)
                 if "machine" in row:
-                    machines[row["machine"]] += row["frames"]
+                    machines[row["machine"]] = machines.get(row["machine"], 0) + row["frames"]
                 if row.get("error"):
                     failed[redact_source(file)] = row["error"]
                     continue

@@ -13,7 +13,6 @@ from typing import Any
 from framefuse.batching.costs import Costs, quantile
 from framefuse.batching.queue import RequestQueue
 from framefuse.batching.simulation import poisson, simulate
-from framefuse.common.redact import brief
 from framefuse.errors import ConfigError, UsageError
 
 SCHEMA = 2
@@ -123,7 +122,7 @@ def read_tuning(path: Path) -> BatchTuning:
         tuning = BatchTuning(**{**content, "chosen": BatchPoint(**content["chosen"])})
         height, width = tuning.imgsz
         if not (isinstance(tuning.imgsz, list) and type(height) is type(width) is int and min(height, width) > 0):
-            raise ValueError(f"its imgsz is {brief(tuning.imgsz)}")
+            raise ValueError("its imgsz is not a height and a width")
         if tuning.chosen.size not in tuning.seconds or min(tuning.seconds.values()) <= 0:
             raise ValueError("its times or sizes are not those of batches")
     except OSError as error:

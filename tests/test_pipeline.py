@@ -174,7 +174,7 @@ def test_closing_while_the_stages_begin_waits_for_them(monkeypatch: pytest.Monke
 
     def begin(start: Callable[[], Any] = pipeline._start) -> Any:
         closing.start()
-        time.sleep(0.3)
+        time.sleep(0.3)  # time enough for the other thread to close, if it did not wait
         stages = start()
         order.append("stages")
         return stages

@@ -31,6 +31,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import av
 import numpy as np
@@ -53,7 +54,6 @@ MODEL, SURFACES, WARM = "body-n", 16, 40
 RUNS, SECONDS, FILE_FRAMES = 400, 6, 240
 RATES = 60, 90
 TICKS = Fraction(1, 90_000)
-download = Canvas.download
 GROUPS = (
     *("model", "CUDA kernel", "engine cudnn", "engine torch", "program", "CUDA program", "pipeline", "views", "sink"),
     *("matting", "synthetic world"),
@@ -126,11 +126,10 @@ class Watch:
         self.done[result.frame.index] = time.perf_counter()
         self.turn.release()
 
-    def download(self, canvas: Canvas) -> Any:
-        """In the place of `Canvas.download`: wait until the planes are drawn, first."""
+    def wait(self) -> None:
+        """Wait until the planes are drawn."""
         device.cupy().cuda.runtime.streamSynchronize(device.current_stream())
         self.drawn[self.shown] = time.perf_counter()
-        return download(canvas)
 
     def milliseconds(self, done: dict[int, float] | None = None) -> list[float]:
         """From surface to planes, without the first frames, which wait for the capture of graphs."""
@@ -138,17 +137,29 @@ class Watch:
         return [1e3 * (done[index] - begun) for index, begun in self.begun.items() if index >= WARM and index in done]
 
 
-def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, **options: Any) -> Any:
-    """The report of a run of `framefuse matte` that keeps planes in memory, unless it encodes them."""
-    write = MatteSink.write
-    used = write if encodes else None
-    MatteSink.write = lambda sink, result, frame: watch.sink(sink, result, frame, used)  # type: ignore[method-assign]
-    try:
-        with TemporaryDirectory() as folder:
-            given: dict[str, Any] = {"device": "cuda", "stereo": "sbs", "encoder": "libx264", **options}
-            return Pipeline(source, MODEL, save_matte=mode, project=Path(folder), **given).run()
-    finally:
-        MatteSink.write = write  # type: ignore[method-assign]
+def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, waits: bool = False, **options: Any) -> Any:
+    """The report of a run of `framefuse matte` that keeps planes in memory, unless it encodes them.
+
+    Args:
+        waits: until the planes are drawn, before they are copied to the host.
+    """
+    write, download = MatteSink.write, Canvas.download
+
+    def written(sink: MatteSink, result: Any, frame: Any) -> None:
+        watch.sink(sink, result, frame, write if encodes else None)
+
+    def downloaded(canvas: Canvas) -> Any:
+        if waits:
+            watch.wait()
+        return download(canvas)
+
+    with (
+        mock.patch.object(MatteSink, "write", written),
+        mock.patch.object(Canvas, "download", downloaded),
+        TemporaryDirectory() as folder,
+    ):
+        given: dict[str, Any] = {"device": "cuda", "stereo": "sbs", "encoder": "libx264", **options}
+        return Pipeline(source, MODEL, save_matte=mode, project=Path(folder), **given).run()
 
 
 def facts(report: Any) -> dict[str, Any]:
@@ -162,11 +173,7 @@ def facts(report: Any) -> dict[str, Any]:
 def alone(frames: list[Frame], mode: str) -> dict[str, Any]:
     watch, waiting = Watch(), Watch()
     report = piped(watch.source(frames, WARM + RUNS, "live"), watch, mode, max_age=60)
-    Canvas.download = lambda canvas: waiting.download(canvas)  # type: ignore[method-assign]
-    try:
-        piped(waiting.source(frames, WARM + RUNS, "live"), waiting, mode, max_age=60)
-    finally:
-        Canvas.download = download  # type: ignore[method-assign]
+    piped(waiting.source(frames, WARM + RUNS, "live"), waiting, mode, waits=True, max_age=60)
     times = {"ms": Stats.of(watch.milliseconds()), "matte_ms": Stats.of(waiting.milliseconds(waiting.drawn))}
     return {"mode": mode, **times, **facts(report)}
 

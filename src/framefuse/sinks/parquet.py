@@ -4,7 +4,6 @@ A Parquet file cannot be read before its end is written. Until then the rows lie
 that can be read as far as it goes; `close` makes <stem>.parquet of it, or `framefuse repair` after a kill.
 """
 
-import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -221,15 +220,13 @@ def read_boxes(path: str | Path) -> BoxTable:
     """
     arrow, path = load(), Path(path)
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.name.endswith(STREAM):
-            with path.open("rb") as file:
+        with path.open("rb") as file:
+            if path.name.endswith(STREAM):
                 table = arrow.Table.from_batches(_batches(arrow, file)).select(READ)
-        else:
-            # Arrow's own file: its threads may let go of a Python file when the interpreter has ended, which aborts.
-            with arrow.OSFile(os.fsencode(path)) as file:
-                table = arrow.parquet.ParquetFile(file, read_dictionary=["source", "view"]).read(READ)
+            else:
+                # Arrow's own file: its threads may drop one of Python's when the interpreter has ended, which aborts.
+                with arrow.OSFile(os.fsencode(path)) as own:
+                    table = arrow.parquet.ParquetFile(own, read_dictionary=["source", "view"]).read(READ)
         about = json.loads((table.schema.metadata or {})[ABOUT])
         if about["schema"] != SCHEMA:
             raise KeyError(about["schema"])

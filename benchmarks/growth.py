@@ -80,6 +80,7 @@ class Meter:
     def read(self, readings: Readings) -> None:
         """Append what the process holds now."""
         gc.collect()
+        sys._clear_type_cache()  # its 4,096 entries keep the names that C code looks up, and it fills slowly
         taken = 0
         if self._on_gpu:
             from cupy.cuda import runtime

@@ -36,21 +36,21 @@ CUDA_BATCH = 8
 class RungChoice(NamedTuple):
     """The model to run, with the settings that it was measured with, and why."""
 
-    model: str | Path
+    model: str | Path | None
     settings: Settings
     notes: list[str]
     below: list[Below] | None
     """The cheaper rungs of the ladder, the best one first; None: there is no ladder."""
 
 
-def choose_rung(model: str | Path, settings: Settings) -> RungChoice:
+def choose_rung(model: str | Path | None, settings: Settings) -> RungChoice:
     """A rung, if `model` is a ladder.json; else the model as it is.
 
     Raises:
         ConfigError: the ladder cannot be used, or is that of another machine.
         UsageError: the settings say what the ladder decides.
     """
-    if not str(model).endswith(".json"):
+    if model is None or not str(model).endswith(".json"):
         return RungChoice(model, settings, [], None)
     ladder = read_ladder(Path(model))
     for field in ("imgsz", "engine", "precision", "device"):

@@ -35,7 +35,7 @@ from framefuse.runtime.adaptive import adapter_for
 from framefuse.runtime.ahead import Ahead
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import EMPTY, JOIN_SECONDS, Threaded
-from framefuse.runtime.choices import choose_rung
+from framefuse.runtime.choices import choose_rung, without_effect
 from framefuse.runtime.inputs import Inputs
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ladder import rungs_below, with_rungs
@@ -140,6 +140,7 @@ class Pipeline:
         else:
             path, settings, rung, lower = choose_rung(model, settings)
             self.card = read_card(find_model(path))
+        self._warnings = without_effect(settings)
         self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
         self.inputs += [settings.zones] if settings.zones else []
         job = plan_job(source, settings, self.card)
@@ -376,6 +377,7 @@ class Pipeline:
                 for info in (*(source.info for source in self.sources), self._inputs.others)
             ),
             warnings=[
+                *self._warnings,
                 *self._strange(),
                 *(viewer.notes if viewer else ()),
                 *self._program.checked.warnings,

@@ -65,6 +65,14 @@ def test_stdout_holds_nothing_but_lines(clip: Path) -> None:
     assert not Path("runs").exists()
 
 
+def test_options_that_do_nothing_are_named(run: Any) -> None:
+    address = "synthetic://street?frames=2&size=320x192"
+    code, _, err = run("predict", address, "scout-n", "--track", "--trail", "30")
+    assert code == 0 and err.count("\nwarning  trail without effect: add save or show\n") == 1
+    code, _, err = run("predict", address, "scout-n", "--events", "--trail", "30", "--save")
+    assert code == 0 and "without effect" not in err
+
+
 def test_quiet_prints_nothing(clip: Path) -> None:
     done = spawn("predict", clip, "squares", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

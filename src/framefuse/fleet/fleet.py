@@ -118,18 +118,18 @@ class FleetReport:
             "",
             f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
         ]
-        warnings: list[str] = []
+        warnings: dict[str, None] = {}
         for worker in self.workers:
             report = worker.report
             fps, limiter = (report.fps, report.limiter) if report else (0.0, None)
             numbers = f"{len(worker.inputs):>7}{worker.frames:>10,}"
             lines.append(f"{worker.device:<10}{numbers}{fps:>10,.1f}  {limiter or '-'}")
-            warnings += worker.warnings
+            warnings |= dict.fromkeys(worker.warnings)
         busy = {report.utilisation.device: report.utilisation for worker in self.workers
                 if (report := worker.report) and report.utilisation}  # fmt: skip
         lines += ["", *(f"busy     {one.line()}" for one in busy.values())] if busy else []
         lines += ["", *(f"choice   {text}" for text in self.choices)] if self.choices else []
-        lines += ["", *(f"warning  {text}" for text in few(warnings))] if warnings else []
+        lines += ["", *(f"warning  {text}" for text in few(list(warnings)))] if warnings else []
         for worker in self.workers:
             if worker.error:
                 lines.append(f"error    {worker.device}: {worker.error.message}")

@@ -56,6 +56,11 @@ def test_files_in_place_of_a_pattern(run: Any, words: str, remedy: str) -> None:
         ("predict a.mp4 --view-img", "use --show"),
         ("predict a.mp4 -o out", "--project"),
         ("predict a.mp4 --line_thickness 2", "use --line-width"),
+        (
+            "predict a.mp4 --mode green",
+            "use --save-matte; otherwise leave it out: the command says what to do",
+        ),
+        ("val scout-n --mode green", "--mode is for matte, not for val"),
         ("build m.onnx --source a.mp4", "--source is for predict, profile, parity, not for build"),
         ("doctor --track", "--track is for predict"),
         ("doctor --conf-thres 0.3", "framefuse doctor --help"),

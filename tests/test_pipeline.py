@@ -26,6 +26,7 @@ from framefuse.engines.null import NullEngine
 from framefuse.errors import (
     CapabilityError,
     DecodeError,
+    FramefuseError,
     HostMemoryError,
     NonFiniteError,
     SinkError,
@@ -417,10 +418,21 @@ def test_arguments_of_the_wrong_kind_are_refused(options: dict[str, Any], messag
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("source", [[], ()])
-def test_an_empty_list_is_no_source(source: Any) -> None:
-    with pytest.raises(SourceError, match="has no images"):
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        ([], SourceError, r"^\[\] has no images\n"),
+        ((), SourceError, r"^\(\) has no images\n"),
+        (None, UsageError, r"^None is not a source of frames\n"),
+        ([None], UsageError, r"^None is not a source of frames\n"),
+        (3.5, UsageError, r"^3\.5 is not a source of frames\n"),
+        ("", UsageError, r"^the source is an empty string\n"),
+    ],
+)
+def test_what_is_no_source_is_named(source: Any, kind: type[FramefuseError], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
         Pipeline(source, "squares")
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("classes", [[9], ["grey"], "red,teal", "0,9", [1, "grey"], [-1, 0]])

@@ -26,6 +26,7 @@ from framefuse.engines.null import NullEngine
 from framefuse.errors import (
     CapabilityError,
     DecodeError,
+    FramefuseError,
     HostMemoryError,
     NonFiniteError,
     SinkError,
@@ -70,7 +71,7 @@ def our_threads() -> list[str]:
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("slots", [1, 3])
 def test_results_come_in_order_whatever_the_batch(batch: int, slots: int) -> None:
-    pipeline = Pipeline(images(20), engine=NullEngine(marked), batch=batch, slots=slots)
+    pipeline = Pipeline(images(20), "squares", engine=NullEngine(marked), batch=batch, slots=slots)
     results = list(pipeline)
     assert [result.frame.index for result in results] == list(range(20))
     assert [level_of(result) for result in results] == list(range(20))
@@ -84,7 +85,7 @@ def test_mixed_sizes_are_bucketed_and_stay_in_order() -> None:
         return marked(batch)
 
     frames = images(24, (64, 48), (64, 48), (64, 48), (32, 96), (96, 32))
-    results = list(Pipeline(frames, engine=NullEngine(spy), batch=2))
+    results = list(Pipeline(frames, "squares", engine=NullEngine(spy), batch=2))
     assert [level_of(result) for result in results] == list(range(24))
     assert {shape[2:] for shape in shapes} == {(480, 640), (640, 224), (224, 640)}
     assert {shape[0] for shape in shapes} == {2}, "a partial batch is padded"
@@ -118,14 +119,14 @@ def test_a_folder_of_images_of_other_sizes_stays_in_order(tmp_path: Path) -> Non
 
 def test_more_shapes_than_request_pools() -> None:
     frames = images(40, *((64, 32 * number) for number in range(1, 9)))
-    assert [level_of(result) for result in Pipeline(frames, engine=NullEngine(marked))] == list(range(40))
+    assert [level_of(result) for result in Pipeline(frames, "squares", engine=NullEngine(marked))] == list(range(40))
 
 
 def test_real_engines_agree(tmp_path: Path) -> None:
     clip = tmp_path / "clip.mp4"
     squares_clip(clip, frames=8, size=(640, 360))
     runs = {
-        engine: list(Pipeline(clip, engine=engine, precision="fp32", batch=batch))
+        engine: list(Pipeline(clip, "squares", engine=engine, precision="fp32", batch=batch))
         for engine, batch in (("openvino", 1), ("onnxruntime", 3))
     }
     for one, other in zip(runs["openvino"], runs["onnxruntime"], strict=True):
@@ -143,7 +144,7 @@ def test_leaving_early_ends_every_thread_and_closes_the_source() -> None:
         finally:
             closed.set()
 
-    for number, _ in enumerate(Pipeline(endless(), engine=NullEngine(marked))):
+    for number, _ in enumerate(Pipeline(endless(), "squares", engine=NullEngine(marked))):
         if number == 5:
             break
     assert closed.wait(5)
@@ -155,7 +156,7 @@ def test_close_from_another_thread_ends_the_loop() -> None:
         while True:
             yield np.zeros((48, 64, 3), np.uint8)
 
-    pipeline = Pipeline(endless(), engine=NullEngine(marked))
+    pipeline = Pipeline(endless(), "squares", engine=NullEngine(marked))
     seen = 0
     for _ in pipeline:
         seen += 1
@@ -166,7 +167,7 @@ def test_close_from_another_thread_ends_the_loop() -> None:
 
 
 def test_closing_while_the_stages_begin_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline, order = Pipeline(images(9), engine=NullEngine(marked)), list[str]()
+    pipeline, order = Pipeline(images(9), "squares", engine=NullEngine(marked)), list[str]()
 
     def close() -> None:
         pipeline.close()
@@ -188,7 +189,7 @@ def test_closing_while_the_stages_begin_waits_for_them(monkeypatch: pytest.Monke
 
 
 def test_what_is_closed_just_before_its_stages_begin_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline, begun = Pipeline(images(9), engine=NullEngine(marked)), list[None]()
+    pipeline, begun = Pipeline(images(9), "squares", engine=NullEngine(marked)), list[None]()
     monkeypatch.setattr(pipeline, "_start", lambda: begun.append(None) or iter(()))
 
     class ClosedAfter:
@@ -220,7 +221,7 @@ def test_what_a_pipeline_opened_is_freed_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_pipeline_runs_once() -> None:
-    pipeline = Pipeline(images(2), engine=NullEngine(marked))
+    pipeline = Pipeline(images(2), "squares", engine=NullEngine(marked))
     pipeline.run()
     with pytest.raises(UsageError, match="already run"):
         list(pipeline)
@@ -232,7 +233,7 @@ def test_an_error_of_the_source_comes_after_all_earlier_results(tmp_path: Path) 
         raise DecodeError("cable cut")
 
     results: list[Result] = []
-    pipeline = Pipeline(damaged(), engine=NullEngine(marked), save_jsonl=True, project=tmp_path)
+    pipeline = Pipeline(damaged(), "squares", engine=NullEngine(marked), save_jsonl=True, project=tmp_path)
     with pytest.raises(DecodeError, match=r"\[decode\] cable cut"):
         results.extend(pipeline)
     assert pipeline.report.frames == 7
@@ -252,7 +253,7 @@ def test_non_finite_outputs_are_an_error_not_an_empty_result() -> None:
         return [outputs]
 
     with pytest.raises(NonFiniteError, match=r"\[program\]"):
-        list(Pipeline(images(4), engine=NullEngine(broken)))
+        list(Pipeline(images(4), "squares", engine=NullEngine(broken)))
     assert our_threads() == []
 
 
@@ -262,7 +263,7 @@ def test_too_little_memory_is_said_with_the_sizes_after_all_earlier_results(tmp_
     def hungry(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
         return marked(batch) if next(batches) < 3 else [np.empty(2**52)]
 
-    pipeline = Pipeline(images(5), engine=NullEngine(hungry), slots=1, save_jsonl=True, project=tmp_path)
+    pipeline = Pipeline(images(5), "squares", engine=NullEngine(hungry), slots=1, save_jsonl=True, project=tmp_path)
     with pytest.raises(HostMemoryError, match=r"not enough memory at batch 1 of \d+x\d+: Unable to alloc") as caught:
         pipeline.run()
     assert "--imgsz" in (caught.value.remedy or "") and isinstance(caught.value.__cause__, MemoryError)
@@ -279,25 +280,25 @@ def test_an_error_of_a_sink_names_the_stage_and_ends_the_run() -> None:
             raise SinkError("disk full: /data")
 
     with pytest.raises(SinkError, match=r"\[write\] disk full"):
-        list(Pipeline(images(9), engine=NullEngine(marked), sinks=[lambda: CallbackSink(fail)]))
+        list(Pipeline(images(9), "squares", engine=NullEngine(marked), sinks=[lambda: CallbackSink(fail)]))
     assert our_threads() == []
 
 
 def test_an_error_of_the_callers_loop_leaves_nothing_running() -> None:
     with pytest.raises(ZeroDivisionError):
-        for _ in Pipeline(images(50), engine=NullEngine(marked)):
+        for _ in Pipeline(images(50), "squares", engine=NullEngine(marked)):
             raise ZeroDivisionError
     assert our_threads() == []
 
 
 def test_cuda_without_cuda_says_what_is_missing() -> None:
     with pytest.raises(CapabilityError, match=r"libcuda\.so\.1|no CUDA engine"):
-        Pipeline(images(1), device="cuda")
+        Pipeline(images(1), "squares", device="cuda")
 
 
 def test_unknown_options_name_the_nearest() -> None:
     with pytest.raises(UsageError, match="max_det"):
-        Pipeline(images(1), max_dets=3)
+        Pipeline(images(1), "squares", max_dets=3)
 
 
 class Camera:
@@ -333,7 +334,7 @@ def test_a_live_source_keeps_the_latest_frame_and_counts_the_others() -> None:
         assert proceed.wait(10)
         return marked(batch)
 
-    pipeline = Pipeline(camera, engine=NullEngine(slow), max_age=60)
+    pipeline = Pipeline(camera, "squares", engine=NullEngine(slow), max_age=60)
     levels: list[int] = []
     reader = threading.Thread(target=lambda: levels.extend(level_of(result) for result in pipeline))
     reader.start()
@@ -355,7 +356,7 @@ def test_frame_size_change_in_one_video(tmp_path: Path) -> None:
     truth += squares_clip(tmp_path / "b.ts", frames=10, size=(480, 272), seed=2)
     joined = tmp_path / "joined.ts"
     joined.write_bytes((tmp_path / "a.ts").read_bytes() + (tmp_path / "b.ts").read_bytes())
-    pipeline = Pipeline(joined, save=True, project=tmp_path / "runs")
+    pipeline = Pipeline(joined, "squares", save=True, project=tmp_path / "runs")
     results = list(pipeline)
     assert {(result.frame.width, result.frame.height) for result in results} == {(640, 360), (480, 272)}
     found = sum(len(result.detections) for result in results)
@@ -377,7 +378,7 @@ def test_no_frame_sized_allocation_in_steady_state(tmp_path: Path) -> None:
     peaks = []
     tracemalloc.start()
     try:
-        for number, _ in enumerate(Pipeline(clip, slots=1)):
+        for number, _ in enumerate(Pipeline(clip, "squares", slots=1)):
             if number >= 20:
                 peaks.append(tracemalloc.get_traced_memory()[1] - tracemalloc.get_traced_memory()[0])
             tracemalloc.reset_peak()
@@ -387,7 +388,7 @@ def test_no_frame_sized_allocation_in_steady_state(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipeline_says_so() -> None:
-    with Pipeline(images(2), engine=NullEngine(marked)) as pipeline:
+    with Pipeline(images(2), "squares", engine=NullEngine(marked)) as pipeline:
         pass
     with pytest.raises(UsageError, match="closed"):
         list(pipeline)
@@ -396,7 +397,7 @@ def test_a_closed_pipeline_says_so() -> None:
 @pytest.mark.parametrize("sink", [print, CallbackSink(print), CallbackSink, lambda frame: None, 3])
 def test_what_makes_no_sink_is_refused(sink: Any) -> None:
     with pytest.raises(UsageError, match="does not make a sink"):
-        Pipeline(images(1), engine=NullEngine(marked), sinks=[sink])
+        Pipeline(images(1), "squares", engine=NullEngine(marked), sinks=[sink])
 
 
 @pytest.mark.parametrize(
@@ -408,30 +409,42 @@ def test_what_makes_no_sink_is_refused(sink: Any) -> None:
         ({"settings": {"conf": 0.3}}, "settings is {'conf': 0.3}"),
         ({"engine": None}, "engine is None"),
         ({"model": 5}, "the model is 5"),
+        ({"model": None}, "no model is given"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        Pipeline(images(1), **options)
+        Pipeline(images(1), **{"model": "squares", **options})
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("source", [[], ()])
-def test_an_empty_list_is_no_source(source: Any) -> None:
-    with pytest.raises(SourceError, match="has no images"):
-        Pipeline(source)
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        ([], SourceError, r"^\[\] has no images\n"),
+        ((), SourceError, r"^\(\) has no images\n"),
+        (None, UsageError, r"^None is not a source of frames\n"),
+        ([None], UsageError, r"^None is not a source of frames\n"),
+        (3.5, UsageError, r"^3\.5 is not a source of frames\n"),
+        ("", UsageError, r"^the source is an empty string\n"),
+    ],
+)
+def test_what_is_no_source_is_named(source: Any, kind: type[FramefuseError], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        Pipeline(source, "squares")
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("classes", [[9], ["grey"], "red,teal", "0,9", [1, "grey"], [-1, 0]])
 def test_a_class_that_the_model_does_not_have_is_refused(classes: Any) -> None:
     with pytest.raises(UsageError, match=r"0 red, 1 green, 2 blue|class numbers or names|1 green"):
-        Pipeline(images(1), classes=classes)
+        Pipeline(images(1), "squares", classes=classes)
 
 
 @pytest.mark.parametrize("classes", [["green"], "Green", "1", 1, [1, "green"], " green ,", ("1",)])
 def test_classes_by_number_and_by_name(tmp_path: Path, classes: Any) -> None:
     squares_clip(tmp_path / "clip.mp4", frames=3)
-    pipeline = Pipeline(tmp_path / "clip.mp4", classes=classes)
+    pipeline = Pipeline(tmp_path / "clip.mp4", "squares", classes=classes)
     assert {int(number) for result in pipeline for number in result.detections.class_id} == {1}
     assert set(pipeline.settings.classes or ()) == {1}
 
@@ -449,7 +462,7 @@ def test_images_are_named_in_their_lines_and_reported_once(tmp_path: Path) -> No
         Image.fromarray(images(1)[0]).save(folder / f"{number}.png")
     (folder / "broken.png").write_bytes(b"not an image")
     squares_clip(folder / "clip.mp4", frames=2, size=(320, 240))
-    pipeline = Pipeline(folder, save_jsonl=True, save_csv=True, project=tmp_path / "runs")
+    pipeline = Pipeline(folder, "squares", save_jsonl=True, save_csv=True, project=tmp_path / "runs")
     report = pipeline.run()
     assert report.frames == 5
     uris = [source.uri for source in report.sources]
@@ -484,7 +497,7 @@ def test_an_iterator_that_refills_one_array_gives_each_image() -> None:
             array[:] = number
             yield array
 
-    assert [level_of(result) for result in Pipeline(reused(), engine=NullEngine(marked))] == list(range(20))
+    assert [level_of(result) for result in Pipeline(reused(), "squares", engine=NullEngine(marked))] == list(range(20))
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])

@@ -237,7 +237,7 @@ def tensorrt_build(records: Records) -> list[str]:
 
 
 def parity(name: str) -> Table:
-    """The table of docs/guide/parity.md, and under it what was not run and why."""
+    """The table of docs/results/parity.md, and under it what was not run and why."""
 
     def made(records: Records) -> list[str]:
         lines = [

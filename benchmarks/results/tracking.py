@@ -1,4 +1,4 @@
-"""docs/guide/tracking.md: how good the tracks are, and what they cost."""
+"""docs/results/tracking.md: how good the tracks are, and what they cost."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from framefuse.runtime.adaptive import adapter_for
 from framefuse.runtime.ahead import Ahead
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import EMPTY, JOIN_SECONDS, Threaded
-from framefuse.runtime.choices import choose_rung
+from framefuse.runtime.choices import choose_rung, without_effect
 from framefuse.runtime.inputs import Inputs
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ladder import rungs_below, with_rungs
@@ -60,13 +60,11 @@ from framefuse.sinks.show import load_opencv
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.source import check_timeout
 
-DEFAULT_MODEL = "squares"
 _open: "WeakSet[Pipeline]" = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 NOT_TAKEN = "not taken"
 """Cause of a drop: the outputs have the result, but the caller was too slow to take it from a live source."""
 HAS_RUN, RUNS_ONCE = "this Pipeline has already run, or was closed", "make a new one for each run"
-UNNAMED = f"no model was given: {DEFAULT_MODEL} only finds red, green and blue squares"
 
 
 class Pipeline:
@@ -81,8 +79,7 @@ class Pipeline:
     Args:
         source: anything `open_source` takes. A list of cameras or live addresses is read in parallel; on CUDA, so are
             the videos of a list, folder or glob (see `readers`).
-        model: path of an ONNX file, the name of a shipped model, or a `Model`, which stays open; default: squares, the
-            demo detector.
+        model: path of an ONNX file, the name of a shipped model, or a `Model`, which stays open.
         settings: all options as one object; `options` then override single fields of it.
         sinks: names of sinks, or functions that make one, called once for each source (`["csv", JsonlSink, lambda:
             CallbackSink(print)]`), in addition to the sinks of the save_* options.
@@ -129,7 +126,6 @@ class Pipeline:
         self._last: Threaded[Any] | None = None
         self._sink_set: SinkSet | None = None
         self._counts: Counter[int] = Counter()
-        self._warnings = [UNNAMED] if model is None else []
         self._error: ErrorFacts | None = None
         self._begun = self._closed = False
         self._frames: Threaded[Frame] | None = None
@@ -142,8 +138,9 @@ class Pipeline:
         if isinstance(model, Model):
             self.card = model.card
         else:
-            path, settings, rung, lower = choose_rung(DEFAULT_MODEL if model is None else model, settings)
+            path, settings, rung, lower = choose_rung(model, settings)
             self.card = read_card(find_model(path))
+        self._warnings = without_effect(settings)
         self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
         self.inputs += [settings.zones] if settings.zones else []
         job = plan_job(source, settings, self.card)

@@ -78,6 +78,7 @@ def test_help_and_version_print_on_stdout(run: Any) -> None:
     ("words", "code", "message", "remedy"),
     [
         ("predict", 2, "no source is given", "framefuse predict video.mp4"),
+        ("predict a.mp4", 2, "no model is given", "framefuse models get rtdetr-r18"),
         ("predict a.mp4 --max-dett 5", 2, "no such option: --max-dett", "did you mean --max-det?"),
         ("predictt a.mp4", 2, "predict", "framefuse --help"),
         ("predict a.mp4 m.onnx extra", 2, "extra", "framefuse predict --help"),
@@ -89,7 +90,7 @@ def test_help_and_version_print_on_stdout(run: Any) -> None:
         ("predict a.mp4 m.onnx --model n.onnx", 2, "two models", "leave one"),
         ("predict a.mp4 --stdout --json", 2, "both print on stdout", "leave one"),
         ("predict a.mp4 --config none.yaml", 2, "none.yaml", "framefuse config init"),
-        ("predict missing.mp4", 1, "missing.mp4", ""),
+        ("predict missing.mp4 squares", 1, "missing.mp4", ""),
         ("predict a.mp4 --classes 99999999999999999999", 2, "99999999999999999999", "class numbers or names"),
         (f"predict a.mp4 {'x' * 300}.onnx", 1, "File name too long", "check the path"),
         ("config", 2, "framefuse config needs a command", "framefuse config init or framefuse config reference"),
@@ -107,15 +108,20 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
 @pytest.mark.parametrize(
     ("words", "code", "message", "remedy"),
     [
-        (["predict", "x" * 300, "--readers", "3"], 1, "File name too long", "check the path"),
+        (["predict", "x" * 300, "squares", "--readers", "3"], 1, "File name too long", "check the path"),
         (["predict", "*.nothing", "squares"], 1, "no image or video in *.nothing", "check the pattern"),
         (["predict", "street?seed=7", "squares"], 1, "no image or video in street?seed=7", "synthetic://street?seed=7"),
         (["predict", "{clip}", "squares", "--imgsz", "100000"], 2, "100000x100000", "another imgsz"),
         (["predict", "{clip}", "squares", "--start", "99"], 1, "beyond the end", "an earlier start"),
         (["predict", "{clip}", "yolov8n.pt"], 1, "no model 'yolov8n.pt'", "yolo export model=yolov8n.pt format=onnx"),
-        (["predict", "{clip}", "--save", "--encode-preset", "no"], 1, "with crf=23 preset=no: Invalid", "--encoder"),
-        (["predict", "rtsp://"], 1, "no host", "with any login (name, colon, password, @) before the host"),
-        (["predict", "notes.jpg"], 1, "notes.jpg: not an image of a supported format", "image viewer"),
+        (
+            ["predict", "{clip}", "squares", "--save", "--encode-preset", "no"],
+            1,
+            "with crf=23 preset=no: Invalid",
+            "--encoder",
+        ),
+        (["predict", "rtsp://", "squares"], 1, "no host", "with any login (name, colon, password, @) before the host"),
+        (["predict", "notes.jpg", "squares"], 1, "notes.jpg: not an image of a supported format", "image viewer"),
         (["val", "squares", "--data", "x", "--limit", "0"], 2, "--limit is '0': it should be greater", "framefuse val"),
         (["kernels", "show", "x", "--emit", "wasm"], 2, "--emit is 'wasm': 'wasm' is not one of 'tir'", "kernels show"),
         (["kernels", "show", "draw_box"], 2, "no kernel is named 'draw_box'", "did you mean draw_boxes"),
@@ -142,14 +148,14 @@ def test_bad_input_is_one_line_with_a_remedy(
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(run: Any) -> None:
-    for words in (["--debug", "predict", "missing.mp4"], ["predict", "missing.mp4", "--debug"]):
+    for words in (["--debug", "predict", "missing.mp4", "squares"], ["predict", "missing.mp4", "squares", "--debug"]):
         code, _, err = run(*words)
         assert code == 1
         assert "Traceback" in err and "error: " in err
 
 
 def test_passwords_do_not_show(run: Any, tmp_path: Path) -> None:
-    Path("run.yaml").write_text("source: rtsp://me:hunter2@localhost:1/live\n")
+    Path("run.yaml").write_text("source: rtsp://me:hunter2@localhost:1/live\nmodel: squares\n")
     code, out, _ = run("config", "show", "--config", "run.yaml")
     assert code == 0 and "rtsp://" in out and "hunter2" not in out
     code, out, err = run("--debug", "predict", "--config", "run.yaml", "--reconnect", "0", "--timeout", "2")
@@ -173,7 +179,7 @@ def test_passwords_do_not_show(run: Any, tmp_path: Path) -> None:
     ],
 )
 def test_passwords_in_mistyped_addresses_do_not_show(run: Any, source: str) -> None:
-    for words in ([source], ["-s", source, "-s", "missing.mp4"], ["x.mp4", source]):
+    for words in ([source, "-m", "squares"], ["-s", source, "-s", "missing.mp4", "-m", "squares"], ["x.mp4", source]):
         code, out, err = run("--debug", "predict", *words)
         assert code in (1, 2)
         assert "error: " in err and "hunter2" not in out + err
@@ -188,7 +194,9 @@ def test_passwords_in_mistyped_addresses_do_not_show(run: Any, source: str) -> N
     ],
 )
 def test_passwords_do_not_show_in_anything_that_a_run_writes(run: Any, source: str) -> None:
-    code, out, err = run("predict", source, "--json", "--save", "--reconnect", "0", "--timeout", "2", "--debug")
+    code, out, err = run(
+        "predict", source, "squares", "--json", "--save", "--reconnect", "0", "--timeout", "2", "--debug"
+    )
     assert code in (1, 3)
     assert "hunter2" not in out + err
     for path in Path().rglob("*"):
@@ -196,17 +204,17 @@ def test_passwords_do_not_show_in_anything_that_a_run_writes(run: Any, source: s
         assert path.is_dir() or b"hunter2" not in path.read_bytes()
 
 
-@pytest.mark.parametrize("words", [[""], [" "], ["clip.mp4", ""]])
+@pytest.mark.parametrize("words", [["", "squares"], [" ", "squares"], ["clip.mp4", ""]])
 def test_empty_names_mean_nothing(run: Any, words: list[str]) -> None:
     code, _, err = run("predict", *words)
-    assert code == (2 if len(words) == 1 else 1)
+    assert code == (1 if words[1] == "" else 2)
     assert "empty string" in err or "there is no model ''" in err
 
 
 def test_device_cuda_without_cuda_is_a_missing_capability(clip: Path) -> None:
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has CUDA")
-    done = spawn("predict", clip, "--device", "cuda")
+    done = spawn("predict", clip, "squares", "--device", "cuda")
     assert (done.returncode, done.stdout) == (3, "")
     assert "NVIDIA driver" in done.stderr and "--device cpu" in done.stderr
 
@@ -217,7 +225,7 @@ def test_a_window_needs_opencv_and_nothing_that_is_imported_before_it(clip: Path
     code = f"import sys, {modules}; sys.exit('av' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = "import sys, framefuse.cli.app; sys.modules['cv2'] = None; framefuse.cli.app.main(sys.argv[1:])"
-    words = [sys.executable, "-c", code, "predict", clip, "--show"]
+    words = [sys.executable, "-c", code, "predict", clip, "squares", "--show"]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "DISPLAY": ":0"})
     assert "OpenCV is not installed" in done.stderr and "pip install opencv-python" in done.stderr
 
@@ -225,7 +233,7 @@ def test_a_window_needs_opencv_and_nothing_that_is_imported_before_it(clip: Path
 def test_a_window_needs_a_display(clip: Path, tmp_path: Path) -> None:
     """Without one, Qt would abort the process."""
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    words = [sys.executable, "-m", "framefuse", "predict", clip, "--show", "--project", tmp_path]
+    words = [sys.executable, "-m", "framefuse", "predict", clip, "squares", "--show", "--project", tmp_path]
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert done.returncode == 3 and "there is no display" in done.stderr and "--save" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -262,6 +270,6 @@ start()
 
 
 def test_a_name_cannot_command_the_terminal(run: Any) -> None:
-    _, _, err = run("predict", "evil\x1b]0;owned\x07\u202e.mp4")
+    _, _, err = run("predict", "evil\x1b]0;owned\x07\u202e.mp4", "squares")
     assert "no such file: evil\\x1b]0;owned\\x07\\u202e.mp4" in err
     assert not set("\x1b\x07\u202e") & set(err)

@@ -30,7 +30,7 @@ class Finder:
             {action}
 
 sys.meta_path.insert(0, Finder())
-sys.argv[1:] = ["predict", {clip!r}]
+sys.argv[1:] = ["predict", {clip!r}, "squares"]
 start()
 """
 KILL = "os.kill(os.getpid(), signal.{})"
@@ -61,7 +61,7 @@ def test_interrupted_while_waiting_for_a_pipe(run: Any) -> None:
     timer = threading.Timer(1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
     timer.start()
     try:
-        assert run("predict", "pipe.mp4") == (130, "", "error: interrupted\n")
+        assert run("predict", "pipe.mp4", "squares") == (130, "", "error: interrupted\n")
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, before)
@@ -70,7 +70,7 @@ def test_interrupted_while_waiting_for_a_pipe(run: Any) -> None:
 def test_interrupted_while_a_server_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"rtsp://127.0.0.1:{server.getsockname()[1]}/live"
-        with subprocess.Popen([*COMMAND, "predict", address], stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen([*COMMAND, "predict", address, "squares"], stderr=subprocess.PIPE, text=True) as process:
             connection, _ = server.accept()
             with connection:
                 process.send_signal(signal.SIGINT)
@@ -87,7 +87,9 @@ def test_what_a_silent_server_is_waited_for_is_said(scheme: str) -> None:
     def predict(quiet: bool) -> subprocess.CompletedProcess[str]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"{scheme}://me:secret@127.0.0.1:{server.getsockname()[1]}/live"
-            return spawn("predict", address, "--timeout", "4", "--reconnect", "0", *(["--quiet"] if quiet else []))
+            return spawn(
+                "predict", address, "squares", "--timeout", "4", "--reconnect", "0", *(["--quiet"] if quiet else [])
+            )
 
     with ThreadPoolExecutor(2) as pool:
         every = list(pool.map(predict, (False, True)))
@@ -102,7 +104,7 @@ def test_what_a_silent_server_is_waited_for_is_said(scheme: str) -> None:
 def test_that_a_server_cannot_be_reached_is_said_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"rtsp://127.0.0.1:{server.getsockname()[1]}/live"
-    with subprocess.Popen([*COMMAND, "predict", address], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*COMMAND, "predict", address, "squares"], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
         time.sleep(1)  # in which it retries more than once
@@ -131,7 +133,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 
 @pytest.mark.parametrize("count", [5, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 3))])
 def test_further_signals_change_nothing(long: Path, count: int) -> None:
-    with subprocess.Popen([*COMMAND, "predict", long, "--stdout"], stdout=-1, stderr=-1) as process:
+    with subprocess.Popen([*COMMAND, "predict", long, "squares", "--stdout"], stdout=-1, stderr=-1) as process:
         assert process.stdout is not None
         process.stdout.readline()
         for number in [signal.SIGINT, signal.SIGTERM, *[signal.SIGINT] * 3][:count]:
@@ -144,7 +146,7 @@ def test_further_signals_change_nothing(long: Path, count: int) -> None:
 
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
 def test_an_interrupted_run_keeps_what_was_done(long: Path, tmp_path: Path, numbers: list[signal.Signals]) -> None:
-    words = ["predict", long, "--stdout", "--save", "--save-jsonl"]
+    words = ["predict", long, "squares", "--stdout", "--save", "--save-jsonl"]
     with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()  # it runs, and stops soon: nobody reads what else it prints

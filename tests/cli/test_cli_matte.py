@@ -213,6 +213,40 @@ def test_what_cannot_be_done_is_said(run: Any, words: list[str], message: str) -
     assert code != 0 and out == "" and message in err and "Traceback" not in err and "bug" not in err
 
 
+@pytest.mark.parametrize(
+    ("source", "words", "message"),
+    [
+        ("clip.mp4", [], "clip.mp4 cannot be packed with its mattes: its eyes are not seen side by side"),
+        ("clip.mp4", ["--stereo", "sbs"], "clip.mp4 cannot be packed with its mattes: nothing says that it is VR180"),
+        ("*.mp4", [], "2 sources cannot be packed with its mattes: its eyes are not seen side by side"),
+        ("a.png", ["--stereo", "sbs"], "a.png cannot be packed with its mattes: nothing says that it is VR180"),
+        ("rtsp://127.0.0.1:1/x", [], "a live source cannot be packed with its mattes: its eyes are not seen"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_before_the_model_is_opened(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: list[str], message: str
+) -> None:
+    for name in ("clip", "clip2"):
+        video(tmp_path / f"{name}.mp4", frames=2)
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    opened: list[Any] = []
+    monkeypatch.setattr("framefuse.pipeline.open_engine", lambda *given: opened.append(given))
+    code, _, err = run("matte", source, "--mode", "packed", *words)
+    assert code == 1 and message in err and "choose another mode, such as green" in err
+    assert not opened and not Path("runs").exists()
+
+
+def test_a_file_of_options_names_the_model_and_the_mode(run: Any) -> None:
+    options = Path("run.yaml")
+    options.write_text("model: body-n-2\nsave_matte: green\n")
+    code, out, _ = run("matte", "synthetic://bodies?frames=1&size=64x64", "-c", options, "--json")
+    report = json.loads(out)
+    assert code == 0 and report["model"]["name"] == "body-n-2" and "synthetic_green.mp4" in str(report["outputs"])
+    options.write_text("mode: green\n")
+    code, _, err = run("matte", "synthetic://bodies?frames=1", "-c", options)
+    assert code == 2 and "unknown setting 'mode' (file run.yaml, line 1)\n  -> for mattes, use save_matte" in err
+
+
 def test_predict_saves_mattes_too(run: Any, tmp_path: Path) -> None:
     address = ADDRESS.replace("frames=8", "frames=2")
     code, _, err = run("predict", address, "body-n", "--save-matte", "green", "--stereo", "sbs", "--no-save-jsonl")

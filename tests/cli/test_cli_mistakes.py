@@ -56,6 +56,11 @@ def test_files_in_place_of_a_pattern(run: Any, words: str, remedy: str) -> None:
         ("predict a.mp4 --view-img", "use --show"),
         ("predict a.mp4 -o out", "--project"),
         ("predict a.mp4 --line_thickness 2", "use --line-width"),
+        (
+            "predict a.mp4 --mode green",
+            "use --save-matte; otherwise leave it out: the command says what to do",
+        ),
+        ("val scout-n --mode green", "--mode is for matte, not for val"),
         ("build m.onnx --source a.mp4", "--source is for predict, profile, parity, not for build"),
         ("doctor --track", "--track is for predict"),
         ("doctor --conf-thres 0.3", "framefuse doctor --help"),
@@ -64,7 +69,7 @@ def test_files_in_place_of_a_pattern(run: Any, words: str, remedy: str) -> None:
         ("predict a.mp4 --precision half", "did you mean fp16?"),
         ("predict a.mp4 --config runn.yaml", "did you mean run.yaml?"),
         ("val squares --data thruth.json", "did you mean truth.json?"),
-        ("predict strt.mp4", "did you mean street.mp4?"),
+        ("predict strt.mp4 squares", "did you mean street.mp4?"),
         ("detect street.mp4", "framefuse predict SOURCE MODEL"),
         ("train model=x.pt", "framefuse trains no models"),
         ("track street.mp4", "framefuse predict SOURCE MODEL --track bytetrack"),
@@ -100,8 +105,8 @@ def test_options_without_dashes(run: Any, words: str, command: str) -> None:
 
 def test_a_file_may_have_an_equals_sign_in_its_name(run: Any) -> None:
     Path("source=a.mp4").touch()
-    assert "not name=value" not in run("predict", "source=a.mp4")[2]
-    assert "not name=value" not in run("predict", "missing.mp4", "--name", "conf=0.4")[2]
+    assert "not name=value" not in run("predict", "source=a.mp4", "squares")[2]
+    assert "not name=value" not in run("predict", "missing.mp4", "squares", "--name", "conf=0.4")[2]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_watts_at_rest_are_kept_for_reports(run: Any, monkeypatch: pytest.Mo
     busy = Counter("cpu", "RAPL", value=lambda: 100 * time.perf_counter())
     monkeypatch.setattr(power, "cpu_counter", lambda root=None: busy)
     monkeypatch.setattr(power, "SHORTEST", 0.0)
-    with Pipeline(clip, device="cpu") as pipeline:
+    with Pipeline(clip, "squares", device="cpu") as pipeline:
         report = pipeline.run()
     (facts,) = report.energy
     assert facts.idle_watts == pytest.approx(40, rel=0.1) and facts.watts == pytest.approx(100, rel=0.1)

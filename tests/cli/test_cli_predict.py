@@ -17,7 +17,7 @@ from command_line import COMMAND, spawn
 
 
 def test_predict_writes_lines_and_a_report(run: Any, clip: Path) -> None:
-    code, out, err = run("predict", clip)
+    code, out, err = run("predict", clip, "squares")
     folder = Path("runs/predict/predict")
     assert (code, out) == (0, "")
     assert "12 frames" in err and str(folder / "report.html") in err
@@ -43,7 +43,7 @@ def test_the_model_may_stand_alone_beside_sources(run: Any, clip: Path) -> None:
     assert code == 1 and "there is no model 'none.onnx'" in err
     code, _, err = run("predict", "-s", clip, "scout-n", "-m", "squares")
     assert code == 2 and "two models are given: scout-n and squares" in err
-    code, _, err = run("predict", "-s", clip, "x" * 300)
+    code, _, err = run("predict", "-s", clip, "x" * 300, "-m", "squares")
     assert "bug" not in err and "x" * 20 in err
     code, out, _ = run("predict", "-s", clip, clip, "-m", "squares", "--json")
     assert code == 0 and len(json.loads(out)["sources"]) == 2
@@ -57,7 +57,7 @@ def test_one_file_holds_a_whole_run(run: Any, clip: Path) -> None:
 
 
 def test_stdout_holds_nothing_but_lines(clip: Path) -> None:
-    done = spawn("predict", clip, "--stdout")
+    done = spawn("predict", clip, "squares", "--stdout")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
     assert [row["frame"] for row in rows] == list(range(12))
@@ -65,18 +65,26 @@ def test_stdout_holds_nothing_but_lines(clip: Path) -> None:
     assert not Path("runs").exists()
 
 
+def test_options_that_do_nothing_are_named(run: Any) -> None:
+    address = "synthetic://street?frames=2&size=320x192"
+    code, _, err = run("predict", address, "scout-n", "--track", "--trail", "30")
+    assert code == 0 and err.count("\nwarning  trail without effect: add save or show\n") == 1
+    code, _, err = run("predict", address, "scout-n", "--events", "--trail", "30", "--save")
+    assert code == 0 and "without effect" not in err
+
+
 def test_quiet_prints_nothing(clip: Path) -> None:
-    done = spawn("predict", clip, "--quiet")
+    done = spawn("predict", clip, "squares", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param("predict {long} --stdout", "", marks=pytest.mark.slow),
-        pytest.param("predict {long} --stdout --debug", "", marks=pytest.mark.slow),
-        ("predict {long} --stdout --save-csv --save", "runs/predict/predict/long.csv"),
-        pytest.param("predict {long} --json", "400 frames", marks=pytest.mark.slow),
+        pytest.param("predict {long} squares --stdout", "", marks=pytest.mark.slow),
+        pytest.param("predict {long} squares --stdout --debug", "", marks=pytest.mark.slow),
+        ("predict {long} squares --stdout --save-csv --save", "runs/predict/predict/long.csv"),
+        pytest.param("predict {long} squares --json", "400 frames", marks=pytest.mark.slow),
         ("--help", ""),
         ("config reference", ""),
         pytest.param("doctor --json", "", marks=pytest.mark.slow),
@@ -106,18 +114,18 @@ def test_a_reader_that_goes_away_ends_the_run_without_a_word(long: Path, words: 
 @pytest.mark.parametrize(
     ("redirection", "words", "code", "message"),
     [
-        (">&-", "predict {clip}", 0, ""),
-        pytest.param(">&- 2>&- <&-", "predict {clip} --save", 0, "", marks=pytest.mark.slow),
-        ("2>&-", "predict missing.mp4", 1, ""),
+        (">&-", "predict {clip} squares", 0, ""),
+        pytest.param(">&- 2>&- <&-", "predict {clip} squares --save", 0, "", marks=pytest.mark.slow),
+        ("2>&-", "predict missing.mp4 squares", 1, ""),
         pytest.param(
-            *(">&-", "predict {clip} --stdout", 1, "cannot write to stdout: Bad file descriptor"),
+            *(">&-", "predict {clip} squares --stdout", 1, "cannot write to stdout: Bad file descriptor"),
             marks=pytest.mark.slow,
         ),
-        pytest.param(">/dev/full", "predict {clip}", 0, "", marks=pytest.mark.slow),
-        (">/dev/full", "predict {clip} --stdout", 1, "cannot write to stdout: No space left on device"),
+        pytest.param(">/dev/full", "predict {clip} squares", 0, "", marks=pytest.mark.slow),
+        (">/dev/full", "predict {clip} squares --stdout", 1, "cannot write to stdout: No space left on device"),
         (">/dev/full", "--help", 1, "cannot write to stdout: No space left on device"),
-        ("2>/dev/full", "predict {clip}", 0, ""),
-        ("2>/dev/full", "predict {clip} --conf 2", 2, ""),
+        ("2>/dev/full", "predict {clip} squares", 0, ""),
+        ("2>/dev/full", "predict {clip} squares --conf 2", 2, ""),
     ],
 )
 def test_standard_streams_that_are_closed_or_full(

@@ -36,7 +36,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_workers_share_the_list_and_nothing_is_read_twice(tmp_path: Path) -> None:
     files = clips(tmp_path, 5)
-    fleet = Fleet(files, devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True, engine="null")
+    fleet = Fleet(files, "squares", devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True, engine="null")
     report = fleet.run()
     assert report.frames == 5 * 12
     assert sorted(name for worker in report.workers for name in worker.inputs) == sorted(map(str, files))
@@ -91,7 +91,7 @@ def test_a_single_video_is_read_in_ranges(tmp_path: Path, share: float) -> None:
 
 @pytest.mark.slow
 def test_the_ranges_of_a_failed_run_stay(long: Path, tmp_path: Path) -> None:
-    fleet = Fleet(long, devices=["cpu", "cpu"], project=tmp_path, save_jsonl=True)
+    fleet = Fleet(long, "squares", devices=["cpu", "cpu"], project=tmp_path, save_jsonl=True)
 
     def kill(frames: int) -> None:
         if fleet._workers[0].facts.frames:
@@ -105,15 +105,15 @@ def test_the_ranges_of_a_failed_run_stay(long: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"track": "bytetrack"}, {"save": True}, {"vid_stride": 2}, {"start": 1.0}])
 def test_what_needs_the_whole_video_is_not_cut(long: Path, options: dict[str, Any]) -> None:
     given = {"save_jsonl": True, **options}
-    assert len(Fleet(long, devices=["cpu", "cpu"], save_jsonl=True)._ranges) == 2
-    assert not Fleet(long, devices=["cpu", "cpu"], **given)._ranges
+    assert len(Fleet(long, "squares", devices=["cpu", "cpu"], save_jsonl=True)._ranges) == 2
+    assert not Fleet(long, "squares", devices=["cpu", "cpu"], **given)._ranges
 
 
 def test_files_of_one_name_lose_nothing(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
     files = [video(tmp_path / name / "clip.mp4", frames=6) for name in ("one", "two", "three")]
-    fleet = Fleet(files, devices=["cpu", "cpu"], engine="null", project=tmp_path, save_jsonl=True)
+    fleet = Fleet(files, "squares", devices=["cpu", "cpu"], engine="null", project=tmp_path, save_jsonl=True)
     fleet.run()
     assert fleet.folder is not None
     entries = [json.loads(line) for line in (fleet.folder / "manifest.jsonl").read_text().splitlines()]
@@ -188,7 +188,7 @@ def test_the_result_does_not_replace_an_input(tmp_path: Path) -> None:
 def test_an_input_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     good = clips(tmp_path, 1)[0]
-    report = Fleet([tmp_path / "broken.mp4", good], devices=["cpu"], engine="null").run()
+    report = Fleet([tmp_path / "broken.mp4", good], "squares", devices=["cpu"], engine="null").run()
     assert report.frames == 12
     assert "broken.mp4 skipped" in report.table()
 
@@ -196,7 +196,7 @@ def test_an_input_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
 def test_what_is_damaged_is_said_with_its_name(tmp_path: Path) -> None:
     files = clips(tmp_path, 2, frames=40)
     damage_packet(files[1], 20)
-    table = Fleet(files, devices=["cpu"], engine="null").run().table()
+    table = Fleet(files, "squares", devices=["cpu"], engine="null").run().table()
     assert [line for line in table.splitlines() if "skipped" in line and str(files[1]) not in line] == []
     assert table.count("damaged packets skipped") == 1
 
@@ -205,7 +205,7 @@ def test_a_bad_input_is_no_error_whichever_worker_gets_it(tmp_path: Path) -> Non
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     good = clips(tmp_path, 1)[0]
     for inputs in ([good, tmp_path / "broken.mp4"], [tmp_path / "broken.mp4", good]):
-        report = Fleet(inputs, devices=["cpu", "cpu"], engine="null").run()
+        report = Fleet(inputs, "squares", devices=["cpu", "cpu"], engine="null").run()
         assert report.frames == 12 and not report.errors
         assert "broken.mp4" in report.table()
 
@@ -213,14 +213,14 @@ def test_a_bad_input_is_no_error_whichever_worker_gets_it(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_inputs_of_a_worker_that_cannot_start_are_done_by_others(tmp_path: Path) -> None:
     files = clips(tmp_path, 6, frames=60)
-    report = Fleet(files, devices=["cuda:7", "cpu"]).run()
+    report = Fleet(files, "squares", devices=["cuda:7", "cpu"]).run()
     failed, other = report.workers
     assert failed.error is not None and failed.error.kind == "CapabilityError" and not failed.inputs
     assert report.frames == 6 * 60 and len(other.inputs) == 6
 
 
 def test_a_terminated_worker_completes_what_it_wrote(long: Path, tmp_path: Path) -> None:
-    fleet = Fleet(long, devices=["cpu"], project=tmp_path, save_jsonl=True)
+    fleet = Fleet(long, "squares", devices=["cpu"], project=tmp_path, save_jsonl=True)
     sent: list[int] = []
 
     def terminate(frames: int) -> None:
@@ -238,20 +238,20 @@ def test_a_terminated_worker_completes_what_it_wrote(long: Path, tmp_path: Path)
 def test_what_is_printed_in_a_worker_is_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('good morning')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    report = Fleet(clips(tmp_path, 1), devices=["cpu"], engine="null").run()
+    report = Fleet(clips(tmp_path, 1), "squares", devices=["cpu"], engine="null").run()
     assert report.frames == 12 and not report.errors
 
 
 def test_no_frame_from_anywhere_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     with pytest.raises(SourceError, match=r"no input produced a frame \(1 tried\): .*broken\.mp4"):
-        Fleet(tmp_path / "broken.mp4", devices=["cpu", "cpu"], engine="null").run()
+        Fleet(tmp_path / "broken.mp4", "squares", devices=["cpu", "cpu"], engine="null").run()
 
 
 @pytest.mark.slow
 def test_what_a_killed_worker_had_not_taken_is_done_by_the_others(tmp_path: Path) -> None:
     files = clips(tmp_path, 4, frames=200)
-    fleet = Fleet(files, devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True)
+    fleet = Fleet(files, "squares", devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True)
     killed: list[int] = []
 
     def kill(frames: int) -> None:
@@ -270,7 +270,7 @@ def test_what_a_killed_worker_had_not_taken_is_done_by_the_others(tmp_path: Path
 
 
 def test_an_interruption_completes_what_is_written(long: Path, tmp_path: Path) -> None:
-    fleet = Fleet(long, devices=["cpu"], project=tmp_path / "runs", save_jsonl=True)
+    fleet = Fleet(long, "squares", devices=["cpu"], project=tmp_path / "runs", save_jsonl=True)
 
     def interrupt(frames: int) -> None:
         if frames:
@@ -291,7 +291,8 @@ def test_it_runs_from_a_script_without_a_main_guard(tmp_path: Path) -> None:
     clip = clips(tmp_path, 1)[0]
     script = tmp_path / "script.py"
     script.write_text(
-        f"import framefuse\nprint(framefuse.Fleet({str(clip)!r}, devices=['cpu'], engine='null').run().frames)\n"
+        f"import framefuse\nfleet = framefuse.Fleet({str(clip)!r}, 'squares', devices=['cpu'], engine='null')\n"
+        "print(fleet.run().frames)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "12\n", done.stderr
@@ -303,7 +304,7 @@ def test_modules_in_the_current_folder_are_not_those_of_a_worker(
     for name in ("av", "numpy", "json"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('that is another module')")
     monkeypatch.chdir(tmp_path)
-    report = Fleet(clips(tmp_path, 1), devices=["cpu"], engine="null").run()
+    report = Fleet(clips(tmp_path, 1), "squares", devices=["cpu"], engine="null").run()
     assert report.frames == 12 and not report.errors
 
 
@@ -316,36 +317,37 @@ def test_modules_in_the_current_folder_are_not_those_of_a_worker(
         ({"devices": ["gpu"]}, "'gpu' is not a device"),
         ({"devices": [0]}, "0 is not a device"),
         ({"devices": ["cpu"], "readers": -1}, "readers is -1"),
+        ({"devices": ["cpu"], "model": None}, "no model is given"),
         ({"devices": ["cpu"], "show": True}, "cannot show windows"),
         ({"devices": ["cpu"], "cnf": 0.3}, "unknown setting 'cnf'"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Fleet(clips(tmp_path, 1), **options)
+        Fleet(clips(tmp_path, 1), **{"model": "squares", **options})
 
 
 def test_live_sources_are_refused() -> None:
     for source in ("0", "rtsp://user:secret@host/live"):
         with pytest.raises(UsageError, match="never ends") as caught:
-            Fleet([source], devices=["cpu"])
+            Fleet([source], "squares", devices=["cpu"])
         assert "secret" not in str(caught.value)
     with pytest.raises(SourceError, match="no such file"):
-        Fleet(["missing.mp4"], devices=["cpu"])
+        Fleet(["missing.mp4"], "squares", devices=["cpu"])
     with pytest.raises(UsageError, match="needs inputs"):
-        Fleet([], devices=["cpu"])
+        Fleet([], "squares", devices=["cpu"])
     for nothing in (None, [None], b"clip.mp4"):
         with pytest.raises(UsageError, match="is not an input for a fleet"):
-            Fleet(nothing, devices=["cpu"])  # type: ignore[arg-type]
+            Fleet(nothing, "squares", devices=["cpu"])  # type: ignore[arg-type]
 
 
 def test_gpus_are_those_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = clips(tmp_path, 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
-    fleet = Fleet(files, devices=["cuda:1", "cuda:0"])
+    fleet = Fleet(files, "squares", devices=["cuda:1", "cuda:0"])
     assert [fleet._environments[name]["CUDA_VISIBLE_DEVICES"] for name in ("cuda:0", "cuda:1")] == ["3", "GPU-5f"]
     with pytest.raises(UsageError, match="cuda:2 was asked for, but CUDA_VISIBLE_DEVICES=3,GPU-5f exposes 2 GPUs"):
-        Fleet(files, devices=["cuda:2"])
+        Fleet(files, "squares", devices=["cuda:2"])
     assert parse_devices("0, 2") == ["cuda:0", "cuda:2"]
     with pytest.raises(UsageError, match="--gpus is 'one'"):
         parse_devices("one")
@@ -353,7 +355,7 @@ def test_gpus_are_those_that_are_visible(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_worker_without_its_gpu_says_so(tmp_path: Path) -> None:
     """There is no GPU where this runs, or the worker's environment hides it."""
-    fleet = Fleet(clips(tmp_path, 1), devices=["cuda:7"])
+    fleet = Fleet(clips(tmp_path, 1), "squares", devices=["cuda:7"])
     with pytest.raises(CapabilityError, match="cuda:7: ") as caught:
         fleet.run()
     assert caught.value.remedy
@@ -368,9 +370,9 @@ def test_the_command_line_needs_a_gpu_before_it_starts_anything(
     monkeypatch.setattr(choices, "check_cuda", missing)
     monkeypatch.chdir(tmp_path)
     clip = str(clips(tmp_path, 1)[0])
-    assert main(["predict", clip, "--gpus", "0,1"]) == 3
+    assert main(["predict", clip, "squares", "--gpus", "0,1"]) == 3
     assert "--gpus 0,1: there is no NVIDIA driver" in capsys.readouterr().err
-    assert main(["predict", clip, "--gpus", "0,1", "--device", "cpu"]) == 2
+    assert main(["predict", clip, "squares", "--gpus", "0,1", "--device", "cpu"]) == 2
     assert "--gpus and --device cpu conflict" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
@@ -382,7 +384,7 @@ def test_processes_of_one_gpu_share_its_decoders(tmp_path: Path, monkeypatch: py
         file.touch()
 
     def readers(devices: list[str], count: int = 60, **options: Any) -> list[int]:
-        fleet = Fleet(files[:count], devices=devices, **options)
+        fleet = Fleet(files[:count], "squares", devices=devices, **options)
         return [fleet._job(number)["readers"] for number in range(len(devices))]
 
     assert readers(["cuda:0"]) == [8]

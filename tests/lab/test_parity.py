@@ -114,7 +114,7 @@ def test_every_pixel_format_gives_the_boxes_of_the_reference_path(
         expected.append(path.boxes(pixels, placement))
     assert worst < 1.0
 
-    results = list(Pipeline(clip, precision="fp32"))
+    results = list(Pipeline(clip, "squares", precision="fp32"))
     assert len(results) == len(expected) == FRAMES
     for result, predictions in zip(results, expected, strict=True):
         count = int(predictions.counts[0])

@@ -209,7 +209,7 @@ def test_share() -> None:
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3"])
 def test_no_such_shard(shard: str) -> None:
     with pytest.raises(UsageError, match="such as 2/4"):
-        Pipeline("x", shard=shard)
+        Pipeline("x", "squares", shard=shard)
 
 
 @pytest.mark.parametrize("source", [0, "synthetic://street", "rtsp://host/x", ["a.mp4", 0]])
@@ -218,12 +218,12 @@ def test_only_files_have_shards(source: Any, tmp_path: Path, monkeypatch: pytest
     media.clip(Path("a.mp4"), 2)
     for options in ({"shard": "1/2"}, {"resume": True, "save_csv": True}):
         with pytest.raises(UsageError, match="is not a file"):
-            Pipeline(source, **options)
+            Pipeline(source, "squares", **options)
 
 
 def test_resume_needs_outputs(clips: Path) -> None:
     with pytest.raises(UsageError, match="resume needs outputs"):
-        Pipeline("clips", resume=True)
+        Pipeline("clips", "squares", resume=True)
     with pytest.raises(SourceError, match="no such file"):
         job("all", "nothing.mp4")
 

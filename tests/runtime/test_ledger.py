@@ -68,7 +68,7 @@ def test_it_counts_every_copy_that_the_program_asks_for(monkeypatch: pytest.Monk
 
 def test_a_way_into_a_gpu_without_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="memory mapped was asked for, but on device"):
-        Pipeline([np.zeros((8, 8, 3), np.uint8)], memory="mapped")
+        Pipeline([np.zeros((8, 8, 3), np.uint8)], "squares", memory="mapped")
 
 
 @pytest.mark.gpu

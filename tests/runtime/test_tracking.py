@@ -124,7 +124,7 @@ def test_ids_do_not_depend_on_how_many_files_are_read_at_once(tmp_path: Path) ->
         squares_clip(clip, frames=9 + seed, seed=seed)
 
     def found(**options: Any) -> dict[tuple[str, int], list[int]]:
-        results = list(Pipeline(clips, track="bytetrack", **options))
+        results = list(Pipeline(clips, "squares", track="bytetrack", **options))
         keys = [(result.frame.source_id, result.frame.index) for result in results]
         return dict(zip(keys, tracks(results), strict=True))
 
@@ -206,7 +206,7 @@ def test_everything_that_is_written_has_the_ids(tmp_path: Path) -> None:
     clip = tmp_path / "clip.mp4"
     squares_clip(clip, frames=6)
     options = dict.fromkeys(("save", "save_csv", "save_jsonl", "save_json", "save_mot"), True)
-    pipeline = Pipeline(clip, track=True, trail=0.5, project=tmp_path, name="run", **options)
+    pipeline = Pipeline(clip, "squares", track=True, trail=0.5, project=tmp_path, name="run", **options)
     results = list(pipeline)
     folder, expected = tmp_path / "run", tracks(results)
     lines = [json.loads(line) for line in (folder / "clip.jsonl").read_text().splitlines()]

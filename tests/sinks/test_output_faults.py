@@ -149,7 +149,7 @@ def test_pipeline_never_overwrites_what_it_reads(tmp_path: Path) -> None:
     for name in ("1.bmp", "1.png"):
         media.image(folder / name, 1)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    pipeline = Pipeline(folder, save=True, project=tmp_path, name=folder.name, exist_ok=True)
+    pipeline = Pipeline(folder, "squares", save=True, project=tmp_path, name=folder.name, exist_ok=True)
     with pytest.raises(SinkError, match=r"1\.png is an input of this run"):
         pipeline.run()
     assert {path: path.read_bytes() for path in before} == before
@@ -191,7 +191,7 @@ def test_no_run_overwrites_its_files(
 
 def test_a_report_that_cannot_be_written_leaves_the_folder_free(tmp_path: Path) -> None:
     clip = media.video(tmp_path / "clip.mp4")
-    pipeline = Pipeline(clip, project=tmp_path, name="out", exist_ok=True, save_jsonl=True)
+    pipeline = Pipeline(clip, "squares", project=tmp_path, name="out", exist_ok=True, save_jsonl=True)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "report.json").write_text("mine")
     pipeline.inputs.append(tmp_path / "out" / "report.json")
@@ -202,7 +202,7 @@ def test_a_report_that_cannot_be_written_leaves_the_folder_free(tmp_path: Path) 
 
 def test_no_output_is_overwritten_by_the_report(tmp_path: Path) -> None:
     clip = media.video(tmp_path / "report.mp4")
-    Pipeline(clip, project=tmp_path, name="out", save_json=True).run()
+    Pipeline(clip, "squares", project=tmp_path, name="out", save_json=True).run()
     assert len(json.loads((tmp_path / "out" / "report_2.json").read_text())["images"]) > 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["frames"] > 0
 
@@ -299,13 +299,13 @@ def test_run_folder_with_a_null_byte(tmp_path: Path) -> None:
 def test_two_runs_never_write_into_one_folder(tmp_path: Path) -> None:
     clip = media.video(tmp_path / "clip.mp4", frames=60)
     options: dict[str, Any] = {"project": tmp_path, "name": "run", "exist_ok": True, "save_jsonl": True, "queue": 1}
-    first = iter(Pipeline(clip, **options))
+    first = iter(Pipeline(clip, "squares", **options))
     next(first)
     with pytest.raises(SinkError, match=r"another run is writing into .*run\n.*--name"):
-        Pipeline(clip, **options).run()
+        Pipeline(clip, "squares", **options).run()
     assert sum(1 for _ in first) == 59
     assert len((tmp_path / "run" / "clip.jsonl").read_text().splitlines()) == 60
-    for _ in Pipeline(clip, **options):
+    for _ in Pipeline(clip, "squares", **options):
         break  # the folder was free again
     FolderLock(tmp_path / "run").release()
 
@@ -376,7 +376,7 @@ def test_file_replaced_while_it_is_written_stays_as_it_is(tmp_path: Path, name: 
 
 def test_folder_moved_away_is_an_error_of_the_run(tmp_path: Path) -> None:
     clip = media.video(tmp_path / "clip.mp4", frames=60)
-    pipeline = Pipeline(clip, project=tmp_path, name="run", save_txt=True, queue=1)
+    pipeline = Pipeline(clip, "squares", project=tmp_path, name="run", save_txt=True, queue=1)
     with pytest.raises(SinkError, match="labels"):
         for number, _ in enumerate(pipeline):
             if number == 0:

@@ -89,6 +89,8 @@ options also have a `--no-` form. A YAML file may also contain `source`, `model`
 Precedence, lowest first: default, preset, YAML file, environment, command line. Only the command line reads the
 environment; `framefuse.Pipeline(...)` in Python does not. `framefuse config show` takes the same options as
 `predict`, and prints the effective values and where each one comes from. `predict` turns `save_jsonl` on by default.
+
+If an option does nothing because it needs another one, as `trail` needs `save` or `show`, the report has a warning.
 """
 
 

@@ -42,8 +42,9 @@ def matte(
         Path | None, typer.Argument(metavar="OUT", help="where the video goes; default: into runs/matte")
     ] = None,
     model: Annotated[
-        str, option("MODEL", "segmenter: an ONNX file or the name of a shipped one", "--model", "-m")
-    ] = MODEL,
+        str | None,
+        option("MODEL", f"segmenter: an ONNX file or the name of a shipped one (default: {MODEL})", "--model", "-m"),
+    ] = None,
     mode: Annotated[
         str | None,
         option(
@@ -63,7 +64,8 @@ def matte(
     given |= {} if mode is None else {"save_matte": mode}
     if mode == "alpha" and target is not None and target.suffix == WEBM:
         given.setdefault("encoder", VP9)
-    settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings
+    effective = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ)
+    settings, model = effective.settings, model or effective.model or MODEL
     if target is not None and settings.save_matte == "png":
         raise UsageError(f"png writes a folder of images, not {target}", remedy="leave OUT out; --project says where")
     if target is not None:

@@ -33,6 +33,7 @@ from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
 from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
 from framefuse.fleet.ranges import Range, can_be_cut, merge, ranges, seconds_of
+from framefuse.models import find_model
 from framefuse.report.facts import ErrorFacts, few
 from framefuse.report.report import Report
 from framefuse.runtime import choices
@@ -117,18 +118,18 @@ class FleetReport:
             "",
             f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
         ]
-        warnings: list[str] = []
+        warnings: dict[str, None] = {}
         for worker in self.workers:
             report = worker.report
             fps, limiter = (report.fps, report.limiter) if report else (0.0, None)
             numbers = f"{len(worker.inputs):>7}{worker.frames:>10,}"
             lines.append(f"{worker.device:<10}{numbers}{fps:>10,.1f}  {limiter or '-'}")
-            warnings += worker.warnings
+            warnings |= dict.fromkeys(worker.warnings)
         busy = {report.utilisation.device: report.utilisation for worker in self.workers
                 if (report := worker.report) and report.utilisation}  # fmt: skip
         lines += ["", *(f"busy     {one.line()}" for one in busy.values())] if busy else []
         lines += ["", *(f"choice   {text}" for text in self.choices)] if self.choices else []
-        lines += ["", *(f"warning  {text}" for text in few(warnings))] if warnings else []
+        lines += ["", *(f"warning  {text}" for text in few(list(warnings)))] if warnings else []
         for worker in self.workers:
             if worker.error:
                 lines.append(f"error    {worker.device}: {worker.error.message}")
@@ -163,8 +164,8 @@ class Fleet:
         report: the result, once a run has ended or failed.
 
     Raises:
-        UsageError: no device, a live source among the inputs, or a wrong option.
-        SourceError: a path does not exist.
+        UsageError: no device, no model, a live source among the inputs, or a wrong option.
+        SourceError, ModelError: a path does not exist.
     """
 
     def __init__(
@@ -190,7 +191,8 @@ class Fleet:
             self.inputs = share(self.inputs, self.settings.shard)
             self.settings = of_shard(self.settings)
         self.folder: Path | None = None
-        self._model = None if model is None else str(model)
+        find_model(model)
+        self._model = str(model)
         self._environments = {device: _environment(device) for device in devices}
         self._devices, self._why = tuple(devices), why
         self._ranges: list[Range] = self._cut() if len(self.inputs) == 1 < len(devices) else []

@@ -27,7 +27,7 @@ from framefuse.fleet.fleet import PROCESSES, inputs_of
 from framefuse.fleet.ranges import MERGED, can_be_cut, merge, ranges, seconds_of
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.pipeline import DEFAULT_MODEL, Pipeline
+from framefuse.pipeline import Pipeline
 from framefuse.report.facts import few
 from framefuse.runtime.job import manifest_of
 from framefuse.runtime.model import Model
@@ -135,7 +135,7 @@ class RayFleet:
         for file, paths in self._inputs.items():
             if len({is_image_path(str(path)) for path in paths}) > 1:
                 raise UsageError(f"{brief(file)} has images and videos", remedy="name them apart, such as '*.mp4'")
-        self._address, self._model = address, str(find_model(model or DEFAULT_MODEL).resolve())
+        self._address, self._model = address, str(find_model(model).resolve())
         self._card = read_card(Path(self._model))
         self.folder: Path | None = None
         self.report: RayReport | None = None

@@ -40,6 +40,10 @@ SHA256 = {
 }
 """Hashes of their files. `python -m training.export` prints these entries."""
 REINSTALL = "install framefuse again (pip install --force-reinstall framefuse), or pass the path of your own model file"
+UNNAMED = (
+    "add yours, such as yolov8n.onnx, or fetch one: framefuse models get rtdetr-r18; "
+    "scout-n, which is in the package, knows only synthetic:// sources"
+)
 NAME = re.compile(r"\w[\w.-]*")
 """What a fetched model may be called."""
 
@@ -65,13 +69,15 @@ LICENCE = "Apache-2.0"
 """Of the models in the package."""
 
 
-def find_model(model: str | Path) -> Path:
+def find_model(model: str | Path | None) -> Path:
     """The file of a model, from its name or path. Nothing is fetched: `hub.get_model` does that.
 
     Raises:
-        UsageError: `model` is not a string or path.
+        UsageError: `model` is None, or neither a string nor a path.
         ModelError: there is no such model, or a shipped file was changed.
     """
+    if model is None:
+        raise UsageError("no model is given", remedy=UNNAMED)
     if not isinstance(model, (str, os.PathLike)):
         raise UsageError(f"the model is {brief(model)}", remedy="pass a name, or the path of an ONNX file")
     if str(model) in SHIPPED:

@@ -36,21 +36,21 @@ CUDA_BATCH = 8
 class RungChoice(NamedTuple):
     """The model to run, with the settings that it was measured with, and why."""
 
-    model: str | Path
+    model: str | Path | None
     settings: Settings
     notes: list[str]
     below: list[Below] | None
     """The cheaper rungs of the ladder, the best one first; None: there is no ladder."""
 
 
-def choose_rung(model: str | Path, settings: Settings) -> RungChoice:
+def choose_rung(model: str | Path | None, settings: Settings) -> RungChoice:
     """A rung, if `model` is a ladder.json; else the model as it is.
 
     Raises:
         ConfigError: the ladder cannot be used, or is that of another machine.
         UsageError: the settings say what the ladder decides.
     """
-    if not str(model).endswith(".json"):
+    if model is None or not str(model).endswith(".json"):
         return RungChoice(model, settings, [], None)
     ladder = read_ladder(Path(model))
     for field in ("imgsz", "engine", "precision", "device"):
@@ -275,12 +275,37 @@ NOT_OF = {
     "classify": ("save_json", "tiles", "roi", "stereo"),
 }
 """Task -> settings that do nothing for it, besides those of boxes."""
+EVENTS = "events zones save_events"
+NEEDS = {
+    "trail line_width hide_labels hide_conf show_views": "save show",
+    "track_high track_low track_new track_buffer track_match track_confirm track_agnostic": f"track {EVENTS}",
+    "stationary recheck": EVENTS,
+    "thumbnails": "save_events",
+    "tiles_whole": "tiles",
+    "min_agreement max_latency max_power": "adaptive",
+    "encoder crf encode_preset encode_threads": "save save_matte",
+    "matte_view matte_steady matte_eyes matte_holes matte_feather": "save_matte",
+    "project name exist_ok": " ".join(name for name in Settings.model_fields if name.startswith("save")),
+}
+"""Settings that do nothing by themselves -> what gives them something to do, each alone."""
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """A warning for each group of settings that were changed and do nothing, with what they need."""
+    warnings = []
+    for names, needs in NEEDS.items():
+        given = [name for name in names.split() if getattr(settings, name) != Settings.model_fields[name].default]
+        one_of = needs.split()
+        if given and not any(getattr(settings, need) for need in one_of):
+            more = ", ..." if len(one_of) > 4 else ""
+            warnings.append(f"{' and '.join(given)} without effect: add {' or '.join(one_of[:4])}{more}")
+    return warnings
 
 
 def check_task(card: Card, settings: Settings) -> None:
     """Raise UsageError if boxes are requested from a model that only segments, or tracks where nothing is tracked."""
     for field in ("save_mot", "trail"):
-        if getattr(settings, field) and not settings.track:
+        if getattr(settings, field) and not (settings.track or settings.needs_tracks):
             raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
     if settings.adaptive and card.task != "detect":
         what = f"adaptive compute interpolates boxes, and {card.path.name} has the task {card.task}"

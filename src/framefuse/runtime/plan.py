@@ -73,13 +73,19 @@ class RunPlan:
     live: bool = False
 
     def for_input(self, info: SourceInfo, *, views: bool = False) -> Self:
-        """The plan with the size of the model input; UsageError if the model does not take the requested size.
+        """The plan with the size of the model input; UsageError if the model does not take the requested size,
+        SinkError if mattes cannot be packed into the source.
 
         Args:
             views: whether a function of the caller gives the views.
         """
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
         settings, eyes = choices.choose_stereo(self.settings, info)
+        alone = info.path is not None or info.kind in (*HOST_KINDS, "live")
+        if settings.save_matte == "packed" and (alone or settings.stereo != "sbs"):
+            from framefuse.sinks.matte import check_packable
+
+            check_packable(info, settings.stereo)  # before the model is loaded
         settings, turned = rectilinear.chosen(settings, self.card, info, views=views)
         reasons = {**self.reasons, "input": reason, "stereo": eyes, "matte view": turned}
         return replace(self, settings=settings, preprocess=preprocess, reasons=reasons, live=info.live)

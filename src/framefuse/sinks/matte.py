@@ -23,6 +23,7 @@ from framefuse.sinks import VP9, WEBM, SinkContext
 from framefuse.sinks.draw import encode_colour
 from framefuse.sinks.images import FrameConverter, Meaning, Plane, StillsSink
 from framefuse.sinks.video import SOFTWARE, VideoFormat, VideoSink, fill
+from framefuse.sources import SourceInfo
 from framefuse.sources.stereo import find, said_by_name
 
 COLOURS = {"green": (0, 255, 0), "overlay": (255, 40, 120)}
@@ -84,10 +85,8 @@ class MatteSink(VideoSink):
 
     def open(self, context: SinkContext) -> None:
         self._stereo = find(context.source)
-        if self._mode == "packed" and (why := _not_packable(self._eyes, self._stereo.projection)):
-            remedy = "name the video as players expect it, such as clip_180_LR.mp4 or clip_FISHEYE190.mp4"
-            remedy += ", and add --stereo auto or --stereo sbs"
-            raise SinkError(f"{context.source.uri} cannot be packed with its mattes: {why}", remedy=remedy)
+        if self._mode == "packed":
+            check_packable(context.source, self._eyes)
         self._boxes = b"" if self._mode == "packed" else self._stereo.boxes
         super().open(context)
 
@@ -218,12 +217,15 @@ def image_of(frame: Frame, result: Result, mode: str, converter: FrameConverter)
     return composed
 
 
-def _not_packable(eyes: str | None, projection: str | None) -> str:
-    """Why a video cannot be packed; "": it can."""
-    if eyes != "sbs":
-        return "its eyes are not seen side by side"
-    known = projection == "equirect180" or str(projection).startswith("fisheye")
-    return "" if known else "nothing says that it is VR180 or fisheye"
+def check_packable(source: SourceInfo, eyes: str | None) -> None:
+    """SinkError if mattes cannot be packed into a source: its eyes are not seen side by side, or it is no VR video."""
+    known = str(find(source).projection).startswith(("equirect180", "fisheye"))
+    if eyes == "sbs" and known:
+        return
+    why = "nothing says that it is VR180 or fisheye" if eyes == "sbs" else "its eyes are not seen side by side"
+    remedy = "choose another mode, such as green; name VR video as players expect it, such as clip_180_LR.mp4 or "
+    remedy += "clip_FISHEYE190.mp4, and add --stereo auto or --stereo sbs"
+    raise SinkError(f"{source.uri or 'a live source'} cannot be packed with its mattes: {why}", remedy=remedy)
 
 
 def _to_fisheye(plane: Plane, outside: int) -> None:

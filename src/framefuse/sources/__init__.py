@@ -72,7 +72,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
 
         return open_arrays(source, options)
     remedy = "pass a path, a glob, an address, a camera number, arrays, or a list of these"
-    raise UsageError(f"a {type(source).__name__} is not a source of frames", remedy=remedy)
+    raise UsageError(f"{brief(source)} is not a source of frames", remedy=remedy)
 
 
 def _open_text(source: str | Path, options: SourceOptions) -> Source:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import av
 import numpy as np
 
+from framefuse.common.redact import brief
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
 from framefuse.sources.ffmpeg import LIMITED, check_size, wrap
@@ -196,7 +197,7 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
     images: Iterable[Any] = [source] if is_image(source) and getattr(source, "ndim", 3) < 4 else source
     if isinstance(images, Sized):
         if len(images) == 0:
-            raise SourceError("the array or list has no images")
+            raise SourceError(f"{brief(source)} has no images", remedy="pass a path, an address or images")
         first = array_frame(next(iter(images)), 0, info)
         info.width, info.height = first.width, first.height
         info.frames = -(-len(images) // options.vid_stride)

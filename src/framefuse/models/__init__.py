@@ -34,8 +34,8 @@ SHA256 = {
     "scout-s": "1ba6e309a960a64b08ac45080b16171802c13b9abf414bca4669ad5da53e6322",
     "scout-n-seg": "807aff40b989e0d22a6a09add1dae586fea9c9c5479c28085f5240f56957fe96",
     "scout-n-pose": "0d09ad6c553031410bc7e5fedf5a1cbf55d2a02604f184b2c5a96527e5b949cc",
-    "body-n": "1f6b685de8efa44122fd6425d56ef24fa97e13a29ac8cba1ee4743c9758efa2d",
-    "body-n-2": "d4e7371509ea90d5b22e73581b0ef75be7f891a28abf1e6fe71696597eac5bbf",
+    "body-n": "2b8d3bd90bad06b6bfe5787df572e9732615df2c4838e8f67e2bc3fdefb449c1",
+    "body-n-2": "349cd73be9c3e5a3f012bbe93fb84d61a83747f1dff9dbc2695a89d9ae4ccca0",
     "squares": "1599e443eda130ead090231f17c685a1be25397465d76d92d1878efd9bacb94c",
 }
 """Hashes of their files. `python -m training.export` prints these entries."""

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from framefuse.cuda import blas, cubins, device, kernel
+from framefuse.cuda import blas, cubins, device, driver, kernel
 
 SHIM = r"""
 #include <cmath>
@@ -217,7 +217,6 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
     """Make `kernels.cuda` launch on the CPU. `kind`: `cuda_fibres.Fibres` where threads talk to each other."""
     runtime = SimpleNamespace(
         getDevice=lambda: 0,
-        streamIsCapturing=lambda stream: False,
         streamSynchronize=lambda stream: None,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
@@ -232,7 +231,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
         cuda=SimpleNamespace(
             runtime=runtime,
             alloc_pinned_memory=bytearray,
-            Event=lambda disable_timing: SimpleNamespace(record=lambda stream: None),
+            Event=lambda disable_timing: SimpleNamespace(record=lambda stream=None: None),
             Stream=Stream,
             get_current_stream=lambda: Stream(non_blocking=True),
         ),
@@ -242,6 +241,8 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
     monkeypatch.setattr(device, "_uploads", {})
     monkeypatch.setattr(device, "current_stream", lambda: 0)
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
+    monkeypatch.setattr(device, "capturing", lambda stream: False)
+    monkeypatch.setattr(driver, "has_ended", lambda event: True)
     monkeypatch.setattr(kernel, "prepare", lambda symbols: None)
     monkeypatch.setattr(kernel, "compile_ahead", lambda symbols: None)
     monkeypatch.setattr(kernel, "launch", kernels.launch)

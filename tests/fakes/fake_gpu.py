@@ -127,6 +127,9 @@ class Gpu:
         stack = getattr(self._here, "streams", [])
         return stack[-1] if stack else 0
 
+    def capturing(self, stream: int | None) -> bool:
+        return (self.current_stream() if stream is None else stream) in self.recordings
+
     def current_device(self) -> int:
         return getattr(self._here, "device", 0)
 
@@ -261,7 +264,7 @@ class Gpu:
         runtime = SimpleNamespace(
             getDevice=gpu.current_device, setDevice=set_device, getDeviceCount=lambda: gpu.count, memGetInfo=memory,
             getDeviceProperties=lambda number: {"name": b"a fake GPU"},
-            streamSynchronize=lambda stream: None, streamIsCapturing=lambda stream: stream in gpu.recordings,
+            streamSynchronize=lambda stream: None,
             memcpyAsync=gpu.copy, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
             streamCaptureModeThreadLocal=1, CUDARuntimeError=CudaError, free=lambda address: gpu.alive(),
         )  # fmt: skip
@@ -428,6 +431,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
     monkeypatch.setattr(cuda_driver, "driver", gpu.driver)
+    monkeypatch.setattr(device, "capturing", gpu.capturing)
     monkeypatch.setattr(nvdec, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
     monkeypatch.setattr(kernel, "compile_ahead", lambda symbols: None)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fake_gpu import PITCH, Array, Gpu
 from framefuse.engines.null import CudaNullEngine, NullEngine, NullExecution
+from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, View
 from framefuse.kernels.masks.canvas import lies_on_gpu
 from framefuse.models.card import Card
@@ -26,8 +27,8 @@ from framefuse.sinks import CallbackSink
 from framefuse.sinks.images import FrameConverter, Meaning, planes_of
 from framefuse.sinks.matte import MatteSink
 from framefuse.sinks.mp4 import Mp4File
-from framefuse.sinks.video import VideoFormat, fill
-from framefuse.sources import segments
+from framefuse.sinks.video import VideoFormat, VideoSink, fill
+from framefuse.sources import nvdec, segments
 from framefuse.world import World
 from media import video
 
@@ -270,7 +271,9 @@ def matte_of(size: tuple[int, int], content: str, move: Callable[[Any], Any]) ->
 @pytest.mark.parametrize("mode", ["gray", "green", "overlay", "blur", "alpha"])
 @pytest.mark.parametrize("content", ["random", "one sample", "none", "all"])
 @pytest.mark.parametrize(("size", "name"), [((97, 63), "yuv420p"), ((64, 34), "nv12"), ((34, 18), "p010")])
-def test_frames_of_any_size(mode: str, content: str, size: tuple[int, int], name: str, gpu: Gpu) -> None:
+def test_frames_of_any_size(
+    mode: str, content: str, size: tuple[int, int], name: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Composed in a sink: on the host from planes that are 8-bit 4:2:0 already, on the GPU from any."""
     format = PIXEL_FORMATS[name]
     random, (width, height) = np.random.default_rng(6), size
@@ -283,9 +286,12 @@ def test_frames_of_any_size(mode: str, content: str, size: tuple[int, int], name
     for frame, move in zip(frames, (lambda array: array, lambda array: array.view(Array)), strict=True):
         sink: Any = MatteSink(mode=mode)
         copied = list[int]()
-        sink._context = SimpleNamespace(copied=copied.append)
+        sink._context, sink._behind = SimpleNamespace(copied=copied.append), False
         seen = Result(FrameInfo.of(frame), Detections.none({}), matte=matte_of(size, content, move))
-        shown = sink._compose_on_gpu(frame, seen) if lies_on_gpu(frame) else frame
+        written = list[Any]()
+        monkeypatch.setattr(VideoSink, "write", lambda sink, result, frame, to=written: to.append(frame))
+        sink.write(seen, frame)
+        (shown,) = written
         assert bool(copied) == lies_on_gpu(frame)
         video = VideoFormat(width, height, Meaning("bt601", False))
         even = video.even[::-1]
@@ -296,6 +302,61 @@ def test_frames_of_any_size(mode: str, content: str, size: tuple[int, int], name
     for number, (one, other) in enumerate(zip(*found, strict=True)):
         difference = np.abs(one.astype(int) - other)
         assert difference.max() <= 1 and (difference == 0).mean() > 0.98, (number, difference.max())
+
+
+@pytest.mark.parametrize("options", [{}, {"preset": "vr"}])
+def test_a_frame_of_a_file_is_written_while_the_next_is_composed(
+    options: dict[str, Any], gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its surface is lent until the GPU has read it; the last frame is written at the end. With the least delay, each
+    is written at once."""
+    happened, clip = list[tuple[str, int]](), stereo_clip(tmp_path / "clip.mp4")
+    compose, encode = MatteSink._compose_on_gpu, MatteSink._encode
+
+    def composing(sink: MatteSink, frame: Frame, result: Result) -> Any:
+        happened.append(("compose", frame.index))
+        return compose(sink, frame, result)
+
+    def encoding(sink: MatteSink, one: Any) -> None:
+        happened.append(("encode", one.frame.index))
+        encode(sink, one)
+
+    monkeypatch.setattr(MatteSink, "_compose_on_gpu", composing)
+    monkeypatch.setattr(MatteSink, "_encode", encoding)
+    released, release = list[Any](), nvdec.SurfaceLease.release
+    monkeypatch.setattr(nvdec.SurfaceLease, "release", lambda lease, after=None: [
+        released.append(after), release(lease, after)])  # fmt: skip
+    seen, there, _ = composed(monkeypatch, clip, segmenter.path, tmp_path, device="cuda", engine=BrightEngine(gpu),
+                              save_matte="gray", stereo="sbs", **options)  # fmt: skip
+    assert len(seen) == FRAMES and all(there)
+    if options:
+        order = [(word, index) for index in range(FRAMES) for word in ("compose", "encode")]
+    else:
+        order = [("compose", 0)]
+        order += [step for index in range(1, FRAMES) for step in (("compose", index), ("encode", index - 1))]
+        order += [("encode", FRAMES - 1)]
+    assert happened == order
+    assert sum(after is not None for after in released) >= FRAMES
+
+
+def test_what_is_composed_is_written_when_the_next_frame_cannot_be(
+    gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compose = MatteSink._compose_on_gpu
+
+    def composing(sink: MatteSink, frame: Frame, result: Result) -> Any:
+        if frame.index == 5:
+            raise SinkError("no more")
+        return compose(sink, frame, result)
+
+    monkeypatch.setattr(MatteSink, "_compose_on_gpu", composing)
+    clip = stereo_clip(tmp_path / "clip.mp4")
+    with pytest.raises(SinkError, match="no more"):
+        composed(monkeypatch, clip, segmenter.path, tmp_path, device="cuda", engine=BrightEngine(gpu),
+                 save_matte="gray", stereo="sbs")  # fmt: skip
+    (path,) = tmp_path.rglob("clip_gray.mp4")
+    with av.open(str(path)) as written:
+        assert sum(1 for _ in written.decode(video=0)) == 5
 
 
 @pytest.mark.slow

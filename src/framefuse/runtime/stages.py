@@ -219,9 +219,9 @@ def write(
             source_id = result.frame.source_id
             if (unit := completed(source_id)) is not None:
                 sinks.end(unit)
-            sinks.write(result, frame, info_of(source_id))
+            read = sinks.write(result, frame, info_of(source_id))
             if frame is not None and frame.lease is not None:
-                frame.lease.release()
+                frame.lease.release(after=read)
             clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
             yield result
         if not stopped():

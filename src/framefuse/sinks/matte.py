@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,14 @@ FISHEYE = 190
 """Degrees of the fisheye picture that a VR180 panorama becomes."""
 
 
+class _Composing(NamedTuple):
+    """A frame that a GPU composes. It and its mattes are kept until that has ended."""
+
+    frame: Frame
+    result: Result
+    canvas: Canvas
+
+
 class MatteSink(VideoSink):
     """Writes <stem>_<mode>.mp4, of the mode alpha .mov (ProRes 4444) or .webm (VP9). What a video player takes as the
     projection and the arrangement of the eyes from the end of a name, such as _180_LR, stays at its end.
@@ -71,8 +79,10 @@ class MatteSink(VideoSink):
         super().__init__(encoder=usual if encoder == "auto" else encoder, **options)
         self._mode, self._eyes = mode, stereo
         self.composes_on_gpu = mode != "packed"
-        self._canvas: dict[VideoFormat, tuple[Canvas, Layers]] = {}
-        """At most one, that of the frames on a GPU."""
+        self._canvases: dict[VideoFormat, tuple[list[Canvas], Layers]] = {}
+        """At most those of one format, that of the frames on a GPU."""
+        self._composing: _Composing | None = None
+        """The frame that is written when the next one is being composed."""
         self._composed: list[Plane] | None = None
         """The frame that is being written, if a GPU has composed it."""
         if mode == "alpha" and encoder == VP9:
@@ -88,6 +98,7 @@ class MatteSink(VideoSink):
         if self._mode == "packed":
             check_packable(context.source, self._eyes)
         self._boxes = b"" if self._mode == "packed" else self._stereo.boxes
+        self._behind = not context.source.live and not self._low_latency
         super().open(context)
 
     def _called(self, stem: str) -> str:
@@ -102,19 +113,47 @@ class MatteSink(VideoSink):
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink matte needs the frame"
-        self._composed = None
-        if lies_on_gpu(frame):
-            frame = self._compose_on_gpu(frame, result)
-        super().write(result, frame)
+        if not lies_on_gpu(frame):
+            self._catch_up()
+            self._composed = self.reads_until = None
+            super().write(result, frame)
+            return
+        composing = self._compose_on_gpu(frame, result)
+        self._catch_up()
+        self._composing, self.reads_until = composing, composing.canvas.ended
+        if not self._behind:
+            self._catch_up()
 
-    def _compose_on_gpu(self, frame: Frame, result: Result) -> Frame:
-        """The frame on the host, composed but for transparency. One copy brings it there."""
+    def close(self) -> None:
+        try:
+            self._catch_up()
+        finally:
+            super().close()
+
+    def _catch_up(self) -> None:
+        """Write the frame that the GPU composes."""
+        one, self._composing = self._composing, None
+        if one is not None:
+            self._encode(one)
+
+    def _encode(self, one: _Composing) -> None:
+        self._composed = one.canvas.wait()
+        shown = [plane[: one.frame.height, : one.frame.width] for plane in self._composed[:1]] + self._composed[1:3]
+        pixels = PIXEL_FORMATS["gray" if len(self._composed) == 1 else "yuv420p"]
+        frame = replace(one.frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
+        super().write(one.result, frame)
+
+    def _compose_on_gpu(self, frame: Frame, result: Result) -> _Composing:
+        """Start to compose a frame, but for transparency, and to bring it to the host with one copy."""
         format = VideoFormat(frame.width, frame.height, Meaning(frame.matrix, frame.full_range))
         (width, height), count = format.even, {"gray": 1, "alpha": 4}.get(self._mode, 3)
         whole, coarse = (height, width), (height // 2, width // 2)
-        if format not in self._canvas:
-            self._canvas = {format: (Canvas((whole, coarse, coarse, whole)[:count]), self._layers(format))}
-        (canvas, layers), matte = self._canvas[format], _matte_of(result)
+        if format not in self._canvases:
+            shapes = (whole, coarse, coarse, whole)[:count]
+            self._canvases = {format: ([Canvas(shapes) for _ in range(1 + self._behind)], self._layers(format))}
+        (canvases, layers), matte = self._canvases[format], _matte_of(result)
+        canvas = canvases.pop(0)
+        canvases.append(canvas)
         views = [(Grid(part.region, part.alpha.shape), part.alpha, part.guide) for part in matte.parts]
         out, blurs = list(canvas.planes), self._mode == "blur"
         if blurs:
@@ -122,11 +161,9 @@ class MatteSink(VideoSink):
         compose(frame, views, layers, matte.feather, out)
         if blurs:
             _blur(out[:3], out[3])
-        self._composed = canvas.download()
+        canvas.start()
         self._context.copied(canvas.nbytes)
-        shown = [plane[: format.height, : format.width] for plane in self._composed[:1]] + self._composed[1:3]
-        pixels = PIXEL_FORMATS["gray" if count == 1 else "yuv420p"]
-        return replace(frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
+        return _Composing(frame, result, canvas)
 
     def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
         """Compose the frame, which the planes hold, with the matte."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device, driver, kernel
 from framefuse.cuda.launch_plan import keep
 from framefuse.frame import Frame, PixelFormat
 from framefuse.kernels.arrays import address, kind, new, on_gpu, pitch, to_host
@@ -109,6 +109,9 @@ class Canvas:
 
     Args:
         shapes: (height, width) of each plane.
+
+    Attributes:
+        ended: CUDA event after what `start` was called for.
     """
 
     def __init__(self, shapes: tuple[tuple[int, int], ...]) -> None:
@@ -116,9 +119,20 @@ class Canvas:
         self.planes, self._memory = device.packed_allocation(kinds, lambda size: new(True, (size,), np.uint8))
         self._host, self._bytes = device.packed_allocation(kinds, lambda size: device.pinned((size,), np.uint8))
         self.nbytes = self._bytes.nbytes
+        self.ended = device.cupy().cuda.Event(disable_timing=True)
+
+    def start(self) -> None:
+        """Copy the planes to the host after the work on CuPy's current stream; the next copy overwrites them."""
+        device.copy_to_host(self._memory, self._bytes, None)
+        self.ended.record()
+
+    def wait(self) -> list[NDArray[np.uint8]]:
+        """The planes on the host, once they are there."""
+        if not driver.has_ended(self.ended):
+            self.ended.synchronize()
+        return self._host
 
     def download(self) -> list[NDArray[np.uint8]]:
         """The planes on the host, once the work on CuPy's current stream has ended; the next call overwrites them."""
-        device.copy_to_host(self._memory, self._bytes, None)
-        device.cupy().cuda.runtime.streamSynchronize(device.current_stream())
-        return self._host
+        self.start()
+        return self.wait()

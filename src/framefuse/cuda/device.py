@@ -6,6 +6,7 @@ threads; all other code on CUDA uses that one and takes no number.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import os
@@ -266,8 +267,18 @@ def new_stream() -> Any:
 
 
 def capturing(stream: int | None) -> bool:
-    """Whether a stream (None: CuPy's current one) is being captured in a graph."""
-    return bool(cupy().cuda.runtime.streamIsCapturing(current_stream() if stream is None else stream))
+    """Whether a stream (None: CuPy's current one) is being captured in a graph. Holds the GIL, as `driver` does."""
+    pointer, status = current_stream() if stream is None else stream, ctypes.c_int()
+    if _stream_is_capturing()(pointer, ctypes.byref(status)):  # perhaps CUDA is new to this thread
+        return bool(cupy().cuda.runtime.streamIsCapturing(pointer))
+    return bool(status.value)
+
+
+@lru_cache(maxsize=1)
+def _stream_is_capturing() -> Any:
+    function = ctypes.PyDLL("libcuda.so.1").cuStreamIsCapturing
+    function.argtypes = [ctypes.c_uint64, ctypes.POINTER(ctypes.c_int)]
+    return function
 
 
 @contextmanager

@@ -10,7 +10,7 @@
 The first half of each is left out: some memory is taken once, little by little. A slope is that of the line of least
 squares. The heap is what the C library has handed out. Python's objects are in it, because their own allocator is
 switched off for the measurement (PYTHONMALLOC=malloc), as are the C library's caches of each thread. A GPU's memory is
-what the driver says that is taken. The record is growth, or growth_gpu.
+what the driver says that is taken, by anybody. The record, growth or growth_gpu, is written after each part.
 """
 
 from __future__ import annotations
@@ -166,11 +166,11 @@ def main() -> None:
             "cycles": lambda: cycles(short, args.cycles, args.device, meter),
             "swaps": lambda: swaps(args.swaps, args.device, meter),
         }
+        record = "growth_gpu" if args.device == "cuda" else "growth"
         for name, part in parts.items():
             facts[name] = part()
             print(name, facts[name], flush=True)
-    name = "growth_gpu" if args.device == "cuda" else "growth"
-    save(name, {"device": args.device, "model": MODEL, **facts}, *GROUPS, *ENGINES[args.device])
+            save(record, {"device": args.device, "model": MODEL, **facts}, *GROUPS, *ENGINES[args.device])
 
 
 if __name__ == "__main__":

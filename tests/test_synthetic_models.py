@@ -14,17 +14,21 @@ from framefuse.world import World
 from media import video
 
 WORLD = "synthetic://street?seed=1&frames=3&size=160x96"
-WARNING = "knows only framefuse's synthetic world"
+WORLD_ONLY = "knows only framefuse's synthetic world"
+PEOPLE = "is trained on synthetic images: of real footage it finds people who are near"
 
 
-@pytest.mark.parametrize("model", ["scout-n", "scout-s", "body-n"])
-def test_it_warns_of_other_sources(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("scout-n", WORLD_ONLY), ("scout-s", WORLD_ONLY), ("body-n", PEOPLE), ("body-n-2", PEOPLE)],
+)
+def test_it_warns_of_other_sources(tmp_path: Path, model: str, said: str) -> None:
     sources: list[Any] = [video(tmp_path / "real.mp4"), [np.zeros((48, 64, 3), np.uint8)]]
     for source in sources:
         report = Pipeline(source, model).run()
         (warning,) = report.warnings
-        assert warning.startswith(model) and WARNING in warning
-        assert WARNING in report.table() and WARNING.replace("'", "&#x27;") in report.to_html()
+        assert warning.startswith(f"{model} {said}")
+        assert said in report.table() and said.replace("'", "&#x27;") in report.to_html()
 
 
 def test_it_does_not_where_it_is_at_home(tmp_path: Path) -> None:

@@ -567,6 +567,8 @@ class Pipeline:
         """Warns of a source that the model was not trained for."""
         if not self.card.synthetic or all(info.synthetic for info in self._inputs.infos()):
             return []
+        if limits := self.card.about.get("limits"):
+            return [f"{self.card.path.stem} is trained on synthetic images: {limits}"]
         return [
             f"{self.card.path.stem} knows only framefuse's synthetic world, so what it finds in other images means "
             "nothing: export a detector of your own (guide: Your own model)"

@@ -10,7 +10,7 @@
 The first half of each is left out: some memory is taken once, little by little. A slope is that of the line of least
 squares. The heap is what the C library has handed out. Python's objects are in it, because their own allocator is
 switched off for the measurement (PYTHONMALLOC=malloc), as are the C library's caches of each thread. A GPU's memory is
-what the driver says that is taken, by anybody. The record, growth or growth_gpu, is written after each part.
+what the driver says is taken, by any process. The record, growth or growth_gpu, is written after each part.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ EVERY, PAUSE = 1024, 1.0
 """Frames between two readings, and the seconds for which the source then waits."""
 WARM_UP, TAKEN = 0.5, 8
 """Share of the readings that is left out, and frames that are taken from each of many runs."""
+CLEAR_NAMES: Callable[[], None] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 KINDS, MOST = ("heap", "threads", "files", "gpu"), 10_000
 """What is read, and how often at most."""
 GROUPS = "program", "pipeline"
@@ -80,7 +81,7 @@ class Meter:
     def read(self, readings: Readings) -> None:
         """Append what the process holds now."""
         gc.collect()
-        sys._clear_type_cache()  # its 4,096 entries keep the names that C code looks up, and it fills slowly
+        CLEAR_NAMES()  # 4,096 entries of a cache keep the names that C code looks up, and it fills slowly
         taken = 0
         if self._on_gpu:
             from cupy.cuda import runtime

@@ -140,18 +140,19 @@ def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, waits:
     Args:
         waits: until the planes are drawn, before they are copied to the host.
     """
-    write, encode, start = MatteSink.write, MatteSink._encode, Canvas.start
+    write, compose, start = MatteSink.write, MatteSink._compose_on_gpu, Canvas.start
 
     def written(sink: MatteSink, result: Any, frame: Any) -> None:
-        watch.shown = result.frame.index
-        write(sink, result, frame)
-
-    def encoded(sink: MatteSink, one: Any) -> None:
         if encodes:
-            encode(sink, one)
+            write(sink, result, frame)
         else:
-            one.canvas.wait()
-        watch.finished(one.frame.index)
+            begun = sink._composing and sink._composing[0].frame is frame
+            sink._downloaded(sink._composing.popleft() if begun else sink._compose_on_gpu(frame, result))
+        watch.finished(result.frame.index)
+
+    def composing(sink: MatteSink, frame: Any, result: Any) -> Any:
+        watch.shown = result.frame.index
+        return compose(sink, frame, result)
 
     def started(canvas: Canvas) -> None:
         if waits:
@@ -160,7 +161,7 @@ def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, waits:
 
     with (
         mock.patch.object(MatteSink, "write", written),
-        mock.patch.object(MatteSink, "_encode", encoded),
+        mock.patch.object(MatteSink, "_compose_on_gpu", composing),
         mock.patch.object(Canvas, "start", started),
         TemporaryDirectory() as folder,
     ):

@@ -50,6 +50,7 @@ def left_behind(records: Records) -> list[str]:
     rows = ["| after | heap, KB for 1,000 more | more threads | more open files |", "|---|---|---|---|"]
     for name, title in (("frames", "frames of one run"), ("cycles", "runs, opened and closed"), ("swaps", "sources")):
         if (found := record.get(name)) is None:
+            rows.append(f"| {title}: not measured | | | |")
             continue
         grown = [found[kind]["last"] - found[kind]["first"] for kind in ("threads", "files")]
         rows.append(f"| {found[name]:,} {title} | {found['heap']['per_1000'] / 1e3:.1f} | {grown[0]} | {grown[1]} |")

@@ -204,7 +204,7 @@ def test_options_without_effect_are_named(run: Any, words: list[str], said: str)
         (["--mode", "violet"], "violet"),
         (["--classes", "zebra"], "zebra"),
         (["--stereo", "up"], "stereo"),
-        (["--mode", "packed", "--stereo", "left"], "side by side"),
+        (["--mode", "packed", "--stereo", "left"], "it is no video file"),
     ],
 )
 def test_what_cannot_be_done_is_said(run: Any, words: list[str], message: str) -> None:
@@ -219,8 +219,9 @@ def test_what_cannot_be_done_is_said(run: Any, words: list[str], message: str) -
         ("clip.mp4", [], "clip.mp4 cannot be packed with its mattes: its eyes are not seen side by side"),
         ("clip.mp4", ["--stereo", "sbs"], "clip.mp4 cannot be packed with its mattes: nothing says that it is VR180"),
         ("*.mp4", [], "2 sources cannot be packed with its mattes: its eyes are not seen side by side"),
-        ("a.png", ["--stereo", "sbs"], "a.png cannot be packed with its mattes: nothing says that it is VR180"),
-        ("rtsp://127.0.0.1:1/x", [], "a live source cannot be packed with its mattes: its eyes are not seen"),
+        ("a.png", ["--stereo", "sbs"], "a.png cannot be packed with its mattes: it is no video file"),
+        ("a_180_LR.png", ["--stereo", "sbs"], "a_180_LR.png cannot be packed with its mattes: it is no video file"),
+        ("rtsp://127.0.0.1:1/x_180_LR", [], "a live source cannot be packed with its mattes: it is no video file"),
     ],
 )
 def test_what_cannot_be_packed_is_refused_before_the_model_is_opened(
@@ -228,11 +229,13 @@ def test_what_cannot_be_packed_is_refused_before_the_model_is_opened(
 ) -> None:
     for name in ("clip", "clip2"):
         video(tmp_path / f"{name}.mp4", frames=2)
-    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    for name in ("a", "a_180_LR"):
+        Image.new("RGB", (64, 48)).save(tmp_path / f"{name}.png")
     opened: list[Any] = []
     monkeypatch.setattr("framefuse.pipeline.open_engine", lambda *given: opened.append(given))
     code, _, err = run("matte", source, "--mode", "packed", *words)
     assert code == 1 and message in err and "choose another mode, such as green" in err
+    assert ("name VR video" in err) == ("no video file" not in err)
     assert not opened and not Path("runs").exists()
 
 
@@ -242,6 +245,9 @@ def test_a_file_of_options_names_the_model_and_the_mode(run: Any) -> None:
     code, out, _ = run("matte", "synthetic://bodies?frames=1&size=64x64", "-c", options, "--json")
     report = json.loads(out)
     assert code == 0 and report["model"]["name"] == "body-n-2" and "synthetic_green.mp4" in str(report["outputs"])
+    options.write_text("save_matte: alpha\n")
+    code, _, err = run("matte", "synthetic://bodies?frames=1&size=64x64", "out.webm", "-c", options)
+    assert code == 0 and Path("out.webm").exists(), err
     options.write_text("mode: green\n")
     code, _, err = run("matte", "synthetic://bodies?frames=1", "-c", options)
     assert code == 2 and "unknown setting 'mode' (file run.yaml, line 1)\n  -> for mattes, use save_matte" in err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from framefuse.kernels.masks.canvas import lies_on_gpu
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo, Matte, MattePart, Result
-from framefuse.runtime import memory
+from framefuse.runtime import matting, memory
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.sinks import CallbackSink
@@ -28,7 +30,7 @@ from framefuse.sinks.images import FrameConverter, Meaning, planes_of
 from framefuse.sinks.matte import MatteSink
 from framefuse.sinks.mp4 import Mp4File
 from framefuse.sinks.video import VideoFormat, VideoSink, fill
-from framefuse.sources import nvdec, segments
+from framefuse.sources import segments
 from framefuse.world import World
 from media import video
 
@@ -308,38 +310,61 @@ def test_frames_of_any_size(
 def test_a_frame_of_a_file_is_written_while_the_next_is_composed(
     options: dict[str, Any], gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its surface is lent until the GPU has read it; the last frame is written at the end. With the least delay, each
-    is written at once."""
+    """But for the first, which opens the sink. With the least delay, each is written at once. Nobody gets a result
+    whose matte a GPU still computes."""
     happened, clip = list[tuple[str, int]](), stereo_clip(tmp_path / "clip.mp4")
-    compose, encode = MatteSink._compose_on_gpu, MatteSink._encode
+    compose, download = MatteSink._compose_on_gpu, MatteSink._downloaded
 
     def composing(sink: MatteSink, frame: Frame, result: Result) -> Any:
         happened.append(("compose", frame.index))
         return compose(sink, frame, result)
 
-    def encoding(sink: MatteSink, one: Any) -> None:
-        happened.append(("encode", one.frame.index))
-        encode(sink, one)
+    def downloading(sink: MatteSink, one: Any) -> Frame:
+        found = download(sink, one)
+        happened.append(("wait", one.frame.index))
+        return found
 
     monkeypatch.setattr(MatteSink, "_compose_on_gpu", composing)
-    monkeypatch.setattr(MatteSink, "_encode", encoding)
-    released, release = list[Any](), nvdec.SurfaceLease.release
-    monkeypatch.setattr(nvdec.SurfaceLease, "release", lambda lease, after=None: [
-        released.append(after), release(lease, after)])  # fmt: skip
-    seen, there, _ = composed(monkeypatch, clip, segmenter.path, tmp_path, device="cuda", engine=BrightEngine(gpu),
-                              save_matte="gray", stereo="sbs", **options)  # fmt: skip
-    assert len(seen) == FRAMES and all(there)
-    if options:
-        order = [(word, index) for index in range(FRAMES) for word in ("compose", "encode")]
+    monkeypatch.setattr(MatteSink, "_downloaded", downloading)
+    options = {"device": "cuda", "engine": BrightEngine(gpu), "save_matte": "gray", "stereo": "sbs", **options}
+    for result in Pipeline(clip, segmenter.path, project=tmp_path, **options):
+        happened.append(("result", result.frame.index))
+    on_gpu = [step for step in happened if step[0] != "result"]
+    if "preset" in options:
+        assert on_gpu == [(word, index) for index in range(FRAMES) for word in ("compose", "wait")]
     else:
-        order = [("compose", 0)]
-        order += [step for index in range(1, FRAMES) for step in (("compose", index), ("encode", index - 1))]
-        order += [("encode", FRAMES - 1)]
-    assert happened == order
-    assert sum(after is not None for after in released) >= FRAMES
+        steps = [("compose", 0), ("wait", 0), ("compose", 1)]
+        steps += [step for index in range(2, FRAMES) for step in (("compose", index), ("wait", index - 1))]
+        assert on_gpu == [*steps, ("wait", FRAMES - 1)]
+    for index in range(FRAMES):
+        assert happened.index(("result", index)) > happened.index(("wait", index))
 
 
-def test_what_is_composed_is_written_when_the_next_frame_cannot_be(
+def test_what_a_gpu_reads_is_kept_until_it_has(
+    gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mattes of the frames around one, at a cut too."""
+    read, download, steady = list[list[Any]](), MatteSink._downloaded, matting.steadied
+
+    def steadying(around: list[Any], *given: Any, **options: Any) -> Any:
+        read.append([weakref.ref(moment.alphas[0]) for moment in around])
+        return steady(around, *given, **options)
+
+    def downloading(sink: MatteSink, one: Any) -> Frame:
+        assert all(alpha() is not None for alpha in read[one.frame.index])
+        return download(sink, one)
+
+    monkeypatch.setattr(matting, "steadied", steadying)
+    monkeypatch.setattr(MatteSink, "_downloaded", downloading)
+    clip = stereo_clip(tmp_path / "clip.mp4")
+    seen, there, _ = composed(monkeypatch, clip, segmenter.path, tmp_path, device="cuda", engine=BrightEngine(gpu),
+                              save_matte="gray", stereo="sbs")  # fmt: skip
+    assert len(seen) == len(read) == FRAMES and all(there)
+    gc.collect()
+    assert not any(alpha() is not None for looks in read[:4] for alpha in looks), "those before the cut"
+
+
+def test_what_is_composed_is_written_where_the_next_frame_cannot_be(
     gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compose = MatteSink._compose_on_gpu

@@ -16,12 +16,16 @@ from framefuse import Pipeline
     [
         ({"track": True, "trail": 3}, "trail without effect: add save or show"),
         ({"hide_labels": True, "line_width": 2}, "line_width and hide_labels without effect: add save or show"),
-        ({"track_high": 0.3}, "track_high without effect: add track or events or zones or save_events"),
+        (
+            {"hide_labels": True, "line_width": 2, "trail": 3, "track": True},
+            "trail, line_width and hide_labels without effect: add save or show",
+        ),
+        ({"track_high": 0.3}, "track_high without effect: add track, events, zones or save_events"),
         ({"track": True, "thumbnails": False}, "thumbnails without effect: add save_events"),
         ({"tiles_whole": False}, "tiles_whole without effect: add tiles"),
         ({"max_latency": 1}, "max_latency without effect: add adaptive"),
         ({"matte_eyes": 1}, "matte_eyes without effect: add save_matte"),
-        ({"name": "a"}, "name without effect: add save or save_txt or save_json or save_jsonl, ..."),
+        ({"name": "a"}, "name without effect: add an output, such as save"),
         ({"crf": 30, "save_csv": True}, "crf without effect: add save or save_matte"),
         ({"track_high": 0.3, "stationary": 3, "events": True}, None),
         ({"trail": 3, "events": True, "save": True, "crf": 30, "name": "a"}, None),

@@ -62,10 +62,10 @@ def matte(
     from framefuse.sources import is_camera, videos_in
 
     given |= {} if mode is None else {"save_matte": mode}
-    if mode == "alpha" and target is not None and target.suffix == WEBM:
-        given.setdefault("encoder", VP9)
     effective = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ)
     settings, model = effective.settings, model or effective.model or MODEL
+    if target is not None and target.suffix == WEBM and (settings.save_matte, settings.encoder) == ("alpha", "auto"):
+        settings = settings.model_copy(update={"encoder": VP9})
     if target is not None and settings.save_matte == "png":
         raise UsageError(f"png writes a folder of images, not {target}", remedy="leave OUT out; --project says where")
     if target is not None:

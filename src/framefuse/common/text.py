@@ -1,6 +1,7 @@
 """Escapes untrusted text, such as names of files and classes, for terminals, HTML and Markdown."""
 
 import re
+from collections.abc import Sequence
 from html import escape
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -35,6 +36,11 @@ def in_markdown(text: str) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: 1 frame, 2,000 frames."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(words: Sequence[str], last: str) -> str:
+    """Words as a sentence lists them, with "and" or "or" before the last."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def lines_of(error: BaseException | str) -> list[str]:

@@ -269,7 +269,8 @@ def new_stream() -> Any:
 def capturing(stream: int | None) -> bool:
     """Whether a stream (None: CuPy's current one) is being captured in a graph. Holds the GIL, as `driver` does."""
     pointer, status = current_stream() if stream is None else stream, ctypes.c_int()
-    if _stream_is_capturing()(pointer, ctypes.byref(status)):  # perhaps CUDA is new to this thread
+    code = _stream_is_capturing()(pointer, ctypes.byref(status))
+    if code or status.value > 1:  # CUDA is new to this thread, or the capture is invalid, which CuPy raises
         return bool(cupy().cuda.runtime.streamIsCapturing(pointer))
     return bool(status.value)
 

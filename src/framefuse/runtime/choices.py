@@ -11,6 +11,7 @@ from framefuse.adaptive.ladder import Rung, choose, read_ladder
 from framefuse.common.machine import cpu_model
 from framefuse.common.names import nearest
 from framefuse.common.redact import brief
+from framefuse.common.text import listed
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import device as gpus
 from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
@@ -297,8 +298,8 @@ def without_effect(settings: Settings) -> list[str]:
         given = [name for name in names.split() if getattr(settings, name) != Settings.model_fields[name].default]
         one_of = needs.split()
         if given and not any(getattr(settings, need) for need in one_of):
-            more = ", ..." if len(one_of) > 4 else ""
-            warnings.append(f"{' and '.join(given)} without effect: add {' or '.join(one_of[:4])}{more}")
+            needed = listed(one_of, "or") if len(one_of) <= 4 else f"an output, such as {one_of[0]}"
+            warnings.append(f"{listed(given, 'and')} without effect: add {needed}")
     return warnings
 
 

@@ -42,11 +42,18 @@ class _Look(NamedTuple):
     on_gpu: bool
 
 
+class _Steadied(NamedTuple):
+    """A result, its matte, and the frames that a GPU may still read for it."""
+
+    found: FrameResult
+    parts: Sequence[MattePart]
+    around: list[_Look]
+
+
 class _Scene:
     """The last frames of a source, which follow each other, and those that wait for the frames after them.
 
-    Their arrays lie on the host, or on a GPU, where nothing here waits for what is computed. A sink copies each frame
-    from the GPU before the next is asked for, so nothing reads a frame any more that is given up.
+    Their arrays lie on the host, or on a GPU, where nothing here waits for what is computed.
     """
 
     def __init__(self, steady: float, ahead: int) -> None:
@@ -64,7 +71,7 @@ class _Scene:
         shapes, known = ([(part.region, part.alpha.shape) for part in one.parts] for one in (look, before))
         return shapes == known and look.on_gpu == before.on_gpu and follows(before.seconds, look.seconds)
 
-    def add(self, found: FrameResult, look: _Look) -> Iterator[tuple[FrameResult, Sequence[MattePart]]]:
+    def add(self, found: FrameResult, look: _Look) -> Iterator[_Steadied]:
         """The frames that have not to wait any longer."""
         if self._looks:
             look.moment.compare(self._looks[-1].moment)
@@ -73,21 +80,23 @@ class _Scene:
         while len(self._waiting) > self._ahead:
             yield self._next()
 
-    def end(self) -> Iterator[tuple[FrameResult, Sequence[MattePart]]]:
+    def end(self) -> Iterator[_Steadied]:
         """The frames that still wait."""
         while self._waiting:
             yield self._next()
 
-    def _next(self) -> tuple[FrameResult, Sequence[MattePart]]:
+    def _next(self) -> _Steadied:
         at = len(self._looks) - len(self._waiting)
         spent = max(0, at - REACH - 1)
-        around = [look.moment for look in self._looks[spent : at + REACH + 2]]
-        alphas = steadied(around, at - spent, weight=self._steady, medians=bool(self._ahead))
+        around = self._looks[spent : at + REACH + 2]
+        moments = [look.moment for look in around]
+        alphas = steadied(moments, at - spent, weight=self._steady, medians=bool(self._ahead))
         parts, guides = self._looks[at].parts, self._looks[at].moment.guides
         del self._looks[:spent]
-        return self._waiting.popleft(), [
+        steady = [
             part._replace(alpha=alpha, guide=guide) for part, alpha, guide in zip(parts, alphas, guides, strict=True)
         ]
+        return _Steadied(self._waiting.popleft(), steady, around)
 
 
 class Matting:
@@ -109,6 +118,8 @@ class Matting:
         self._holes = settings.matte_holes
         self._eyes = settings.matte_eyes if sees_both_eyes(settings) else 0.0
         self._converter, self._turned = FrameConverter(), turned
+        self._read: deque[list[_Look]] = deque(maxlen=2)
+        """What a GPU reads for the last two results: `stages.write` waits for one when it has the next."""
 
     def follow(
         self, results: Iterable[FrameResult], reader_of: Callable[[str], int], left: Callable[[int], int | None]
@@ -143,8 +154,9 @@ class Matting:
         for _, scene in scenes.values():
             yield from self._with_mattes(scene.end())
 
-    def _with_mattes(self, finished: Iterable[tuple[FrameResult, Sequence[MattePart]]]) -> Iterator[FrameResult]:
-        for found, parts in finished:
+    def _with_mattes(self, finished: Iterable[_Steadied]) -> Iterator[FrameResult]:
+        for found, parts, around in finished:
+            self._read.append(around)
             size = found.result.frame.width, found.result.frame.height
             yield found._replace(result=replace(found.result, matte=Matte(tuple(parts), size, self._feather)))
 

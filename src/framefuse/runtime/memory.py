@@ -99,6 +99,10 @@ def clear_cache() -> None:
     trim_heap()
 
 
+COMPOSED = {"gray": 1.0, "alpha": 2.5, "blur": 2.5, "packed": 0.0, "png": 0.0}
+"""Bytes per pixel of a frame that a sink composes on the GPU, by its mode; 1.5 in the others."""
+
+
 def surface(width: int, height: int, bits: int = NV12) -> float:
     """Bytes of a decoded frame on a GPU; `bits` of a pixel."""
     return bits / 8 * -(-width // PITCH) * PITCH * height
@@ -151,8 +155,10 @@ def predict(
         if not decoders:
             parts.append(Part(f"frames from the host, {named}", batches, count * surface(*size)))
     if plan.settings.save_matte:
-        waiting = slots * batch + 2 * batch + REACH + 2  # in flight, between threads, and for the frames after them
+        # In flight, between threads, for the frames after them, and in the sink.
+        waiting = slots * batch + 2 * batch + REACH + 3
         parts.append(Part("frames and their mattes", 1, waiting * surface(*size)))
+        parts.append(Part("composed frames", 2, COMPOSED.get(plan.settings.save_matte, 1.5) * size[0] * size[1]))
         if plan.settings.matte_view == "rectilinear":
             made = surface(*size) + 2 * surface(SIDE, SIDE)
             parts.append(Part("rectilinear views", 1, waiting * made))

@@ -207,22 +207,48 @@ def write(
     completed: Callable[[str], str | None],
     stopped: Callable[[], bool],
 ) -> Iterator[Result]:
-    """Pass results to the sinks, which are completed whatever happens.
+    """Pass results to the sinks, which are completed whatever happens. Where a GPU works for a sink, it does so for one
+    result while the one before is written; a result is given on when it has been written.
 
     Args:
         completed: see `Inputs`.
         stopped: whether the end of the results is not that of the sources.
     """
+
+    def begun() -> Iterator[tuple[FrameResult, float, float]]:
+        """Each result when it is to be written, and the seconds and CPU seconds that its begin took."""
+        waits: tuple[FrameResult, float, float] | None = None
+        try:
+            for one in found:
+                source_id = one.result.frame.source_id
+                if (unit := completed(source_id)) is not None:
+                    if waits is not None:
+                        yield waits
+                        waits = None
+                    sinks.end(unit)
+                started, cpu_started = perf_counter(), thread_time()
+                goes_on = sinks.begin(one.result, one.frame, info_of(source_id))
+                before, waits = waits, (one, perf_counter() - started, thread_time() - cpu_started)
+                if before is not None:
+                    yield before
+                if not goes_on:
+                    yield waits
+                    waits = None
+        except Exception:
+            if waits is not None:
+                yield waits
+            raise
+        if waits is not None:
+            yield waits
+
     try:
-        for result, frame, _ in found:
+        for (result, frame, _), seconds, cpu_seconds in begun():
             started, cpu_started = perf_counter(), thread_time()
-            source_id = result.frame.source_id
-            if (unit := completed(source_id)) is not None:
-                sinks.end(unit)
-            read = sinks.write(result, frame, info_of(source_id))
+            sinks.write(result, frame, info_of(result.frame.source_id))
             if frame is not None and frame.lease is not None:
-                frame.lease.release(after=read)
-            clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
+                frame.lease.release()
+            cpu = cpu_seconds + thread_time() - cpu_started
+            clock.add(seconds + perf_counter() - started, cpu=cpu)
             yield result
         if not stopped():
             sinks.finish()

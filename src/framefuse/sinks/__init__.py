@@ -143,8 +143,6 @@ class BaseSink:
     """A sink without outputs, but perhaps with folders, which `close` writes through to the disk."""
 
     needs_frame = False
-    reads_until: Any = None
-    """CUDA event after which it has read the frame that was written last; None: it has."""
 
     def __init__(self) -> None:
         self.paths: list[Path] = []
@@ -357,15 +355,14 @@ class SinkSet:
     def _open_sinks(self) -> list[Sink]:
         return [sink for group in list(self._working.values()) for sink in list(group)]
 
-    def write(self, result: Result, frame: Frame | None, source: SourceInfo) -> Any:
+    def begin(self, result: Result, frame: Frame | None, source: SourceInfo) -> bool:
+        """Let sinks start what a GPU does for the `write` after the next one; whether one did."""
+        sinks = self._working.get(source.unit_of(result.frame.source_id), ())
+        return any([begin(result, frame) for sink in sinks if (begin := getattr(sink, "begin", None))])
+
+    def write(self, result: Result, frame: Frame | None, source: SourceInfo) -> None:
         """Pass a result to the sinks of its source: one set per source_id, or one for all images of a source.
-
-        Returns:
-            the CUDA event after which the frame has been read; None: it has.
-
-        Raises:
-            SinkError: a sink cannot write; any other error comes from a callback.
-        """
+        SinkError: a sink cannot write; any other error comes from a callback."""
         key = source.unit_of(result.frame.source_id)
         if key not in self._working:
             self._open(key, source)
@@ -375,8 +372,6 @@ class SinkSet:
                 self._working[key].remove(sink)
                 errors += failed + self._complete([sink])
         _raise_first(errors)
-        events = (getattr(sink, "reads_until", None) for sink in self._working[key])
-        return next(filter(None, events), None)
 
     def end(self, source_id: str) -> None:
         """Complete the outputs of a source that has ended, so that a long run does not keep every file open."""

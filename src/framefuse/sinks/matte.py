@@ -1,7 +1,9 @@
 """What a segmenter finds, as a video with the source's audio or as images: a matte, transparency, a composition."""
 
 import re
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -43,10 +45,9 @@ FISHEYE = 190
 
 
 class _Composing(NamedTuple):
-    """A frame that a GPU composes. It and its mattes are kept until that has ended."""
+    """A frame that a GPU composes."""
 
     frame: Frame
-    result: Result
     canvas: Canvas
 
 
@@ -81,8 +82,8 @@ class MatteSink(VideoSink):
         self.composes_on_gpu = mode != "packed"
         self._canvases: dict[VideoFormat, tuple[list[Canvas], Layers]] = {}
         """At most those of one format, that of the frames on a GPU."""
-        self._composing: _Composing | None = None
-        """The frame that is written when the next one is being composed."""
+        self._composing: deque[_Composing] = deque()
+        """Two at most: that which is written, and the next."""
         self._composed: list[Plane] | None = None
         """The frame that is being written, if a GPU has composed it."""
         if mode == "alpha" and encoder == VP9:
@@ -111,40 +112,31 @@ class MatteSink(VideoSink):
             return f"{begin}{end}_alpha{self.suffix}"
         return f"{begin}_{self._mode}{end}{self.suffix}"
 
+    def begin(self, result: Result, frame: Frame | None) -> bool:
+        """Start to compose a frame of a file that `write` gets after the one before; whether a GPU does so."""
+        if self._behind and frame is not None and lies_on_gpu(frame):
+            with suppress(Exception):  # `write` fails in the same way
+                self._composing.append(self._compose_on_gpu(frame, result))
+                return True
+        return False
+
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink matte needs the frame"
-        if not lies_on_gpu(frame):
-            self._catch_up()
-            self._composed = self.reads_until = None
-            super().write(result, frame)
-            return
-        composing = self._compose_on_gpu(frame, result)
-        self._catch_up()
-        self._composing, self.reads_until = composing, composing.canvas.ended
-        if not self._behind:
-            self._catch_up()
+        self._composed = None
+        if lies_on_gpu(frame):
+            begun = self._composing and self._composing[0].frame is frame
+            frame = self._downloaded(self._composing.popleft() if begun else self._compose_on_gpu(frame, result))
+        super().write(result, frame)
 
-    def close(self) -> None:
-        try:
-            self._catch_up()
-        finally:
-            super().close()
-
-    def _catch_up(self) -> None:
-        """Write the frame that the GPU composes."""
-        one, self._composing = self._composing, None
-        if one is not None:
-            self._encode(one)
-
-    def _encode(self, one: _Composing) -> None:
+    def _downloaded(self, one: _Composing) -> Frame:
+        """The frame on the host, composed but for transparency."""
         self._composed = one.canvas.wait()
         shown = [plane[: one.frame.height, : one.frame.width] for plane in self._composed[:1]] + self._composed[1:3]
         pixels = PIXEL_FORMATS["gray" if len(self._composed) == 1 else "yuv420p"]
-        frame = replace(one.frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
-        super().write(one.result, frame)
+        return replace(one.frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
 
     def _compose_on_gpu(self, frame: Frame, result: Result) -> _Composing:
-        """Start to compose a frame, but for transparency, and to bring it to the host with one copy."""
+        """Start to compose a frame, and to bring it to the host with one copy."""
         format = VideoFormat(frame.width, frame.height, Meaning(frame.matrix, frame.full_range))
         (width, height), count = format.even, {"gray": 1, "alpha": 4}.get(self._mode, 3)
         whole, coarse = (height, width), (height // 2, width // 2)
@@ -163,7 +155,7 @@ class MatteSink(VideoSink):
             _blur(out[:3], out[3])
         canvas.start()
         self._context.copied(canvas.nbytes)
-        return _Composing(frame, result, canvas)
+        return _Composing(frame, canvas)
 
     def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
         """Compose the frame, which the planes hold, with the matte."""
@@ -259,9 +251,13 @@ def check_packable(source: SourceInfo, eyes: str | None) -> None:
     known = str(find(source).projection).startswith(("equirect180", "fisheye"))
     if eyes == "sbs" and known:
         return
-    why = "nothing says that it is VR180 or fisheye" if eyes == "sbs" else "its eyes are not seen side by side"
-    remedy = "choose another mode, such as green; name VR video as players expect it, such as clip_180_LR.mp4 or "
-    remedy += "clip_FISHEYE190.mp4, and add --stereo auto or --stereo sbs"
+    remedy = "choose another mode, such as green"
+    if source.kind not in ("file", "unread"):
+        why = "it is no video file"
+    else:
+        why = "nothing says that it is VR180 or fisheye" if eyes == "sbs" else "its eyes are not seen side by side"
+        remedy += "; name VR video as players expect it, such as clip_180_LR.mp4 or clip_FISHEYE190.mp4, and add "
+        remedy += "--stereo sbs where that is not enough"
     raise SinkError(f"{source.uri or 'a live source'} cannot be packed with its mattes: {why}", remedy=remedy)
 
 

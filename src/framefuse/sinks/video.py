@@ -196,7 +196,7 @@ class VideoSink(BaseSink):
         format = VideoFormat(frame.width, frame.height, meaning)
         if self._file is None or (format != self._format and len(self.paths) < FILES):
             self._largest = max(self._largest, format, key=lambda one: one.width * one.height)
-            self._complete()
+            self.close()
             self._file = self._start(frame, format if len(self.paths) + 1 < FILES else self._largest)
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
@@ -253,9 +253,6 @@ class VideoSink(BaseSink):
         return file
 
     def close(self) -> None:
-        self._complete()
-
-    def _complete(self) -> None:
         if self._file is None:
             return
         file, self._file = self._file, None

@@ -42,8 +42,11 @@ def redact_source(source: object) -> str:
 
 
 def brief(value: object) -> str:
-    """The repr of a value, redacted and shortened."""
-    text = redact(repr(value)[:2000])
+    """The repr of a value, redacted and shortened; its type where it has none, as an int of 5,000 digits."""
+    try:
+        text = redact(repr(value)[:2000])
+    except Exception:
+        return f"a {type(value).__name__}"
     return text if len(text) <= 100 else text[:97] + "..."
 
 

@@ -53,7 +53,8 @@ def left_behind(records: Records) -> list[str]:
             rows.append(f"| {title}: not measured | | | |")
             continue
         grown = [found[kind]["last"] - found[kind]["first"] for kind in ("threads", "files")]
-        rows.append(f"| {found[name]:,} {title} | {found['heap']['per_1000'] / 1e3:.1f} | {grown[0]} | {grown[1]} |")
+        heap = round(found["heap"]["per_1000"] / 1e3, 1) + 0.0  # no "-0.0"
+        rows.append(f"| {found[name]:,} {title} | {heap:.1f} | {grown[0]} | {grown[1]} |")
     return rows
 
 

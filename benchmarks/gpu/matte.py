@@ -146,8 +146,7 @@ def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, waits:
         if encodes:
             write(sink, result, frame)
         else:
-            begun = sink._composing and sink._composing[0].frame is frame
-            sink._downloaded(sink._composing.popleft() if begun else sink._compose_on_gpu(frame, result))
+            sink._downloaded(frame, result)
         watch.finished(result.frame.index)
 
     def composing(sink: MatteSink, frame: Any, result: Any) -> Any:

@@ -319,9 +319,9 @@ def test_a_frame_of_a_file_is_written_while_the_next_is_composed(
         happened.append(("compose", frame.index))
         return compose(sink, frame, result)
 
-    def downloading(sink: MatteSink, one: Any) -> Frame:
-        found = download(sink, one)
-        happened.append(("wait", one.frame.index))
+    def downloading(sink: MatteSink, frame: Frame, result: Result) -> Frame:
+        found = download(sink, frame, result)
+        happened.append(("wait", frame.index))
         return found
 
     monkeypatch.setattr(MatteSink, "_compose_on_gpu", composing)
@@ -350,9 +350,9 @@ def test_what_a_gpu_reads_is_kept_until_it_has(
         read.append([weakref.ref(moment.alphas[0]) for moment in around])
         return steady(around, *given, **options)
 
-    def downloading(sink: MatteSink, one: Any) -> Frame:
-        assert all(alpha() is not None for alpha in read[one.frame.index])
-        return download(sink, one)
+    def downloading(sink: MatteSink, frame: Frame, result: Result) -> Frame:
+        assert all(alpha() is not None for alpha in read[frame.index])
+        return download(sink, frame, result)
 
     monkeypatch.setattr(matting, "steadied", steadying)
     monkeypatch.setattr(MatteSink, "_downloaded", downloading)

@@ -277,7 +277,7 @@ def run_fleet(fleet: Fleet | RayFleet, *, quiet: bool = False, print_report: boo
         done = fleet.report
         if done is not None and as_json:
             if isinstance(done, FleetReport):
-                warnings = list(dict.fromkeys(text for worker in done.workers for text in worker.warnings))
+                warnings = done.warnings
             else:
                 warnings = [f"{file}: {why}" for file, why in done.failed.items()]
             _log_end(done, done.table().splitlines()[0], warnings, fleet.folder)

@@ -45,7 +45,7 @@ def brief(value: object) -> str:
     """The repr of a value, redacted and shortened; its type where it has none, as an int of 5,000 digits."""
     try:
         text = redact(repr(value)[:2000])
-    except Exception:
+    except Exception:  # a repr may raise anything
         return f"a {type(value).__name__}"
     return text if len(text) <= 100 else text[:97] + "..."
 

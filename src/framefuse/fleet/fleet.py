@@ -102,6 +102,11 @@ class FleetReport:
     def errors(self) -> list[ErrorFacts]:
         return [worker.error for worker in self.workers if worker.error]
 
+    @property
+    def warnings(self) -> list[str]:
+        """Those of all workers, each once."""
+        return list(dict.fromkeys(text for worker in self.workers for text in worker.warnings))
+
     def failure(self) -> FramefuseError:
         """The error of the first worker that ended early, with its original type."""
         device, facts = next((worker.device, worker.error) for worker in self.workers if worker.error)
@@ -118,18 +123,16 @@ class FleetReport:
             "",
             f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
         ]
-        warnings: dict[str, None] = {}
         for worker in self.workers:
             report = worker.report
             fps, limiter = (report.fps, report.limiter) if report else (0.0, None)
             numbers = f"{len(worker.inputs):>7}{worker.frames:>10,}"
             lines.append(f"{worker.device:<10}{numbers}{fps:>10,.1f}  {limiter or '-'}")
-            warnings |= dict.fromkeys(worker.warnings)
         busy = {report.utilisation.device: report.utilisation for worker in self.workers
                 if (report := worker.report) and report.utilisation}  # fmt: skip
         lines += ["", *(f"busy     {one.line()}" for one in busy.values())] if busy else []
         lines += ["", *(f"choice   {text}" for text in self.choices)] if self.choices else []
-        lines += ["", *(f"warning  {text}" for text in few(list(warnings)))] if warnings else []
+        lines += ["", *(f"warning  {text}" for text in few(self.warnings))] if self.warnings else []
         for worker in self.workers:
             if worker.error:
                 lines.append(f"error    {worker.device}: {worker.error.message}")

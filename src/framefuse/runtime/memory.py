@@ -40,6 +40,8 @@ NV12 = 12
 """Bits of a pixel, as of most videos."""
 PITCH = 512
 """Rows of a surface begin at multiples of so many bytes."""
+COMPOSED = {"gray": 1.0, "alpha": 2.5, "blur": 2.5, "packed": 0.0, "png": 0.0}
+"""Bytes per pixel of a frame that a sink composes on the GPU, by its mode; 1.5 in the others."""
 RESERVE = 0.03
 """Share of the memory of the GPU that stays free, since drivers and allocators need some, too."""
 
@@ -97,10 +99,6 @@ def clear_cache() -> None:
     if "cupy" in sys.modules:
         gpus.free_cached_memory()
     trim_heap()
-
-
-COMPOSED = {"gray": 1.0, "alpha": 2.5, "blur": 2.5, "packed": 0.0, "png": 0.0}
-"""Bytes per pixel of a frame that a sink composes on the GPU, by its mode; 1.5 in the others."""
 
 
 def surface(width: int, height: int, bits: int = NV12) -> float:

@@ -1,7 +1,7 @@
 """The stages of a run as passive generators: decode, infer, write. `Pipeline` puts threads between them."""
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic, perf_counter, thread_time
@@ -217,29 +217,23 @@ def write(
 
     def begun() -> Iterator[tuple[FrameResult, float, float]]:
         """Each result when it is to be written, and the seconds and CPU seconds that its begin took."""
-        waits: tuple[FrameResult, float, float] | None = None
+        waits: deque[tuple[FrameResult, float, float]] = deque()
         try:
             for one in found:
                 source_id = one.result.frame.source_id
                 if (unit := completed(source_id)) is not None:
-                    if waits is not None:
-                        yield waits
-                        waits = None
+                    while waits:
+                        yield waits.popleft()
                     sinks.end(unit)
                 started, cpu_started = perf_counter(), thread_time()
                 goes_on = sinks.begin(one.result, one.frame, info_of(source_id))
-                before, waits = waits, (one, perf_counter() - started, thread_time() - cpu_started)
-                if before is not None:
-                    yield before
-                if not goes_on:
-                    yield waits
-                    waits = None
-        except Exception:
-            if waits is not None:
-                yield waits
+                waits.append((one, perf_counter() - started, thread_time() - cpu_started))
+                while len(waits) > goes_on:
+                    yield waits.popleft()
+        except Exception:  # what has begun is written none the less
+            yield from waits
             raise
-        if waits is not None:
-            yield waits
+        yield from waits
 
     try:
         for (result, frame, _), seconds, cpu_seconds in begun():

@@ -2,10 +2,11 @@
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,8 +81,8 @@ class MatteSink(VideoSink):
         super().__init__(encoder=usual if encoder == "auto" else encoder, **options)
         self._mode, self._eyes = mode, stereo
         self.composes_on_gpu = mode != "packed"
-        self._canvases: dict[VideoFormat, tuple[list[Canvas], Layers]] = {}
-        """At most those of one format, that of the frames on a GPU."""
+        self._canvases: dict[VideoFormat, tuple[Iterator[Canvas], Layers]] = {}
+        """At most those of one format, that of the frames on a GPU, which take turns."""
         self._composing: deque[_Composing] = deque()
         """Two at most: that which is written, and the next."""
         self._composed: list[Plane] | None = None
@@ -124,16 +125,17 @@ class MatteSink(VideoSink):
         assert frame is not None, "the sink matte needs the frame"
         self._composed = None
         if lies_on_gpu(frame):
-            begun = self._composing and self._composing[0].frame is frame
-            frame = self._downloaded(self._composing.popleft() if begun else self._compose_on_gpu(frame, result))
+            frame = self._downloaded(frame, result)
         super().write(result, frame)
 
-    def _downloaded(self, one: _Composing) -> Frame:
-        """The frame on the host, composed but for transparency."""
+    def _downloaded(self, frame: Frame, result: Result) -> Frame:
+        """A frame on a GPU on the host, composed but for transparency; `begin` may have started that."""
+        begun = self._composing and self._composing[0].frame is frame
+        one = self._composing.popleft() if begun else self._compose_on_gpu(frame, result)
         self._composed = one.canvas.wait()
-        shown = [plane[: one.frame.height, : one.frame.width] for plane in self._composed[:1]] + self._composed[1:3]
+        shown = [plane[: frame.height, : frame.width] for plane in self._composed[:1]] + self._composed[1:3]
         pixels = PIXEL_FORMATS["gray" if len(self._composed) == 1 else "yuv420p"]
-        return replace(one.frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
+        return replace(frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
 
     def _compose_on_gpu(self, frame: Frame, result: Result) -> _Composing:
         """Start to compose a frame, and to bring it to the host with one copy."""
@@ -142,10 +144,10 @@ class MatteSink(VideoSink):
         whole, coarse = (height, width), (height // 2, width // 2)
         if format not in self._canvases:
             shapes = (whole, coarse, coarse, whole)[:count]
-            self._canvases = {format: ([Canvas(shapes) for _ in range(1 + self._behind)], self._layers(format))}
+            own = [Canvas(shapes) for _ in range(1 + self._behind)]
+            self._canvases = {format: (cycle(own), self._layers(format))}
         (canvases, layers), matte = self._canvases[format], _matte_of(result)
-        canvas = canvases.pop(0)
-        canvases.append(canvas)
+        canvas = next(canvases)
         views = [(Grid(part.region, part.alpha.shape), part.alpha, part.guide) for part in matte.parts]
         out, blurs = list(canvas.planes), self._mode == "blur"
         if blurs:

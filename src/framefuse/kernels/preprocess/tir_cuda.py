@@ -145,28 +145,41 @@ def variant(layout, sample, memory, alone=False):
         comps[k + 1] = blended(1, words, wxs[x], wys[y])
 
     @T.inline
-    def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, i, j):
-        """comps[k..] = the weighted samples of a plane in which `together` components are interleaved."""
+    def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, x, first, last, j):
+        """comps[3p + k..] = the weighted samples for each pixel p from x on of a plane in which `together` components
+        are interleaved. The pixels take their samples together, so that a thread waits for many loads at once."""
         xs = array_at(along_table, "int32", align=4)
         xw = array_at(along_table, "float32", align=4)
         ys = array_at(across_table, "int32", align=4)
         yw = array_at(across_table, "float32", align=4)
-        x = i * integers[row, WORD[f"along_filter{kind}"]]
         y = j * integers[row, WORD[f"across_filter{kind}"]]
         step = wide(integers[row, WORD[f"along_pitch{kind}"]])
         pitch = wide(integers[row, WORD[f"across_pitch{kind}"]])
-        across = T.alloc_buffer((3,), "float32", scope="local")
-        for c in T.unroll(together):
-            comps[k + c] = T.float32(0)
+        entries, lefts, counts, most = registers("int32", many, many, many, 1)
+        across = T.alloc_buffer((3 * many,), "float32", scope="local")
+        most[0] = 0
+        for p in T.unroll(many):
+            entries[p] = (T.min(T.max(x + p, first), last - 1) - first) * integers[row, WORD[f"along_filter{kind}"]]
+            lefts[p] = xs[entries[p]]
+            counts[p] = xs[entries[p] + 1]
+            most[0] = T.max(most[0], counts[p])
+            for c in T.unroll(together):
+                comps[3 * p + k + c] = T.float32(0)
         for v in T.serial(ys[y + 1]):
-            line = plane + wide(ys[y] + v) * pitch + wide(xs[x]) * step
-            for c in T.unroll(together):
-                across[c] = T.float32(0)
-            for u in T.serial(xs[x + 1]):
+            line = plane + wide(ys[y] + v) * pitch
+            for p in T.unroll(many):
                 for c in T.unroll(together):
-                    across[c] = across[c] + xw[x + 2 + u] * load(line + wide(u) * step + c * size)
-            for c in T.unroll(together):
-                comps[k + c] = comps[k + c] + yw[y + 2 + v] * across[c]
+                    across[3 * p + c] = T.float32(0)
+            for u in T.serial(most[0]):
+                for p in T.unroll(many):
+                    tap = T.min(u, counts[p] - 1)
+                    weight = T.Select(u < counts[p], xw[entries[p] + 2 + tap], T.float32(0))
+                    at = line + wide(lefts[p] + tap) * step
+                    for c in T.unroll(together):
+                        across[3 * p + c] = across[3 * p + c] + weight * load(at + c * size)
+            for p in T.unroll(many):
+                for c in T.unroll(together):
+                    comps[3 * p + k + c] = comps[3 * p + k + c] + yw[y + 2 + v] * across[3 * p + c]
 
     @T.inline
     def linear(comps, plane0, plane1, plane2, ups, wys, lefts, wxs):
@@ -276,14 +289,16 @@ def variant(layout, sample, memory, alone=False):
                 along_table1 = addresses[row, ADDRESS["along1"]]
                 across_table1 = addresses[row, ADDRESS["across1"]]
                 j = y - extents[2]
-                for p in T.unroll(many):
-                    i = T.min(T.max(x + p, extents[0]), extents[1] - 1) - extents[0]
-                    filtered(comps, 3 * p, 0, side_by_side, integers, row, plane0, along_table0, across_table0, i, j)
-                    if layout == "planar":
-                        filtered(comps, 3 * p + 1, 1, 1, integers, row, plane1, along_table1, across_table1, i, j)
-                        filtered(comps, 3 * p + 2, 1, 1, integers, row, plane2, along_table1, across_table1, i, j)
-                    if layout == "semiplanar":
-                        filtered(comps, 3 * p + 1, 1, 2, integers, row, plane1, along_table1, across_table1, i, j)
+                begin = extents[0]
+                end = extents[1]
+                filtered(
+                    comps, 0, 0, side_by_side, integers, row, plane0, along_table0, across_table0, x, begin, end, j
+                )
+                if layout == "planar":
+                    filtered(comps, 1, 1, 1, integers, row, plane1, along_table1, across_table1, x, begin, end, j)
+                    filtered(comps, 2, 1, 1, integers, row, plane2, along_table1, across_table1, x, begin, end, j)
+                if layout == "semiplanar":
+                    filtered(comps, 1, 1, 2, integers, row, plane1, along_table1, across_table1, x, begin, end, j)
             fetch(coefficients, 0, 4, integers, row, COEFFICIENT)
             for p in T.unroll(many):
                 for c in T.unroll(3):

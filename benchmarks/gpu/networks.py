@@ -22,7 +22,7 @@ everything that is compiled or measured before the first call. A side that fails
 instead.
 
 --surface: a call begins with NV12 surfaces of 1080p on the GPU and ends with objects, masks or labels. framefuse's are
-on the host then. Peers prepare and finish with PyTorch's operators (torch_surface.py), and leave them on the GPU. The
+on the host then; it is as a run uses it without options, in FP16, whatever --precision says of the peers. Peers prepare and finish with PyTorch's operators (torch_surface.py), and leave them on the GPU. The
 weights are random, so the confidence threshold is one that CANDIDATES anchors of the first image pass.
 
 `ratio` to framefuse's `us` in the same rounds. The record networks_gpu is written after each network and batch. It
@@ -117,7 +117,7 @@ def main() -> None:
                 row: dict[str, Any] = {"network": name, "precision": precision, "batch": batch, "size": size}
                 made = measure(path, (batch, 3, size, size), row, args, stream)
                 keep(row)
-                if args.surface and precision == "fp16" and name in TASKS and made.keys() - {"framefuse"}:
+                if args.surface and precision != "int8" and name in TASKS and made.keys() - {"framefuse"}:
                     try:
                         row["surface"] = surface(path, (batch, 3, size, size), made, args.rounds)
                     except Exception as error:  # the next network is measured none the less

@@ -57,14 +57,16 @@ def on_gpu(records: Records) -> list[str]:
 def surfaces(records: Records) -> list[str]:
     """Microseconds from surfaces to results."""
     rows = [
-        f"| network | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: framefuse, PyTorch |",
-        f"|---|---|---|{'---|---|' * len(PEERS)}---|",
+        f"| network | peers multiply in | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: framefuse, "
+        "PyTorch |",
+        f"|---|---|---|---|{'---|---|' * len(PEERS)}---|",
     ]
-    for row in sorted(records("networks_gpu")["rows"], key=lambda row: (row["network"], row["batch"])):
+    for row in sorted(records("networks_gpu")["rows"], key=lambda row: (row["network"], row["precision"], row["batch"])):
         if "surface" in row:
             sides = row["surface"]
             objects = ", ".join(str(sides.get(name, {}).get("objects", "")) for name in ("framefuse", "PyTorch"))
-            rows.append(f"| {row['network']} | {row['batch']} | {_sides(sides, 'us')} | {objects} |")
+            given = row["network"], row["precision"].upper(), str(row["batch"])
+            rows.append(f"| {' | '.join(given)} | {_sides(sides, 'us')} | {objects} |")
     return rows
 
 

@@ -45,12 +45,12 @@ from framefuse.runtime.model import Model
 from framefuse.runtime.output_check import OutputCheck, Subject
 from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
 from framefuse.runtime.power import Meter, find_counters
-from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.profiling import Recorder, StageClock
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.rectilinear import rectilinear_for
 from framefuse.runtime.requested_sinks import SinkFactory, needs_frames, outputs_of, sinks_for
-from framefuse.runtime.stages import decode, infer, sized, warm_up, watched, write
+from framefuse.runtime.stages import begun, decode, infer, sized, warm_up, watched, write
 from framefuse.runtime.tracking import Tracks, events_for, rate_of
 from framefuse.runtime.utilisation import Gauge
 from framefuse.runtime.views import Choose, viewer_for
@@ -433,8 +433,11 @@ class Pipeline:
         results = sized(self._inputs.in_order(results), self.settings.min_area)
         if self._tracks:
             results = (self._tracks.follow(found) for found in results)
+        composes = self._sink_set if self._program.frames_on_gpu else None
+        if composes:
+            results = begun(self._steadied(results, last_clock), composes, self._info_of, last_clock)
         self._last = found = Threaded(
-            [gpus.on(self._gpu, results, "run a batch")],
+            [gpus.on(self._gpu, results, "run a batch", own_stream=composes is not None)],
             name="program",
             cancel=frames.close,
             capacity=max(self._burst, 2 * self._batcher.size),
@@ -450,8 +453,8 @@ class Pipeline:
         results: Iterator[FrameResult] = watched(found, self._program, self.settings.request_timeout)
         if self._events is not None:
             results = self._events.follow(results, self._inputs.completed, stopped=lambda: self._closed)
-        if self._matting is not None:
-            results = self._matting.follow(results, self._inputs.reader_of, self._inputs.left)
+        if not self._program.frames_on_gpu:
+            results = self._steadied(results, self._recorder.stage("write") if self._sink_set else None)
         written: Iterator[Result] = (frame_result.result for frame_result in results)
         if self._sink_set is not None:
             clock, inputs = self._recorder.stage("write"), self._inputs
@@ -471,6 +474,11 @@ class Pipeline:
             on_drop=lambda result, cause: self._inputs.drop(None, result.frame.source_id, NOT_TAKEN),
         )
         return iter(self._last)
+
+    def _steadied(self, results: Iterator[FrameResult], clock: StageClock | None) -> Iterator[FrameResult]:
+        if self._matting is None:
+            return results
+        return self._matting.follow(results, self._inputs.reader_of, self._inputs.left, clock)
 
     def _info_of(self, source_id: str) -> SourceInfo:
         return self._inputs.info_of(source_id)

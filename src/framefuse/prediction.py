@@ -302,8 +302,11 @@ class Classification:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """Name and confidence of the best classes."""
-        best = zip(self.class_id[:count].tolist(), self.confidence[:count].tolist(), strict=True)
-        return [(self.names.get(number, str(number)), score) for number, score in best]
+        scores, some = self._scores, np.arange(len(self._scores))
+        if 0 < count < len(scores):  # sorting all of a thousand takes longer than a small model
+            some = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+        best = some[np.argsort(-scores[some], kind="stable")][: max(0, count)]
+        return [(self.names.get(number, str(number)), float(scores[number])) for number in best.tolist()]
 
     def to_supervision(self) -> Any:
         """The same as `supervision.Classifications` (requires the package supervision)."""

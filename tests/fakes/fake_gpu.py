@@ -153,6 +153,9 @@ class Gpu:
         def copy(to: int, source: int, size: int, stream: int) -> int:
             return status(lambda: self.copy(to, source, size, 3, stream))
 
+        def download(to: int, source: int, size: int, stream: int) -> int:
+            return status(lambda: self.copy(to, source, size, 2, stream))
+
         def upload(*words: ctypes.c_uint64) -> int:
             to, source, size, stream = (word.value for word in words)
             return status(lambda: self.copy(to, source, size, 1, stream))
@@ -162,7 +165,7 @@ class Gpu:
             return status(self.alive)
 
         return SimpleNamespace(
-            cuMemcpyDtoDAsync_v2=copy, cuMemcpyHtoDAsync_v2=upload,
+            cuMemcpyDtoDAsync_v2=copy, cuMemcpyHtoDAsync_v2=upload, cuMemcpyDtoHAsync_v2=download,
             cuEventRecord=order, cuEventRecordWithFlags=order, cuStreamWaitEvent=order,
             cuEventQuery=lambda event: status(self.alive),
             cuGraphLaunch=lambda graph, stream: status(self.graphs[graph].launch),

@@ -144,6 +144,16 @@ def test_oriented_boxes(tmp_path: Path, picture: Path, layout: str) -> None:
         assert drawn[round(float(y)) - 1 : round(float(y)) + 2, round(float(x)) - 1 : round(float(x)) + 2].any()
 
 
+@pytest.mark.parametrize("count", [0, 1, 5, 30, 1000, 2000])
+def test_the_best_classes_are_those_of_the_whole_order(count: int) -> None:
+    """Also where classes have the same score, of which the first is the best."""
+    scores = (np.random.default_rng(count).integers(0, 60, 1000) / 60).astype(np.float32)
+    names = {number: f"class {number}" for number in range(0, 1000, 2)}
+    found = Classification(scores, names)
+    order = found.class_id[:count].tolist()
+    assert found.top(count) == [(names.get(number, str(number)), float(scores[number])) for number in order]
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
 def test_classes(tmp_path: Path, picture: Path, shape: tuple[int, ...]) -> None:
     scores = np.array([0.1, 0.7, 0.2], np.float32).reshape(shape)

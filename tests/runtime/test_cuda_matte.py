@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from framefuse.runtime import matting, memory
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.sinks import CallbackSink
+from framefuse.sinks import matte as matte_sink
 from framefuse.sinks.images import FrameConverter, Meaning, planes_of
 from framefuse.sinks.matte import MatteSink
 from framefuse.sinks.mp4 import Mp4File
@@ -288,7 +290,7 @@ def test_frames_of_any_size(
     for frame, move in zip(frames, (lambda array: array, lambda array: array.view(Array)), strict=True):
         sink: Any = MatteSink(mode=mode)
         copied = list[int]()
-        sink._context, sink._behind = SimpleNamespace(copied=copied.append), False
+        sink._context = SimpleNamespace(copied=copied.append)
         seen = Result(FrameInfo.of(frame), Detections.none({}), matte=matte_of(size, content, move))
         written = list[Any]()
         monkeypatch.setattr(VideoSink, "write", lambda sink, result, frame, to=written: to.append(frame))
@@ -307,16 +309,17 @@ def test_frames_of_any_size(
 
 
 @pytest.mark.parametrize("options", [{}, {"preset": "vr"}])
-def test_a_frame_of_a_file_is_written_while_the_next_is_composed(
+def test_frames_are_composed_by_the_thread_that_runs_the_model(
     options: dict[str, Any], gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the first, which opens the sink. With the least delay, each is written at once. Nobody gets a result
-    whose matte a GPU still computes."""
+    """But for those that wait when the first opens the sink. Nobody gets a result whose matte a GPU still computes."""
     happened, clip = list[tuple[str, int]](), stereo_clip(tmp_path / "clip.mp4")
     compose, download = MatteSink._compose_on_gpu, MatteSink._downloaded
+    threads = dict[int, str]()
 
     def composing(sink: MatteSink, frame: Frame, result: Result) -> Any:
         happened.append(("compose", frame.index))
+        threads[frame.index] = threading.current_thread().name
         return compose(sink, frame, result)
 
     def downloading(sink: MatteSink, frame: Frame, result: Result) -> Frame:
@@ -327,17 +330,43 @@ def test_a_frame_of_a_file_is_written_while_the_next_is_composed(
     monkeypatch.setattr(MatteSink, "_compose_on_gpu", composing)
     monkeypatch.setattr(MatteSink, "_downloaded", downloading)
     options = {"device": "cuda", "engine": BrightEngine(gpu), "save_matte": "gray", "stereo": "sbs", **options}
-    for result in Pipeline(clip, segmenter.path, project=tmp_path, **options):
+    pipeline = Pipeline(clip, segmenter.path, project=tmp_path, **options)
+    for result in pipeline:
         happened.append(("result", result.frame.index))
-    on_gpu = [step for step in happened if step[0] != "result"]
-    if "preset" in options:
-        assert on_gpu == [(word, index) for index in range(FRAMES) for word in ("compose", "wait")]
-    else:
-        steps = [("compose", 0), ("wait", 0), ("compose", 1)]
-        steps += [step for index in range(2, FRAMES) for step in (("compose", index), ("wait", index - 1))]
-        assert on_gpu == [*steps, ("wait", FRAMES - 1)]
+    assert sorted(step for step in happened if step[0] == "compose") == [("compose", index) for index in range(FRAMES)]
+    assert [step for step in happened if step[0] == "wait"] == [("wait", index) for index in range(FRAMES)]
     for index in range(FRAMES):
-        assert happened.index(("result", index)) > happened.index(("wait", index))
+        steps = [happened.index((word, index)) for word in ("compose", "wait", "result")]
+        assert steps == sorted(steps)
+    waiting = pipeline.settings.queue + 2
+    assert {threads[index] for index in range(waiting)} <= {"ff-program", "ff-write"}
+    assert {threads[index] for index in range(waiting, FRAMES)} == {"ff-program"}
+
+
+def test_what_is_composed_of_dropped_frames_serves_later_ones(
+    gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live source may drop frames that are composed already."""
+    made, canvas = list[Any](), matte_sink.Canvas
+
+    def making(shapes: Any) -> Any:
+        made.append(canvas(shapes))
+        return made[-1]
+
+    monkeypatch.setattr(matte_sink, "Canvas", making)
+    sink: Any = MatteSink(mode="gray")
+    sink._context = SimpleNamespace(copied=lambda size: None)
+    monkeypatch.setattr(VideoSink, "write", lambda sink, result, frame: None)
+    for number in range(30):
+        planes = (np.full((34, 64), number, np.uint8).view(Array), np.full((17, 32, 2), 128, np.uint8).view(Array))
+        frame = Frame(planes, PIXEL_FORMATS["nv12"], number)
+        seen = Result(
+            FrameInfo.of(frame), Detections.none({}), matte=matte_of((64, 34), "all", lambda a: a.view(Array))
+        )
+        assert sink.begin(seen, frame)
+        if number % 3 == 2:
+            sink.write(seen, frame)
+    assert len(made) == 4, "three that were begun, one of them written, and the one that was written before"
 
 
 def test_what_a_gpu_reads_is_kept_until_it_has(

@@ -261,6 +261,11 @@ def uploaded(array: NDArray[Any]) -> Any:
     return found
 
 
+def synchronize() -> None:
+    """Wait until the work on CuPy's current stream has ended."""
+    cupy().cuda.runtime.streamSynchronize(current_stream())
+
+
 def new_stream() -> Any:
     """A stream that does not synchronise with the default stream."""
     return cupy().cuda.Stream(non_blocking=True)

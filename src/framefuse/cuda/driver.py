@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +40,7 @@ def _library() -> Any:
     library = ctypes.PyDLL("libcuda.so.1")
     address, size = ctypes.c_uint64, ctypes.c_size_t
     library.cuMemcpyDtoDAsync_v2.argtypes = [address, address, size, address]
+    library.cuMemcpyDtoHAsync_v2.argtypes = [address, address, size, address]
     library.cuEventRecord.argtypes = [address, address]
     library.cuEventRecordWithFlags.argtypes = [address, address, ctypes.c_uint]
     library.cuStreamWaitEvent.argtypes = [address, address, ctypes.c_uint]
@@ -57,9 +59,19 @@ def copy(to: int, source: int, size: int, stream: Any) -> None:
     check(driver().cuMemcpyDtoDAsync_v2(to, source, size, stream.ptr), "copy an image")
 
 
-def record(event: Any, stream: Any) -> None:
-    """Record an event after the work that is on a stream of CuPy now."""
-    check(driver().cuEventRecord(event.ptr, stream.ptr), "record an event")
+def download(to: int, source: int, size: int) -> None:
+    """Start a copy of `size` bytes into page-locked memory, after the work on CuPy's current stream.
+
+    Raises:
+        GpuLostError: the GPU is lost.
+    """
+    check(driver().cuMemcpyDtoHAsync_v2(to, source, size, device.current_stream()), "copy an image to the host")
+
+
+def record(event: Any, stream: Any = None) -> None:
+    """Record an event after the work that is on a stream of CuPy now, by default the current one."""
+    pointer = device.current_stream() if stream is None else stream.ptr
+    check(driver().cuEventRecord(event.ptr, pointer), "record an event")
 
 
 def record_in_graph(event: Any, stream: Any) -> None:
@@ -88,6 +100,23 @@ def has_ended(event: Any) -> bool:
     if code != NOT_READY:
         check(code, "finish a batch")
     return bool(code == 0)
+
+
+class Reading:
+    """Keeps arrays until the GPU has read them: the memory of one that nobody has any more goes to other streams."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[Any, Any]] = deque()
+        """Events, and what was read before each."""
+        self._spare: list[Any] = []
+
+    def keep(self, arrays: Any) -> None:
+        """Keep them until the work that is on CuPy's current stream now has ended."""
+        while self._kept and has_ended(self._kept[0][0]):
+            self._spare.append(self._kept.popleft()[0])
+        event = self._spare.pop() if self._spare else device.cupy().cuda.Event(disable_timing=True)
+        record(event)
+        self._kept.append((event, arrays))
 
 
 def wait(event: Any, stream: Any) -> None:

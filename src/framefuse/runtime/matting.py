@@ -3,11 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from framefuse.config import Settings
+from framefuse.cuda.driver import Reading
 from framefuse.kernels.arrays import to_host
 from framefuse.kernels.masks.canvas import guides_of, lies_on_gpu
 from framefuse.kernels.masks.eyes import agreed
@@ -16,6 +18,7 @@ from framefuse.kernels.masks.guided import shrink
 from framefuse.kernels.masks.holes import fill_holes
 from framefuse.kernels.masks.mattes import REACH, Moment, steadied
 from framefuse.prediction import Detections, Matte, MattePart
+from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult
 from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.runtime.views import sees_both_eyes
@@ -118,31 +121,31 @@ class Matting:
         self._holes = settings.matte_holes
         self._eyes = settings.matte_eyes if sees_both_eyes(settings) else 0.0
         self._converter, self._turned = FrameConverter(), turned
-        self._read: deque[list[_Look]] = deque(maxlen=2)
-        """What a GPU reads for the last two results: `stages.write` waits for one when it has the next."""
+        self._reading = Reading()
 
     def follow(
-        self, results: Iterable[FrameResult], reader_of: Callable[[str], int], left: Callable[[int], int | None]
+        self,
+        results: Iterable[FrameResult],
+        reader_of: Callable[[str], int],
+        left: Callable[[int], int | None],
+        clock: StageClock | None = None,
     ) -> Iterator[FrameResult]:
-        """The results with steady mattes, which know the luma that guides them.
+        """The results with steady mattes, which know the luma that guides them. Who takes the next one has started all
+        that a GPU does with the one before, on CuPy's current stream.
 
         Args:
-            reader_of: as of `stages.write`.
+            reader_of: number of the source that a frame comes from.
             left: frames of a reader that has ended which have no result yet; None: it has not ended.
+            clock: measures the time that this takes.
         """
         scenes: dict[int, tuple[tuple[str, int], _Scene]] = {}
         try:
             for found in results:
-                source_id = found.result.frame.source_id
-                info, reader, look = self._info_of(source_id), reader_of(source_id), self._look(found)
-                known, scene = scenes.get(reader, (("", 0), None))
-                unit = info.unit_of(source_id), found.result.frame.connection
-                if scene is None or known != unit or not (self._steady and scene.takes(look)):
-                    if scene is not None:
-                        yield from self._with_mattes(scene.end())
-                    scene = _Scene(self._steady, 0 if info.live or not self._steady else REACH + 1)
-                    scenes[reader] = unit, scene
-                yield from self._with_mattes(scene.add(found, look))
+                started, cpu_started = perf_counter(), thread_time()
+                finished = self._after(found, scenes, reader_of(found.result.frame.source_id))
+                if clock is not None:
+                    clock.add(perf_counter() - started, items=0, cpu=thread_time() - cpu_started)
+                yield from self._with_mattes(finished)
                 for reader in [reader for reader, (_, scene) in scenes.items() if left(reader) == len(scene)]:
                     yield from self._with_mattes(scenes.pop(reader)[1].end())
         except Exception:
@@ -150,15 +153,31 @@ class Matting:
             raise
         yield from self._rest(scenes)
 
+    def _after(self, found: FrameResult, scenes: dict[int, tuple[tuple[str, int], _Scene]],
+               reader: int) -> list[_Steadied]:  # fmt: skip
+        """The frames that have not to wait any longer once another one has come."""
+        finished = list[_Steadied]()
+        source_id = found.result.frame.source_id
+        info, look = self._info_of(source_id), self._look(found)
+        known, scene = scenes.get(reader, (("", 0), None))
+        unit = info.unit_of(source_id), found.result.frame.connection
+        if scene is None or known != unit or not (self._steady and scene.takes(look)):
+            if scene is not None:
+                finished += scene.end()
+            scene = _Scene(self._steady, 0 if info.live or not self._steady else REACH + 1)
+            scenes[reader] = unit, scene
+        return [*finished, *scene.add(found, look)]
+
     def _rest(self, scenes: dict[int, tuple[tuple[str, int], _Scene]]) -> Iterator[FrameResult]:
         for _, scene in scenes.values():
             yield from self._with_mattes(scene.end())
 
     def _with_mattes(self, finished: Iterable[_Steadied]) -> Iterator[FrameResult]:
         for found, parts, around in finished:
-            self._read.append(around)
             size = found.result.frame.width, found.result.frame.height
             yield found._replace(result=replace(found.result, matte=Matte(tuple(parts), size, self._feather)))
+            if around[-1].on_gpu:
+                self._reading.keep(around)
 
     def _look(self, found: FrameResult) -> _Look:
         result, frame = found.result, found.frame

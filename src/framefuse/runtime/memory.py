@@ -153,10 +153,10 @@ def predict(
         if not decoders:
             parts.append(Part(f"frames from the host, {named}", batches, count * surface(*size)))
     if plan.settings.save_matte:
-        # In flight, between threads, for the frames after them, and in the sink.
-        waiting = slots * batch + 2 * batch + REACH + 3
+        queued = 2 * batch + 2  # between threads, on both sides of that, and in the sink
+        waiting = slots * batch + queued + REACH + 1  # in flight, and for the frames after them
         parts.append(Part("frames and their mattes", 1, waiting * surface(*size)))
-        parts.append(Part("composed frames", 2, COMPOSED.get(plan.settings.save_matte, 1.5) * size[0] * size[1]))
+        parts.append(Part("composed frames", queued, COMPOSED.get(plan.settings.save_matte, 1.5) * size[0] * size[1]))
         if plan.settings.matte_view == "rectilinear":
             made = surface(*size) + 2 * surface(SIDE, SIDE)
             parts.append(Part("rectilinear views", 1, waiting * made))

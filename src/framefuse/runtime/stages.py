@@ -1,12 +1,13 @@
 """The stages of a run as passive generators: decode, infer, write. `Pipeline` puts threads between them."""
 
 import itertools
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic, perf_counter, thread_time
 from typing import cast
 
+from framefuse.cuda import device as gpus
 from framefuse.errors import EngineError, FramefuseError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
@@ -198,6 +199,22 @@ def _infer(
     yield from ended()
 
 
+def begun(
+    results: Iterable[FrameResult], sinks: SinkSet, info_of: Callable[[str], SourceInfo], clock: StageClock
+) -> Iterator[FrameResult]:
+    """The results, for each of which sinks have started what a GPU does.
+
+    This is for the thread that gives a GPU its other work: two threads that take turns with short calls wait for
+    Python's lock most of the time.
+    """
+    for one in results:
+        started, cpu_started = perf_counter(), thread_time()
+        if not sinks.begin(one.result, one.frame, info_of(one.result.frame.source_id)):
+            gpus.synchronize()  # another thread reads the matte
+        clock.add(perf_counter() - started, items=0, cpu=thread_time() - cpu_started)
+        yield one
+
+
 def write(
     found: Iterable[FrameResult],
     sinks: SinkSet,
@@ -207,42 +224,22 @@ def write(
     completed: Callable[[str], str | None],
     stopped: Callable[[], bool],
 ) -> Iterator[Result]:
-    """Pass results to the sinks, which are completed whatever happens. Where a GPU works for a sink, it does so for one
-    result while the one before is written; a result is given on when it has been written.
+    """Pass results to the sinks, which are completed whatever happens.
 
     Args:
         completed: see `Inputs`.
         stopped: whether the end of the results is not that of the sources.
     """
-
-    def begun() -> Iterator[tuple[FrameResult, float, float]]:
-        """Each result when it is to be written, and the seconds and CPU seconds that its begin took."""
-        waits: deque[tuple[FrameResult, float, float]] = deque()
-        try:
-            for one in found:
-                source_id = one.result.frame.source_id
-                if (unit := completed(source_id)) is not None:
-                    while waits:
-                        yield waits.popleft()
-                    sinks.end(unit)
-                started, cpu_started = perf_counter(), thread_time()
-                goes_on = sinks.begin(one.result, one.frame, info_of(source_id))
-                waits.append((one, perf_counter() - started, thread_time() - cpu_started))
-                while len(waits) > goes_on:
-                    yield waits.popleft()
-        except Exception:  # what has begun is written none the less
-            yield from waits
-            raise
-        yield from waits
-
     try:
-        for (result, frame, _), seconds, cpu_seconds in begun():
+        for result, frame, _ in found:
+            source_id = result.frame.source_id
+            if (unit := completed(source_id)) is not None:
+                sinks.end(unit)
             started, cpu_started = perf_counter(), thread_time()
-            sinks.write(result, frame, info_of(result.frame.source_id))
+            sinks.write(result, frame, info_of(source_id))
             if frame is not None and frame.lease is not None:
                 frame.lease.release()
-            cpu = cpu_seconds + thread_time() - cpu_started
-            clock.add(seconds + perf_counter() - started, cpu=cpu)
+            clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
             yield result
         if not stopped():
             sinks.finish()

@@ -356,7 +356,8 @@ class SinkSet:
         return [sink for group in list(self._working.values()) for sink in list(group)]
 
     def begin(self, result: Result, frame: Frame | None, source: SourceInfo) -> bool:
-        """Let sinks start what a GPU does for a result, before the one before it is written; whether one did."""
+        """Let sinks start what a GPU does for a result that `write` gets later, perhaps in another thread; whether one
+        did. Those of a source are opened by its first `write`."""
         sinks = self._working.get(source.unit_of(result.frame.source_id), ())
         return any([begin(result, frame) for sink in sinks if (begin := getattr(sink, "begin", None))])
 

@@ -2,11 +2,10 @@
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +49,8 @@ class _Composing(NamedTuple):
 
     frame: Frame
     canvas: Canvas
+    unused: list[Canvas]
+    """Where that goes afterwards."""
 
 
 class MatteSink(VideoSink):
@@ -81,12 +82,12 @@ class MatteSink(VideoSink):
         super().__init__(encoder=usual if encoder == "auto" else encoder, **options)
         self._mode, self._eyes = mode, stereo
         self.composes_on_gpu = mode != "packed"
-        self._canvases: dict[VideoFormat, tuple[Iterator[Canvas], Layers]] = {}
-        """At most those of one format, that of the frames on a GPU, which take turns."""
+        self._canvases: dict[VideoFormat, tuple[list[Canvas], Layers]] = {}
+        """At most those of one format, that of the frames on a GPU, which are not in use."""
         self._composing: deque[_Composing] = deque()
-        """Two at most: that which is written, and the next."""
-        self._composed: list[Plane] | None = None
-        """The frame that is being written, if a GPU has composed it."""
+        """Frames that `begin` was called for and `write` was not yet; some are dropped in between."""
+        self._written: _Composing | None = None
+        """What holds the planes of the frame that is being written, if a GPU has composed it."""
         if mode == "alpha" and encoder == VP9:
             self.suffix, self.pixels, self.stored = WEBM, "yuva420p", "yuva420p"
             quality = options.get("crf", X264_CRF), options.get("threads", 0), self._low_latency
@@ -100,7 +101,6 @@ class MatteSink(VideoSink):
         if self._mode == "packed":
             check_packable(context.source, self._eyes)
         self._boxes = b"" if self._mode == "packed" else self._stereo.boxes
-        self._behind = not context.source.live and not self._low_latency
         super().open(context)
 
     def _called(self, stem: str) -> str:
@@ -114,8 +114,8 @@ class MatteSink(VideoSink):
         return f"{begin}_{self._mode}{end}{self.suffix}"
 
     def begin(self, result: Result, frame: Frame | None) -> bool:
-        """Start to compose a frame of a file that `write` gets after the one before; whether a GPU does so."""
-        if self._behind and frame is not None and lies_on_gpu(frame):
+        """Start to compose a frame that `write` gets later, perhaps from another thread; whether a GPU does so."""
+        if frame is not None and lies_on_gpu(frame):
             with suppress(Exception):  # `write` fails in the same way
                 self._composing.append(self._compose_on_gpu(frame, result))
                 return True
@@ -123,18 +123,26 @@ class MatteSink(VideoSink):
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink matte needs the frame"
-        self._composed = None
         if lies_on_gpu(frame):
             frame = self._downloaded(frame, result)
+        else:
+            self._written = None
         super().write(result, frame)
 
     def _downloaded(self, frame: Frame, result: Result) -> Frame:
-        """A frame on a GPU on the host, composed but for transparency; `begin` may have started that."""
-        begun = self._composing and self._composing[0].frame is frame
-        one = self._composing.popleft() if begun else self._compose_on_gpu(frame, result)
-        self._composed = one.canvas.wait()
-        shown = [plane[: frame.height, : frame.width] for plane in self._composed[:1]] + self._composed[1:3]
-        pixels = PIXEL_FORMATS["gray" if len(self._composed) == 1 else "yuv420p"]
+        """A frame on a GPU on the host, composed but for transparency, until the next one."""
+        self._put_back(self._written)
+        one, begun = None, any(other.frame is frame for other in self._composing)
+        while begun and one is None:
+            other = self._composing.popleft()
+            if other.frame is frame:
+                one = other
+            else:
+                self._put_back(other)
+        self._written = one = one or self._compose_on_gpu(frame, result)
+        planes = one.canvas.wait()
+        shown = [plane[: frame.height, : frame.width] for plane in planes[:1]] + planes[1:3]
+        pixels = PIXEL_FORMATS["gray" if len(planes) == 1 else "yuv420p"]
         return replace(frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
 
     def _compose_on_gpu(self, frame: Frame, result: Result) -> _Composing:
@@ -142,12 +150,11 @@ class MatteSink(VideoSink):
         format = VideoFormat(frame.width, frame.height, Meaning(frame.matrix, frame.full_range))
         (width, height), count = format.even, {"gray": 1, "alpha": 4}.get(self._mode, 3)
         whole, coarse = (height, width), (height // 2, width // 2)
-        if format not in self._canvases:
-            shapes = (whole, coarse, coarse, whole)[:count]
-            own = [Canvas(shapes) for _ in range(1 + self._behind)]
-            self._canvases = {format: (cycle(own), self._layers(format))}
-        (canvases, layers), matte = self._canvases[format], _matte_of(result)
-        canvas = next(canvases)
+        if (known := self._canvases.get(format)) is None:
+            known = [], self._layers(format)
+            self._canvases = {format: known}
+        (unused, layers), matte = known, _matte_of(result)
+        canvas = unused.pop() if unused else Canvas((whole, coarse, coarse, whole)[:count])
         views = [(Grid(part.region, part.alpha.shape), part.alpha, part.guide) for part in matte.parts]
         out, blurs = list(canvas.planes), self._mode == "blur"
         if blurs:
@@ -157,12 +164,17 @@ class MatteSink(VideoSink):
             _blur(out[:3], out[3])
         canvas.start()
         self._context.copied(canvas.nbytes)
-        return _Composing(frame, canvas)
+        return _Composing(frame, canvas, unused)
+
+    @staticmethod
+    def _put_back(one: _Composing | None) -> None:
+        if one is not None:
+            one.unused.append(one.canvas)
 
     def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
         """Compose the frame, which the planes hold, with the matte."""
-        if self._composed is not None:
-            for plane, composed in zip(planes[3:], self._composed[3:], strict=True):
+        if self._written is not None:
+            for plane, composed in zip(planes[3:], self._written.canvas.wait()[3:], strict=True):
                 plane[:] = composed
             return
         luma = planes[0][: format.height, : format.width]

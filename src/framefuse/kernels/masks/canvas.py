@@ -123,8 +123,8 @@ class Canvas:
 
     def start(self) -> None:
         """Copy the planes to the host after the work on CuPy's current stream; the next copy overwrites them."""
-        device.copy_to_host(self._memory, self._bytes, None)
-        self.ended.record()
+        driver.download(self._bytes.ctypes.data, self._memory.data.ptr, self.nbytes)
+        driver.record(self.ended)
 
     def wait(self) -> list[NDArray[np.uint8]]:
         """The planes on the host, once they are there."""

@@ -23,6 +23,9 @@ MEMORIES = {"nchw": 3, "nhwc3": 3, "nhwc4": 4, "nhwc8": 8}
 BLOCKS = {4: (32, 4), 8: (16, 8)}
 """Threads of a block in x and in y, by pixels per thread."""
 
+TOGETHER = 3
+"""Taps of a long filter that a thread loads at once for each of its pixels: more take more registers than there are."""
+
 RESIDENT = {4: 8, 8: 7}
 """Minimum number of resident blocks per multiprocessor, by pixels per thread: the best measured compromise between few
 registers and few threads."""
@@ -147,7 +150,7 @@ def variant(layout, sample, memory, alone=False):
     @T.inline
     def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, x, first, last, j):
         """comps[3p + k..] = the weighted samples for each pixel p from x on of a plane in which `together` components
-        are interleaved. The pixels take their samples together, so that a thread waits for many loads at once."""
+        are interleaved. A thread waits for the samples of all its pixels, TOGETHER taps of each, at once."""
         xs = array_at(along_table, "int32", align=4)
         xw = array_at(along_table, "float32", align=4)
         ys = array_at(across_table, "int32", align=4)
@@ -170,13 +173,15 @@ def variant(layout, sample, memory, alone=False):
             for p in T.unroll(many):
                 for c in T.unroll(together):
                     across[3 * p + c] = T.float32(0)
-            for u in T.serial(most[0]):
-                for p in T.unroll(many):
-                    tap = T.min(u, counts[p] - 1)
-                    weight = T.Select(u < counts[p], xw[entries[p] + 2 + tap], T.float32(0))
-                    at = line + wide(lefts[p] + tap) * step
-                    for c in T.unroll(together):
-                        across[3 * p + c] = across[3 * p + c] + weight * load(at + c * size)
+            for group in T.serial((most[0] + TOGETHER - 1) // TOGETHER):
+                for u in T.unroll(TOGETHER):
+                    for p in T.unroll(many):
+                        tap = T.min(group * TOGETHER + u, counts[p] - 1)
+                        beyond = group * TOGETHER + u >= counts[p]
+                        weight = T.Select(beyond, T.float32(0), xw[entries[p] + 2 + tap])
+                        at = line + wide(lefts[p] + tap) * step
+                        for c in T.unroll(together):
+                            across[3 * p + c] = across[3 * p + c] + weight * load(at + c * size)
             for p in T.unroll(many):
                 for c in T.unroll(together):
                     comps[3 * p + k + c] = comps[3 * p + k + c] + yw[y + 2 + v] * across[3 * p + c]

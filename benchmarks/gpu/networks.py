@@ -22,8 +22,9 @@ everything that is compiled or measured before the first call. A side that fails
 instead.
 
 --surface: a call begins with NV12 surfaces of 1080p on the GPU and ends with objects, masks or labels. framefuse's are
-on the host then; it is as a run uses it without options, in FP16, whatever --precision says of the peers. Peers prepare and finish with PyTorch's operators (torch_surface.py), and leave them on the GPU. The
-weights are random, so the confidence threshold is one that CANDIDATES anchors of the first image pass.
+on the host then; it runs as it does without options, in FP16, whatever --precision says of the peers. They prepare and
+finish with PyTorch's operators (torch_surface.py), and leave the results on the GPU. The weights are random, so the
+confidence threshold is one that CANDIDATES anchors of the first image pass.
 
 `ratio` to framefuse's `us` in the same rounds. The record networks_gpu is written after each network and batch. It
 keeps what earlier calls have measured, side by side.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from benchmarks.results.pages import Records, Table
@@ -57,16 +58,17 @@ def on_gpu(records: Records) -> list[str]:
 def surfaces(records: Records) -> list[str]:
     """Microseconds from surfaces to results."""
     rows = [
-        f"| network | peers multiply in | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: framefuse, "
-        "PyTorch |",
+        f"| network | peers in | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: framefuse, PyTorch |",
         f"|---|---|---|---|{'---|---|' * len(PEERS)}---|",
     ]
-    for row in sorted(records("networks_gpu")["rows"], key=lambda row: (row["network"], row["precision"], row["batch"])):
-        if "surface" in row:
-            sides = row["surface"]
-            objects = ", ".join(str(sides.get(name, {}).get("objects", "")) for name in ("framefuse", "PyTorch"))
-            given = row["network"], row["precision"].upper(), str(row["batch"])
-            rows.append(f"| {' | '.join(given)} | {_sides(sides, 'us')} | {objects} |")
+    measured = [
+        ((row["network"], row["precision"].upper(), str(row["batch"])), row["surface"])
+        for row in records("networks_gpu")["rows"]
+        if "surface" in row
+    ]
+    for row, sides in sorted(measured, key=itemgetter(0)):
+        objects = ", ".join(str(sides.get(name, {}).get("objects", "")) for name in ("framefuse", "PyTorch"))
+        rows.append(f"| {' | '.join(row)} | {_sides(sides, 'us')} | {objects} |")
     return rows
 
 

@@ -95,7 +95,8 @@ def main() -> None:
     parser.add_argument("--only", choices=NAMES, nargs="*", default=NAMES)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--precision", choices=tuple(OURS), nargs="+", default=["fp16"])
-    parser.add_argument("--sides", nargs="*", default=tuple(SIDES), choices=tuple(SIDES))
+    parser.add_argument("--sides", nargs="*", default=tuple(SIDES), choices=tuple(SIDES), type=named,
+                        help="with underscores for spaces")  # fmt: skip
     parser.add_argument("--surface", action="store_true", help="also from surface to result")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--limit", type=int, default=150, help="seconds in which a side must be built")
@@ -127,6 +128,10 @@ def main() -> None:
                 made.clear()
                 release()
                 slowest = max(slowest, time.monotonic() - started)
+
+
+def named(side: str) -> str:
+    return side.replace("_", " ")
 
 
 def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: Any) -> dict[str, Side]:

@@ -58,7 +58,8 @@ def on_gpu(records: Records) -> list[str]:
 def surfaces(records: Records) -> list[str]:
     """Microseconds from surfaces to results."""
     rows = [
-        f"| network | peers in | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: framefuse, PyTorch |",
+        f"| network | peers in | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: "
+        "framefuse, PyTorch |",
         f"|---|---|---|---|{'---|---|' * len(PEERS)}---|",
     ]
     measured = [

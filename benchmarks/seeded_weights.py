@@ -18,25 +18,28 @@ from numpy.typing import NDArray
 
 LEAST = 2048
 """Weights of a tensor that is worth it."""
-SCALES = "/scales"
-"""What the name of a packed tensor's scales ends in."""
+SCALES, EVEN = "/scales", "/even"
+"""What the name of a packed tensor's scales ends in, and what comes before where its kernels are even."""
 
 
-def drawn(shape: tuple[int, ...], *, transposed: bool = False) -> NDArray[np.float32]:
-    """Normally distributed, the same for every tensor of a shape, and what every version of NumPy gives."""
+def drawn(shape: tuple[int, ...], *, transposed: bool = False, even: bool = False) -> NDArray[np.float32]:
+    """Normally distributed, the same for every tensor of a shape, and what every version of NumPy gives. `even`: all
+    weights of a kernel are the same, so that a convolution smooths."""
+    if even:
+        return np.broadcast_to(drawn(shape[:2] + (1,) * (len(shape) - 2)), shape)
     shape = shape[::-1] if transposed else shape
     found = np.random.RandomState(np.prod(shape)).standard_normal(shape).astype(np.float32)
     return found.T if transposed else found
 
 
-def fill(net: Any) -> None:
+def fill(net: Any, *, even: bool = False) -> None:
     """Replace the large weights of a module; they keep their standard deviations."""
     import torch
 
     with torch.no_grad():
         for weight in net.parameters():
             if weight.numel() >= LEAST and (size := float(weight.std())):
-                weight.copy_(torch.from_numpy(drawn(tuple(weight.shape))) * size)
+                weight.copy_(torch.tensor(drawn(tuple(weight.shape), even=even)) * size)
 
 
 def pack(model: Any) -> None:
@@ -49,16 +52,16 @@ def pack(model: Any) -> None:
         if tensor.data_type != tensor.FLOAT or np.prod(shape) < LEAST or len(shape) < 2:
             continue
         values = numpy_helper.to_array(tensor)
-        for transposed in (False, True) if len(shape) == 2 else (False,):
-            base = drawn(shape, transposed=transposed)
-            axes = 0 if transposed else tuple(range(1, len(shape)))
+        for how in ("", "transposed") if len(shape) == 2 else ("", "even"):
+            base = drawn(shape, **{how: True} if how else {})
+            axes = 0 if how == "transposed" else tuple(range(1, len(shape)))
             scales = ((values * base).sum(axes, keepdims=True) / (base * base).sum(axes, keepdims=True)).astype(
                 np.float32
             )
             if np.allclose(base * scales, values, rtol=1e-4, atol=1e-6 * np.abs(values).max()):
                 tensor.ClearField("raw_data")
                 tensor.ClearField("float_data")
-                graph.initializer.append(numpy_helper.from_array(scales, tensor.name + SCALES))
+                graph.initializer.append(numpy_helper.from_array(scales, tensor.name + EVEN * (how == "even") + SCALES))
                 break
 
 
@@ -68,9 +71,10 @@ def unpack(model: Any) -> None:
 
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in [name for name in tensors if name.endswith(SCALES)]:
-        tensor, scales = tensors[name.removesuffix(SCALES)], numpy_helper.to_array(tensors[name])
+        packed, scales = name.removesuffix(SCALES), numpy_helper.to_array(tensors[name])
+        tensor, even = tensors[packed.removesuffix(EVEN)], packed.endswith(EVEN)
         transposed = scales.ndim == 2 and scales.shape[0] == 1
-        values = drawn(tuple(tensor.dims), transposed=transposed) * scales
+        values = drawn(tuple(tensor.dims), transposed=transposed, even=even) * scales
         tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values), tensor.name))
         model.graph.initializer.remove(tensors[name])
 

@@ -23,7 +23,7 @@ from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
 from framefuse.prediction import Detections, Result
 from framefuse.preprocess import Preprocess
-from framefuse.runtime import runners
+from framefuse.runtime import memory, runners
 from framefuse.runtime.batcher import Batcher
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import Threaded
@@ -548,13 +548,16 @@ def test_keypoints_are_those_of_the_host(gpu: Gpu, tmp_path: Path, layout: Any, 
 
 
 @pytest.mark.parametrize("layout", ["yolov8", "end2end"])
-@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("room", ["packed", "rest", "mask", "frame"])
 def test_instance_masks_are_those_of_the_host(
-    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, fits: bool
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, room: str
 ) -> None:
-    """Also where there are more runs than leave the GPU, and of frames of another size."""
-    monkeypatch.setattr(device_outputs, "CAPACITY", 64 if fits else 3)
-    monkeypatch.setattr(device_outputs, "PACKED", 4096)
+    """Also where there are more runs than leave the GPU with the boxes, or than it keeps of a mask or of all masks; and
+    of frames of another size."""
+    monkeypatch.setattr(memory, "PACKED", 4096 if room in ("packed", "mask") else 10)
+    kept, more = 3 if room == "mask" else 1024, 20 if room == "frame" else 4096
+    monkeypatch.setattr(memory, "run_room", lambda width: (kept, more))
+    monkeypatch.setattr(device_outputs, "available_cores", lambda: 3)
     card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="segment", layout=layout, extra=4,
                    outputs=("boxes", "prototypes"), output_indices=(0, 1))  # fmt: skip
     spec, selection = Preprocess(*SIZE), Selection(max_det=12)
@@ -574,6 +577,11 @@ def test_instance_masks_are_those_of_the_host(
             assert here.mask is not None and there.mask is not None
             assert here.mask.shape == (len(here), part[0].height, part[0].width)
             assert (here.mask == there.mask).mean() > 0.999
+    before = program.ledger.crossed("results"), gpu.copied["d2h"]
+    run(program, frames[:2], 2)
+    fetched = program.ledger.crossed("results") - before[0] - (gpu.copied["d2h"] - before[1])
+    prototypes = 2 * 4 * (SIZE[0] // 4) * (SIZE[1] // 4) * 4  # bytes
+    assert 0 < fetched < prototypes if room == "rest" else fetched == (0 if room == "packed" else prototypes)
     program.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,16 @@ def test_workspaces_of_kernels_that_were_measured_before_count(tmp_path: Path, m
     assert after - before == pytest.approx(len(set(streams.values())) << 20, abs=4)
     (tmp_path / "framefuse" / "cudnn" / "damaged.json").write_text('{"plans": []}')
     assert part(predict(plan_of(1), 1, 1, SIZE, decoders=0), "activations") == after
+
+
+def test_masks_take_memory_by_the_width_of_the_frames() -> None:
+    plan = plan_of(8)
+    assert not part(predict(plan, 8, 2, SIZE, decoders=0), "masks")
+    plan = replace(plan, card=read_card(find_model("scout-n-seg")))
+    small, large = (predict(plan, 8, 2, size, decoders=0) for size in (SIZE, (3840, 2160)))
+    # 300 masks of 96x160 logits and 6 runs a column, and 8 rows with 65,536 runs and 128 a column.
+    assert part(small, "masks") == 2 * 4 * (300 * (96 * 160 + 6 * 1920) + 8 * (65_536 + 128 * 1920))
+    assert part(large, "masks") - part(small, "masks") == 2 * 4 * (300 * 6 + 8 * 128) * 1920
 
 
 def test_decoders_and_the_frames_that_they_hold_count() -> None:

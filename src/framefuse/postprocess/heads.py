@@ -101,7 +101,7 @@ class Heads:
         objects = self.checked.one(boxes, scores, classes, **more)
         objects.skeleton = self.skeleton
         # An object of whose mask no pixel lies in its box is none, as in the YOLO frameworks.
-        return objects if objects.runs is None else objects[objects.runs.areas > 0]
+        return objects if objects.runs is None else objects[objects.runs.ends - objects.runs.starts > 1]
 
 
 def content_of(prototypes: tuple[int, ...], placement: Placement) -> tuple[float, float, float, float]:

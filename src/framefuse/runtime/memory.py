@@ -31,6 +31,13 @@ CONTEXT = 571 * MB
 """CUDA's context, its libraries, and the kernels of a model."""
 RESULTS = 4.15 * MB / (640 * 384)
 """Of each row of a captured batch, for each pixel of the model input: candidates, and what suppresses them."""
+PACKED = 65_536
+"""Runs of the masks of a frame that leave a GPU with its boxes."""
+MASK_RUNS, FRAME_RUNS = 6, 128
+"""Runs of a mask, and of all masks of a frame beside PACKED, that a GPU keeps for each column of the frame. What people
+and vehicles look like has two to three for each column of its box."""
+PROTOTYPES = 1 / 4
+"""Sides of the prototypes of YOLO, as a share of those of the model input."""
 DECODER, FIRST_DECODER = 13.6 * MB, 15 * MB
 QUERY = 527 * MB
 """What a run takes at its start, beside CUDA, while NVDEC is asked what it can decode. It is given back at once."""
@@ -106,6 +113,23 @@ def surface(width: int, height: int, bits: int = NV12) -> float:
     return bits / 8 * -(-width // PITCH) * PITCH * height
 
 
+def run_room(width: int) -> tuple[int, int]:
+    """Runs that a GPU keeps of each mask of a frame, and of all of them beside PACKED."""
+    return MASK_RUNS * width, FRAME_RUNS * width
+
+
+def masks(rows: int, max_det: int, width: int, samples: float) -> float:
+    """Bytes of a captured batch for instance masks: logits and runs of `max_det` masks, which all rows share, and what
+    each row packs.
+
+    Args:
+        width: of the frames.
+        samples: of a mask, before it is enlarged.
+    """
+    kept, more = run_room(width)
+    return 4 * (max_det * (samples + kept) + rows * (PACKED + more))
+
+
 class Planned(Protocol):
     """What a `RunPlan` knows."""
 
@@ -150,6 +174,9 @@ def predict(
         if known:
             parts.append(Part(f"activations, {named}", batches, known.activations))
         parts.append(Part(f"results, {named}", batches, RESULTS * width * height * count))
+        if plan.card.task == "segment":
+            samples = width * height * PROTOTYPES**2
+            parts.append(Part(f"masks, {named}", batches, masks(count, plan.settings.max_det, size[0], samples)))
         if not decoders:
             parts.append(Part(f"frames from the host, {named}", batches, count * surface(*size)))
     if plan.settings.save_matte:

@@ -492,6 +492,7 @@ def packed_runs(
     count: Any,
     capacity: int,
     packed: Any,
+    rest: Any,
     counts: Any,
     workspace: Workspace,
 ) -> None:
@@ -501,7 +502,8 @@ def packed_runs(
     Args:
         count: (1,) int32: valid instances, which come first.
         capacity: runs kept of each mask.
-        packed: (room,) int32; what does not fit is left out.
+        packed: (room,) int32; what does not fit goes into `rest`.
+        rest: (more,) int32; what does not fit there either is left out.
         counts: (n,) int32: runs of each mask, also those not kept; 0 for those that are not valid.
 
     Raises:
@@ -509,5 +511,5 @@ def packed_runs(
     """
     request = _Request.of(prototypes, coefficients, boxes, size, content, "image", count)
     positions = _instance_positions(request, capacity, workspace)
-    places = {"valid_address": count, "packed_address": packed, "runs_address": counts, "room": packed.size}
-    kernel.launch("pack_runs", **positions, **places)
+    places = {"valid_address": count, "packed_address": packed, "rest_address": rest, "runs_address": counts}
+    kernel.launch("pack_runs", **positions, **places, room=packed.size, more=rest.size)

@@ -72,12 +72,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) run_text(
   if (threadIdx.x == 0) text_ends_address[blockIdx.x] = total;
 }
 
-// The lengths of the runs of the first `valid` masks one after the other, as far as there is room, and the runs of each
-// mask: 0 for the others. Runs beyond the capacity are counted only, which tells that something is missing.
+// The lengths of the runs of the first `valid` masks one after the other: `room` of them, and `more` in the rest. And the
+// runs of each mask: 0 for the others. Runs beyond the capacity, and those for which there is no room, are counted only,
+// which tells that something is missing.
 // launch: grid (n), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) pack_runs(
     const int* __restrict__ positions_address, int capacity, const int* __restrict__ ends_address,
-    const int* __restrict__ valid_address, int room, int* __restrict__ packed_address, int* __restrict__ runs_address) {
+    const int* __restrict__ valid_address, int room, int* __restrict__ packed_address, int more,
+    int* __restrict__ rest_address, int* __restrict__ runs_address) {
   wait_for_previous();
   __shared__ int start;
   const int mask = blockIdx.x, valid = *valid_address, count = mask < valid ? ends_address[mask] : 0;
@@ -91,6 +93,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_runs(
   for (int other = threadIdx.x; other < min(mask, valid); other += THREADS) before += min(ends_address[other], capacity);
   if (before > 0) atomicAdd(&start, before);
   __syncthreads();
-  for (int run = threadIdx.x; run < min(count, capacity) && start + run < room; run += THREADS)
-    packed_address[start + run] = length_of(positions, run);
+  for (int run = threadIdx.x; run < min(count, capacity) && start + run - room < more; run += THREADS) {
+    const int at = start + run;
+    (at < room ? packed_address[at] : rest_address[at - room]) = length_of(positions, run);
+  }
 }

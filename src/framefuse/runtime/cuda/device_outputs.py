@@ -4,10 +4,12 @@ Each belongs to one `CapturedBatch`. `start` only launches, so it is captured; t
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 
+from framefuse.common.machine import available_cores
 from framefuse.cuda import device, driver
 from framefuse.cuda.launch_plan import Workspace
 from framefuse.frame import Frame, View
@@ -26,12 +28,11 @@ from framefuse.postprocess.mattes import Foreground, cut_out, matte_of
 from framefuse.postprocess.merge import edges
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
+from framefuse.runtime import memory
 from framefuse.runtime.program import FrameOutput, Selection, boxes_of, decode, heads_of
 
 FOUND = len(Found._fields)
 """Arrays of the results before those of `Merged`."""
-CAPACITY, PACKED = 2048, 65_536
-"""Runs of a mask, and of all masks of a frame, that leave the GPU; where there are more, the host finds the masks."""
 MERGED = slice(FOUND, FOUND + len(Merged._fields))
 """Those of `Merged`; what anchors say after their classes comes last."""
 
@@ -43,6 +44,8 @@ class DeviceOutputs(Protocol):
     """Size of the tables that the last `place` has copied to the GPU."""
     downloaded_bytes: int
     """Size of the results that `start` copies to the host."""
+    fetched_bytes: int = 0
+    """Size of what the last `read` has copied to the host besides."""
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame], stream: Any) -> None:
         """Set where the frames of the next launch on a CuPy stream lie in the model input."""
@@ -112,7 +115,10 @@ class BoxOutputs(DeviceOutputs):
         if card.extra and card.task != "obb":
             shapes.append(((batch, selection.max_det, card.extra), np.float32))
         if card.task == "segment":
-            shapes += [((batch, selection.max_det), np.int32), ((batch, PACKED), np.int32)]
+            shapes += [((batch, selection.max_det), np.int32), ((batch, memory.PACKED), np.int32)]
+            self._capacity, more = memory.run_room(placement.source[0])
+            self._rest = device.cupy().empty((batch, more), np.int32)
+            self._threads = ThreadPoolExecutor(available_cores(), "ff-masks")  # none starts before it is needed
         self._extras = FOUND + (len(Merged._fields) if merges else 0)
         self._device, self._device_bytes = device.packed_allocation(shapes, _device_bytes)
         self._host, self._host_bytes = device.packed_allocation(shapes, _pinned_bytes)
@@ -161,21 +167,38 @@ class BoxOutputs(DeviceOutputs):
         for row in range(len(found.counts)):
             packed_runs(
                 self._prototypes[row], coefficients[row], found.boxes[row], place.source[::-1], content=content,
-                count=found.counts[row : row + 1], capacity=CAPACITY, packed=packed[row], counts=counts[row],
-                workspace=self._masks,
+                count=found.counts[row : row + 1], capacity=self._capacity, packed=packed[row], rest=self._rest[row],
+                counts=counts[row], workspace=self._masks,
             )  # fmt: skip
 
     def _masks_of(self, row: int, found: Found, values: Any) -> Runs:
-        """The masks of a row; on the host, where they did not fit."""
+        """The masks of a row: the runs that have left the GPU, and those that have to be fetched."""
         *_, counts, packed = self._host
-        ends = counts[row, : len(values)].cumsum(dtype=np.int32)
-        if counts[row].max(initial=0) > CAPACITY or (len(ends) and ends[-1] > PACKED):
-            prototypes, boxes = device.cupy().asnumpy(self._prototypes[row]), found.boxes[row, : len(values)]
-            return runs_of(prototypes, values, boxes, self._placed)
-        lengths = packed[row, : ends[-1] if len(ends) else 0].copy()
-        return Runs(lengths, np.concatenate(([0], ends)).astype(np.int32)[:-1], ends, self._placed.source[::-1])
+        ends = np.zeros(len(values) + 1, np.int32)
+        counts[row, : len(values)].cumsum(out=ends[1:])
+        size, room = int(ends[-1]), packed.shape[1]
+        if counts[row].max(initial=0) > self._capacity or size > room + self._rest.shape[1]:
+            return self._found_here(row, values, found.boxes[row, : len(values)])
+        lengths = packed[row, :size].copy()
+        if size > room:
+            lengths = np.concatenate((lengths, self._fetched(self._rest[row, : size - room])))
+        return Runs(lengths, ends[:-1], ends[1:], self._placed.source[::-1])
+
+    def _found_here(self, row: int, values: Any, boxes: Any) -> Runs:
+        """The masks of a row that are noise, with more runs than the GPU keeps: they are found on the host."""
+        prototypes = self._fetched(self._prototypes[row]).astype(np.float32)
+        step = -(-len(values) // (2 * available_cores()))  # twice as many parts as threads: masks differ in size
+        parts = [slice(first, first + step) for first in range(0, len(values), step)]
+        found = self._threads.map(lambda part: runs_of(prototypes, values[part], boxes[part], self._placed), parts)
+        return Runs.concatenate(list(found))
+
+    def _fetched(self, array: Any) -> Any:
+        """A copy on the host of what most frames leave on the GPU."""
+        self.fetched_bytes += array.nbytes
+        return device.cupy().asnumpy(array)
 
     def read(self, count: int) -> list[FrameOutput]:
+        self.fetched_bytes = 0
         boxes, scores, classes, counts, non_finite, _ = self._host[:FOUND]
         raise_non_finite(non_finite[:count], "of its anchors or queries")
         if self._heads:

@@ -157,7 +157,10 @@ class CudaProgram(Program):
 
     def _read(self, flight: InFlightBatch) -> tuple[list[FrameOutput], tuple[float, ...]]:
         assert flight.batch is not None
-        return flight.captured.outputs.read(flight.batch.size), flight.captured.device_seconds()
+        outputs = flight.captured.outputs
+        found = outputs.read(flight.batch.size)
+        self.ledger.add("postprocess", "d2h", "results", outputs.fetched_bytes)
+        return found, flight.captured.device_seconds()
 
     def close(self) -> None:
         """Wait for the in-flight batches, discard their results and free the engine. A thread that still submits gets

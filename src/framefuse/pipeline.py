@@ -47,7 +47,7 @@ from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
 from framefuse.runtime.power import Meter, find_counters
 from framefuse.runtime.profiling import Recorder, StageClock
 from framefuse.runtime.program import FrameResult, Observer
-from framefuse.runtime.readers import is_live, open_sources
+from framefuse.runtime.readers import frames_of, is_live, open_sources
 from framefuse.runtime.rectilinear import rectilinear_for
 from framefuse.runtime.requested_sinks import SinkFactory, needs_frames, outputs_of, sinks_for
 from framefuse.runtime.stages import begun, decode, infer, sized, warm_up, watched, write
@@ -440,7 +440,7 @@ class Pipeline:
             [gpus.on(self._gpu, results, "run a batch", own_stream=composes is not None)],
             name="program",
             cancel=frames.close,
-            capacity=max(self._burst, 2 * self._batcher.size),
+            capacity=max(self._burst, 2 * frames_of(self.settings, self._batcher.size)),
             **self._young(lambda found: found.result.arrival),
             keep_newest=True,
             on_drop=lambda found, cause: self._drop(found.frame, found.result.frame.source_id, cause),

@@ -243,6 +243,8 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(device, "capturing", lambda stream: False)
     monkeypatch.setattr(driver, "has_ended", lambda event: True)
+    monkeypatch.setattr(driver, "record", lambda event, stream=None: None)
+    monkeypatch.setattr(driver, "download", lambda to, source, size: ctypes.memmove(to, source, size))
     monkeypatch.setattr(kernel, "prepare", lambda symbols: None)
     monkeypatch.setattr(kernel, "compile_ahead", lambda symbols: None)
     monkeypatch.setattr(kernel, "launch", kernels.launch)

@@ -23,7 +23,7 @@ from framefuse.models.card import Card
 from framefuse.models.onnx_file import load_onnx
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.batching import captured_rows
-from framefuse.runtime.readers import frames_held
+from framefuse.runtime.readers import frames_held, frames_of, until_written
 from framefuse.runtime.rectilinear import SIDE
 
 MB = 1e6
@@ -180,10 +180,12 @@ def predict(
         if not decoders:
             parts.append(Part(f"frames from the host, {named}", batches, count * surface(*size)))
     if plan.settings.save_matte:
-        queued = 2 * batch + 2  # between threads, on both sides of that, and in the sink
-        waiting = slots * batch + queued + REACH + 1  # in flight, and for the frames after them
-        parts.append(Part("frames and their mattes", 1, waiting * surface(*size)))
-        parts.append(Part("composed frames", queued, COMPOSED.get(plan.settings.save_matte, 1.5) * size[0] * size[1]))
+        frames, written = frames_of(plan.settings, batch), until_written(plan.settings, batch)
+        waiting = slots * frames + written  # those in flight, too
+        if not (decoders and written):  # which keep them otherwise
+            parts.append(Part("frames and their mattes", 1, waiting * surface(*size)))
+        composed = COMPOSED.get(plan.settings.save_matte, 1.5) * size[0] * size[1]
+        parts.append(Part("composed frames", max(0, written - REACH - 2), composed))
         if plan.settings.matte_view == "rectilinear":
             made = surface(*size) + 2 * surface(SIDE, SIDE)
             parts.append(Part("rectilinear views", 1, waiting * made))

@@ -43,6 +43,8 @@ LIKELY = 1920, 1080
 """Frame size for which the model is loaded before a source tells its own: most have these proportions."""
 HOST_KINDS = "images", "array", "camera", "synthetic"
 """Kinds of sources whose frames come from the host."""
+TOGETHER = 4
+"""Frames of a file whose views are in one batch where mattes are made."""
 MAX_BATCH = 64
 """As in `Settings.batch`."""
 AHEAD_SHARE = 1 / 4
@@ -102,11 +104,14 @@ class RunPlan:
         views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)
         if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
             batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
+            waits = info.kind == "file" and not self.settings.low_latency  # for later frames, whose mattes it is like
+            if mattes and waits and views * TOGETHER <= MAX_BATCH:
+                batch, reasons["batch"] = views * TOGETHER, f"batch {views * TOGETHER}: the views of {TOGETHER} frames"
         if mattes and self.settings.matte_view == "rectilinear" and batch > views:
             # What eyes and what rectilinear views show takes turns, frame by frame.
             batch, reasons["batch"] = views, f"batch {views}: the eyes of a frame, then their rectilinear views"
         if mattes:
-            viewer.together = views if views == batch and viewer.is_fixed else 0
+            viewer.together = views if viewer.is_fixed and batch % views == 0 else 0
             return replace(self, batch=batch, reasons=reasons, merges=viewer.together)
         if 1 <= views <= batch and least_confidence(self.settings) == self.settings.conf:
             viewer.merges = views  # otherwise boxes that only a tracker needs would hide others

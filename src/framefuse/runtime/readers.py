@@ -17,11 +17,14 @@ from typing import Any
 
 from framefuse.config import Settings
 from framefuse.cuda import device as gpus
+from framefuse.kernels.masks.mattes import REACH
 from framefuse.runtime.adaptive import held_by
 from framefuse.runtime.ahead import Ahead
 from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_image_path, open_source, videos_in
 from framefuse.sources.segments import Segmented, Spacing, worth_cutting
 
+ON_HOST = "packed", "png"
+"""Mattes for which frames leave the GPU before they are composed."""
 SEGMENTS_NEED = 4e9
 """Bytes that are free on a GPU where a video is cut: each decoder has surfaces, and a ring of frames."""
 READERS = 8
@@ -99,8 +102,23 @@ def frames_held(settings: Settings, batch: int, ahead: int = 0) -> int:
     Args:
         ahead: frames that wait for those of other decoders.
     """
-    waiting = held_by(settings) + ahead  # beside one batch in the batcher and two in flight
+    batch, written = frames_of(settings, batch), until_written(settings, batch)
+    waiting = held_by(settings) + written + ahead  # beside one batch in the batcher and two in flight
     return 1 if batch == 1 and not waiting else batch * 3 + settings.queue + waiting
+
+
+def frames_of(settings: Settings, batch: int) -> int:
+    """Frames that the rows of a batch show, where mattes are made of all of their views; otherwise rows."""
+    return -(-batch // 2) if settings.save_matte and settings.stereo else batch
+
+
+def until_written(settings: Settings, batch: int) -> int:
+    """Most frames of a decoder that stay on the GPU from the model to the end of their writing; 0: they leave it before,
+    or nothing needs them."""
+    if not settings.on_gpu or settings.save_matte in (None, *ON_HOST):
+        return 0
+    queued = max(settings.queue, 2 * frames_of(settings, batch)) + 2  # on both sides of that, and in the sink
+    return queued + REACH + 2
 
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
@@ -110,6 +128,7 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
         **{name: getattr(settings, name) for name in shared},
         device="cuda" if settings.on_gpu else "cpu",
         held=frames_held(settings, batch, source.ahead if isinstance(source, Segmented) else 0),
+        lasting=until_written(settings, batch) > 0,
     )
     if isinstance(source, SharedList):
         return source.open(options)

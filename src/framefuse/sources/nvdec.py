@@ -71,7 +71,8 @@ def choose_decoder(
     if reason := refusal(module, CODECS[name], sample):
         return reason
     try:
-        decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
+        decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held,
+                            lasting=options.lasting)  # fmt: skip
     except av.FFmpegError as error:
         return str(error.strerror)
     for text in decoder.notes:
@@ -159,9 +160,14 @@ class Surface:
 
 
 class SurfaceLease:
-    """A `Lease` that the decoder waits for before it overwrites the surface."""
+    """A `Lease` that the decoder waits for before it overwrites the surface.
 
-    def __init__(self) -> None:
+    Attributes:
+        lasting: see `SourceOptions`.
+    """
+
+    def __init__(self, lasting: bool = False) -> None:
+        self.lasting = lasting
         self._lock = threading.Lock()
         self._lock.acquire()
         self._after: Any = None
@@ -191,10 +197,12 @@ class NvDecoder:
     Args:
         sample: the first frame, decoded on the host: all frames have its colours and rotation.
         held: number of frames that readers hold at the same time.
+        lasting: see `SourceOptions`.
     """
 
-    def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1) -> None:
-        self._module, self._low_latency, self._held = module, low_latency, held
+    def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1,
+                 lasting: bool = False) -> None:  # fmt: skip
+        self._module, self._low_latency, self._held, self._lasting = module, low_latency, held, lasting
         self.codec = name = stream.codec_context.name
         twice = f"twice on the GPU, as readers hold up to {held} frames at a time"
         copied = f"each frame is copied {twice if held > 1 else 'once on the GPU, by PyNvVideoCodec'}"
@@ -309,7 +317,7 @@ class NvDecoder:
 
     def wrap(self, decoded: Surface, info: SourceInfo, **facts: Any) -> Frame:
         """The surface, or a copy of it if `held` > 1, as a Frame with a lease."""
-        lease = SurfaceLease()
+        lease = SurfaceLease(self._lasting)
         geometry = decoded.pitch, decoded.width, decoded.height
         size = decoded.pitch * decoded.height * 3 // 2
         info.copied += size  # by PyNvVideoCodec, from the hardware's surface to its own

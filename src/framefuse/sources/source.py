@@ -58,6 +58,8 @@ class SourceOptions:
     held: int = 1
     """Number of frames that readers hold at the same time, for example as a batch. A decoder that reuses its memory
     keeps this many."""
+    lasting: bool = False
+    """Whether `held` counts frames until their results are written, so that nobody has to copy them before that."""
     reconnect_max_delay: float = 10.0
     """Live sources: the delay between attempts doubles from 0.25 s up to this many seconds."""
     tls_verify: str = "auto"

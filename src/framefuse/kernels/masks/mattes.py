@@ -89,8 +89,19 @@ class Moment:
 
     @cached_property
     def joined(self) -> tuple[Any, Any]:
-        """On a GPU: where the mattes of all views begin, one after the other, and where their guides do."""
+        """On a GPU: the mattes of all views, one after the other, and their guides."""
         return joined(self.alphas), joined(self.guides)
+
+    @cached_property
+    def places(self) -> tuple[int, int]:
+        """The addresses of these: kernels ask for them nine times."""
+        alphas, guides = map(device.address, self.joined)
+        return alphas, guides
+
+    @cached_property
+    def change_address(self) -> int:
+        """On a GPU, once it was compared; 0: it is the first."""
+        return 0 if self.change is None else device.address(self.change)
 
     def compare(self, before: Moment) -> None:
         """Measure the change since the frame before, whose guides have the same shapes."""
@@ -100,7 +111,7 @@ class Moment:
             return
         grids = grids_of(guide.shape for guide in self.guides)
         self.change = new(True, (len(grids), PARTS), np.float32)
-        both = {"guide_address": self.joined[1], "before_address": before.joined[1]}
+        both = {"guide_address": self.places[1], "before_address": before.places[1]}
         sizes = {"views": len(grids), "parts": PARTS}
         kernel.launch("matte_change", **both, **sizes, grids_address=table(grids)[0], change_address=self.change)
 
@@ -173,8 +184,8 @@ def _steadied_on_gpu(moments: Sequence[Moment], at: int, weight: float, medians:
     for slot in range(2 * middle + 1):
         n = at + slot - middle
         moment = moments[n] if 0 <= n < len(moments) else None
-        places[f"alpha_{slot}"], places[f"guide_{slot}"] = moment.joined if moment else (0, 0)
-        places[f"change_{slot}"] = moment.change if moment and n else 0  # of the first, no frame before is there
+        places[f"alpha_{slot}"], places[f"guide_{slot}"] = moment.places if moment else (0, 0)
+        places[f"change_{slot}"] = moment.change_address if moment and n else 0  # before the first there is no frame
     outermost = 2 * middle
     for name in ("guide_0", f"guide_{outermost}", "change_0"):  # which nothing reads
         del places[name]

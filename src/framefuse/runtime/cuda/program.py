@@ -117,9 +117,11 @@ class CudaProgram(Program):
         with self._translating_errors("start a batch"):
             loaded = captured.load(frames, placements, new, self.preprocess)
             for row, there in loaded.items() if self.frames_on_gpu else ():
-                if is_composable(there) and not there.aside:  # copied before the launch, whose end the results wait for
-                    planes, memory = captured.copy(there)
-                    kept[row] = frames[row].replace_unchecked(planes=planes, ready=None, lease=None, owner=memory)
+                if is_composable(there) and not there.aside:
+                    kept[row] = _lasting(frames, row)
+                    if kept[row] is None:
+                        planes, memory = captured.copy(there)
+                        kept[row] = frames[row].replace_unchecked(planes=planes, ready=None, lease=None, owner=memory)
             submitted = WallCpuTime.now()
             captured.launch(frames, kept)
         flight = InFlightBatch(captured, frames)
@@ -129,8 +131,9 @@ class CudaProgram(Program):
                 for row, frame in enumerate(frames):
                     if kept[row] is None and not frame.aside:
                         kept[row] = self._to_host(frame) if new[row] else kept[row - 1]
+        lasting = [frame.lease for frame in kept if frame is not None]
         for frame in frames:
-            if frame.lease is not None:
+            if frame.lease is not None and frame.lease not in lasting:
                 frame.lease.release(after=captured.ended)
         self.ledger.frame(sum(first and not frame.aside for first, frame in zip(new, frames, strict=True)))
         flight.batch = self._submitted(frames, kept, started, submitted)
@@ -306,3 +309,15 @@ class CudaProgram(Program):
         there = downloaded(frame)
         self.ledger.add("write", "d2h", "pixels", sum(plane.nbytes for plane in there.planes))
         return replace(there, lease=None)
+
+
+def _lasting(frames: Sequence[Frame], row: int) -> Frame | None:
+    """The frame of a row where it is, if its source has room for those that are not written yet; its lease, which is
+    with the last of its rows, is released then."""
+    first = frames[row]
+    for frame in frames[row:]:
+        if frame.planes is not first.planes:
+            break
+        if getattr(frame.lease, "lasting", False):
+            return first.replace_unchecked(ready=None, lease=frame.lease)
+    return None

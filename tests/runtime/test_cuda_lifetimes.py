@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
+import tracemalloc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +21,15 @@ import pytest
 from test_cuda_program import on_cuda, pictures, run, scores, without_collector
 
 import cuda_on_cpu
+from benchmarks.growth import CLEAR_NAMES
 from cuda_on_cpu import on_device
 from fake_gpu import Array, Gpu
-from framefuse import kernels
+from framefuse import FrameFeed, Pipeline, kernels
 from framefuse.cuda import device, driver, kernel
 from framefuse.cuda.device import StreamPool
 from framefuse.cuda.launch_plan import graph_memory
 from framefuse.engines.cudnn import convolutions
+from framefuse.engines.null import CudaNullEngine
 from framefuse.engines.requests import device_request_pool
 from framefuse.errors import EngineError, UsageError
 from framefuse.frame import Frame
@@ -34,6 +39,48 @@ from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.preprocess import cuda as preprocess_cuda
 from framefuse.models.card import Card
+from training.squares import write_squares
+
+RUNS = 12
+
+# --- runs
+
+
+def test_runs_that_come_and_go_leave_nothing(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No object, no memory of Python's, no text that Python keeps for good."""
+    model, image, intern = write_squares(tmp_path / "squares.onnx"), np.zeros((48, 64, 3), np.uint8), sys.intern
+    texts = set[str]()
+
+    def note(text: str) -> str:
+        texts.add(text)
+        return intern(text)
+
+    def cycle() -> tuple[int, int, int]:
+        feed = FrameFeed("stays")
+        engine: Any = CudaNullEngine(lambda batch, height, width: [np.zeros((batch, 7, 84), np.float32)])
+        with Pipeline(feed, model, device="cuda", engine=engine, imgsz=64).start() as pipeline:
+            for _ in range(3):
+                feed.submit(image)
+                assert pipeline.get_result(60) is not None
+            feed.finish()
+        del pipeline, feed, engine
+        gpu.graphs.clear()  # which the fake keeps
+        gc.collect()
+        CLEAR_NAMES()
+        return len(gc.get_objects()), len(texts), tracemalloc.get_traced_memory()[0]
+
+    monkeypatch.setattr(sys, "intern", note)
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            before = cycle()
+        for _ in range(RUNS):
+            after = cycle()
+    finally:
+        tracemalloc.stop()
+    objects, kept, size = (last - first for first, last in zip(before, after, strict=True))
+    assert objects < RUNS / 2 and kept == 0 and size < 100 * RUNS
+
 
 # --- programs
 

@@ -311,6 +311,23 @@ def test_a_thread_that_ends_while_threads_are_listed_is_left_out(
     for task in ("7", "8"):
         (tmp_path / task).mkdir()
     (tmp_path / "8/comm").write_text("ff-decode\n")  # of the other one nothing is left
-    monkeypatch.setattr(threads, "_TASKS", tmp_path)
+    monkeypatch.setattr(threads, "_TASKS", str(tmp_path))
     (tmp_path / "8/schedstat").write_text("1500000000 0 0\n")
     assert threads._read_tasks() == {8: ("ff-decode", 1.5)}
+
+
+@linux
+def test_numbers_of_threads_are_not_interned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 keeps such a text until the process ends, and each run starts threads with new numbers."""
+    interned, intern = list[str](), sys.intern
+
+    def note(text: str) -> str:
+        interned.append(text)
+        return intern(text)
+
+    monkeypatch.setattr(sys, "intern", note)
+    assert Path("/a/of-this-test").name in interned, "it notes what pathlib interns"
+    helpers = HelperCpu()
+    helpers.sample()
+    assert str(threading.get_native_id()) in os.listdir(threads._TASKS)
+    assert not [text for text in interned if text.isdigit()]

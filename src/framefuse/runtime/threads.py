@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_TASKS = Path("/proc/self/task")
+_TASKS = "/proc/self/task"
+"""A text: `Path` interns its parts, which Python 3.12 then keeps for good, and new threads have new numbers."""
 COMM_LENGTH = 15
 """Length at which Linux truncates a thread name, in bytes."""
 
@@ -61,16 +62,21 @@ def _read_tasks() -> dict[int, tuple[str, float]] | None:
     tasks = {}
     for task in ids:
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            tasks[int(task)] = (_TASKS / task / "comm").read_text().rstrip("\n"), _task_seconds(task)
+            tasks[int(task)] = _read(task, "comm").rstrip("\n"), _task_seconds(task)
     return tasks
+
+
+def _read(task: str, file: str) -> str:
+    with open(f"{_TASKS}/{task}/{file}") as opened:
+        return opened.read()
 
 
 def _task_seconds(task: str) -> float:
     try:
-        return int((_TASKS / task / "schedstat").read_text().split()[0]) * 1e-9
+        return int(_read(task, "schedstat").split()[0]) * 1e-9
     except FileNotFoundError:
         # Linux without scheduler statistics counts in ticks, usually of 10 ms.
-        fields = (_TASKS / task / "stat").read_text().rpartition(")")[2].split()
+        fields = _read(task, "stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

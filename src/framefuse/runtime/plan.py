@@ -43,8 +43,6 @@ LIKELY = 1920, 1080
 """Frame size for which the model is loaded before a source tells its own: most have these proportions."""
 HOST_KINDS = "images", "array", "camera", "synthetic"
 """Kinds of sources whose frames come from the host."""
-TOGETHER = 4
-"""Frames of a file whose views are in one batch where mattes are made."""
 MAX_BATCH = 64
 """As in `Settings.batch`."""
 AHEAD_SHARE = 1 / 4
@@ -104,9 +102,9 @@ class RunPlan:
         views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)
         if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
             batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
-            waits = info.kind == "file" and not self.settings.low_latency  # for later frames, whose mattes it is like
-            if mattes and waits and views * TOGETHER <= MAX_BATCH:
-                batch, reasons["batch"] = views * TOGETHER, f"batch {views * TOGETHER}: the views of {TOGETHER} frames"
+            rows = views * readers.TOGETHER
+            if mattes and self.settings.stereo and info.kind == "file" and not self.settings.low_latency:
+                batch, reasons["batch"] = rows, f"batch {rows}: the views of {readers.TOGETHER} frames"
         if mattes and self.settings.matte_view == "rectilinear" and batch > views:
             # What eyes and what rectilinear views show takes turns, frame by frame.
             batch, reasons["batch"] = views, f"batch {views}: the eyes of a frame, then their rectilinear views"

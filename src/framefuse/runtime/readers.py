@@ -23,6 +23,8 @@ from framefuse.runtime.ahead import Ahead
 from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_image_path, open_source, videos_in
 from framefuse.sources.segments import Segmented, Spacing, worth_cutting
 
+TOGETHER = 4
+"""Frames of a file whose views are in one batch where mattes are made: they wait for later ones anyway."""
 ON_HOST = "packed", "png"
 """Mattes for which frames leave the GPU before they are composed."""
 SEGMENTS_NEED = 4e9
@@ -108,13 +110,16 @@ def frames_held(settings: Settings, batch: int, ahead: int = 0) -> int:
 
 
 def frames_of(settings: Settings, batch: int) -> int:
-    """Frames that the rows of a batch show, where mattes are made of all of their views; otherwise rows."""
-    return -(-batch // 2) if settings.save_matte and settings.stereo else batch
+    """Most frames that the rows of a batch show, where mattes are made of both eyes; otherwise rows. How many rows a
+    batch has then is not known before its source is open."""
+    if not (settings.save_matte and settings.stereo):
+        return batch
+    return max(-(-batch // 2), 1 if settings.low_latency else TOGETHER)
 
 
 def until_written(settings: Settings, batch: int) -> int:
-    """Most frames of a decoder that stay on the GPU from the model to the end of their writing; 0: they leave it before,
-    or nothing needs them."""
+    """Most frames of a decoder that stay on the GPU from the model until they are written; 0: they leave it before, or
+    nothing needs them."""
     if not settings.on_gpu or settings.save_matte in (None, *ON_HOST):
         return 0
     queued = max(settings.queue, 2 * frames_of(settings, batch)) + 2  # on both sides of that, and in the sink

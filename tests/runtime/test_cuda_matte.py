@@ -33,6 +33,7 @@ from framefuse.sinks.matte import MatteSink
 from framefuse.sinks.mp4 import Mp4File
 from framefuse.sinks.video import VideoFormat, VideoSink, fill
 from framefuse.sources import segments
+from framefuse.sources.nvdec import SurfaceLease
 from framefuse.world import World
 from media import video
 
@@ -413,6 +414,32 @@ def test_what_is_composed_is_written_where_the_next_frame_cannot_be(
     (path,) = tmp_path.rglob("clip_gray.mp4")
     with av.open(str(path)) as written:
         assert sum(1 for _ in written.decode(video=0)) == 5
+
+
+@pytest.mark.parametrize("options", [{"stereo": "sbs", "matte_view": "panorama"}, {}, {"preset": "vr"}])
+def test_decoded_frames_are_lent_until_they_are_written(
+    options: dict[str, Any], gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A video has more frames than its decoder has memory for."""
+    released, release, download = list[SurfaceLease](), SurfaceLease.release, MatteSink._downloaded
+
+    def releasing(self: SurfaceLease, after: Any = None) -> None:
+        released.append(self)
+        release(self, after)
+
+    def downloading(sink: MatteSink, frame: Frame, result: Result) -> Frame:
+        assert isinstance(frame.lease, SurfaceLease) and frame.lease.lasting and not frame.lease.released
+        return download(sink, frame, result)
+
+    monkeypatch.setattr(SurfaceLease, "release", releasing)
+    monkeypatch.setattr(MatteSink, "_downloaded", downloading)
+    clip = video(tmp_path / "clip.mp4", frames=60, size=(264, 128))
+    seen, there, _ = composed(
+        monkeypatch, clip, segmenter.path, tmp_path, device="cuda", engine=BrightEngine(gpu), save_matte="gray",
+        readers=1, **options,
+    )  # fmt: skip
+    assert len(seen) == 60 and all(there)
+    assert len(released) == len(set(released)) == 60, "each once"
 
 
 @pytest.mark.slow

@@ -352,8 +352,8 @@ class Viewer:
             result = replace(result, detections=Detections.concatenate([strong, weak]))
         if self._choose is not None:
             self._latest_of(frame.source_id).append(shown)
-        if kept is not None and kept.planes is frame.planes:
-            return FrameResult(result, frame)  # whose lease the last stage releases
+        if kept is not None and kept.planes is frame.planes:  # the last stage releases its lease
+            return FrameResult(result, frame.replace_unchecked(lease=kept.lease) if kept.lease else frame)
         if frame.lease is not None:
             frame.lease.release()
         return FrameResult(result, kept)

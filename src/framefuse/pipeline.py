@@ -162,6 +162,8 @@ class Pipeline:
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
             plan = plan.for_memory(info)
+            if self._viewer:
+                plan = plan.fitted(self._viewer)
             self._adapter = adapter_for(plan.settings, info, views=self._viewer is not None, gpu=plan.gpu)
             self._batcher: FrameBatcher[Frame] = FrameBatcher(plan.batch, settings.batch_timeout)
             self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
@@ -440,7 +442,7 @@ class Pipeline:
             [gpus.on(self._gpu, results, "run a batch", own_stream=composes is not None)],
             name="program",
             cancel=frames.close,
-            capacity=max(self._burst, 2 * frames_of(self.settings, self._batcher.size)),
+            capacity=max(self._burst, 2 * frames_of(self.settings, self._batcher.size, live=self._live)),
             **self._young(lambda found: found.result.arrival),
             keep_newest=True,
             on_drop=lambda found, cause: self._drop(found.frame, found.result.frame.source_id, cause),

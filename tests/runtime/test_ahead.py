@@ -352,6 +352,7 @@ def test_frames_that_wait_count_as_memory() -> None:
         run = RunPlan(card, settings, source, "cudnn", 1, 0, {}, card.preprocess)
         found = predict(run, 1, 2, (3840, 1920), decoders=readers.decoders(source))
         rings.append(sum(one.size for one in found.parts if one.name.startswith("rings")))
-    held = 3 + 3 + 1 + readers.until_written(settings, 1)  # one by one, in batches, between threads, and written
+    # In batches, between threads, until they are written, and one more.
+    held = 3 * readers.TOGETHER + 3 + readers.until_written(settings) + 1
     eight_bits = 4 * (250 + held) * surface(3840, 1920)
     assert rings == [eight_bits, 2 * eight_bits, held * surface(3840, 1920)]

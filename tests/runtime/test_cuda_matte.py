@@ -26,7 +26,7 @@ from framefuse.prediction import Detections, FrameInfo, Matte, MattePart, Result
 from framefuse.runtime import matting, memory
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.rectilinear import Rectilinear
-from framefuse.sinks import CallbackSink
+from framefuse.sinks import CallbackSink, SinkSet
 from framefuse.sinks import matte as matte_sink
 from framefuse.sinks.images import FrameConverter, Meaning, planes_of
 from framefuse.sinks.matte import MatteSink
@@ -315,10 +315,15 @@ def test_frames_of_any_size(
 def test_frames_are_composed_by_the_thread_that_runs_the_model(
     options: dict[str, Any], gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for those that wait when the first opens the sink. Nobody gets a result whose matte a GPU still computes."""
+    """But for those that come before the first has opened the sink. Nobody gets a result whose matte a GPU still
+    computes."""
     happened, clip = list[tuple[str, int]](), stereo_clip(tmp_path / "clip.mp4")
     compose, download = MatteSink._compose_on_gpu, MatteSink._downloaded
-    threads = dict[int, str]()
+    threads, opened, begin = dict[int, str](), threading.Event(), SinkSet.begin
+
+    def beginning(sinks: SinkSet, result: Result, *given: Any) -> bool:
+        assert result.frame.index == 0 or opened.wait(60)
+        return begin(sinks, result, *given)
 
     def composing(sink: MatteSink, frame: Frame, result: Result) -> Any:
         happened.append(("compose", frame.index))
@@ -328,8 +333,10 @@ def test_frames_are_composed_by_the_thread_that_runs_the_model(
     def downloading(sink: MatteSink, frame: Frame, result: Result) -> Frame:
         found = download(sink, frame, result)
         happened.append(("wait", frame.index))
+        opened.set()
         return found
 
+    monkeypatch.setattr(SinkSet, "begin", beginning)
     monkeypatch.setattr(MatteSink, "_compose_on_gpu", composing)
     monkeypatch.setattr(MatteSink, "_downloaded", downloading)
     options = {"device": "cuda", "engine": BrightEngine(gpu), "save_matte": "gray", "stereo": "sbs", **options}
@@ -341,15 +348,19 @@ def test_frames_are_composed_by_the_thread_that_runs_the_model(
     for index in range(FRAMES):
         steps = [happened.index((word, index)) for word in ("compose", "wait", "result")]
         assert steps == sorted(steps)
-    waiting = pipeline.settings.queue + 2
-    assert {threads[index] for index in range(waiting)} <= {"ff-program", "ff-write"}
-    assert {threads[index] for index in range(waiting, FRAMES)} == {"ff-program"}
+    assert threads == {0: "ff-write", **dict.fromkeys(range(1, FRAMES), "ff-program")}
 
 
+@pytest.mark.parametrize(("live", "each", "most"), [(True, 3, 4), (False, 3, 4), (True, 100, 6), (False, 100, 24)])
 def test_what_is_composed_of_dropped_frames_serves_later_ones(
-    gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: bool, each: int, most: int, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A live source may drop frames that are composed already."""
+    """A live source may drop frames that are composed already. Where writing stalls, no more are.
+
+    Args:
+        each: so many frames are begun for one that is written.
+        most: planes at the same time: of those that were begun, and of the one that was written before.
+    """
     made, canvas = list[Any](), matte_sink.Canvas
 
     def making(shapes: Any) -> Any:
@@ -358,18 +369,17 @@ def test_what_is_composed_of_dropped_frames_serves_later_ones(
 
     monkeypatch.setattr(matte_sink, "Canvas", making)
     sink: Any = MatteSink(mode="gray")
-    sink._context = SimpleNamespace(copied=lambda size: None)
+    sink._context = SimpleNamespace(copied=lambda size: None, source=SimpleNamespace(live=live))
     monkeypatch.setattr(VideoSink, "write", lambda sink, result, frame: None)
-    for number in range(30):
+    for number in range(60):
         planes = (np.full((34, 64), number, np.uint8).view(Array), np.full((17, 32, 2), 128, np.uint8).view(Array))
         frame = Frame(planes, PIXEL_FORMATS["nv12"], number)
-        seen = Result(
-            FrameInfo.of(frame), Detections.none({}), matte=matte_of((64, 34), "all", lambda a: a.view(Array))
-        )
-        assert sink.begin(seen, frame)
-        if number % 3 == 2:
+        matte = matte_of((64, 34), "all", lambda array: array.view(Array))
+        seen = Result(FrameInfo.of(frame), Detections.none({}), matte=matte)
+        assert sink.begin(seen, frame) == (number < most or each < most)
+        if number % each == each - 1:
             sink.write(seen, frame)
-    assert len(made) == 4, "three that were begun, one of them written, and the one that was written before"
+    assert len(made) == most
 
 
 def test_what_a_gpu_reads_is_kept_until_it_has(
@@ -416,11 +426,21 @@ def test_what_is_composed_is_written_where_the_next_frame_cannot_be(
         assert sum(1 for _ in written.decode(video=0)) == 5
 
 
-@pytest.mark.parametrize("options", [{"stereo": "sbs", "matte_view": "panorama"}, {}, {"preset": "vr"}])
+@pytest.mark.parametrize(
+    ("options", "lent"),
+    [
+        ({"stereo": "sbs", "matte_view": "panorama"}, True),
+        ({}, True),
+        ({"preset": "vr"}, True),
+        ({"stereo": "sbs", "batch": 3}, False),
+        ({"stereo": "sbs", "max_memory": (memory.CONTEXT + 33.4e6) / 2**20}, False),
+    ],
+)
 def test_decoded_frames_are_lent_until_they_are_written(
-    options: dict[str, Any], gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], lent: bool, gpu: Gpu, segmenter: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A video has more frames than its decoder has memory for."""
+    """A video has more frames than its decoder has memory for. Where the eyes of one may be in two batches, which the
+    last two options bring about, frames are copied."""
     released, release, download = list[SurfaceLease](), SurfaceLease.release, MatteSink._downloaded
 
     def releasing(self: SurfaceLease, after: Any = None) -> None:
@@ -428,16 +448,17 @@ def test_decoded_frames_are_lent_until_they_are_written(
         release(self, after)
 
     def downloading(sink: MatteSink, frame: Frame, result: Result) -> Frame:
-        assert isinstance(frame.lease, SurfaceLease) and frame.lease.lasting and not frame.lease.released
+        assert (isinstance(frame.lease, SurfaceLease) and not frame.lease.released) == lent
         return download(sink, frame, result)
 
     monkeypatch.setattr(SurfaceLease, "release", releasing)
     monkeypatch.setattr(MatteSink, "_downloaded", downloading)
     clip = video(tmp_path / "clip.mp4", frames=60, size=(264, 128))
-    seen, there, _ = composed(
+    seen, there, pipeline = composed(
         monkeypatch, clip, segmenter.path, tmp_path, device="cuda", engine=BrightEngine(gpu), save_matte="gray",
         readers=1, **options,
     )  # fmt: skip
+    assert lent or pipeline._batcher.size in (1, 3)
     assert len(seen) == 60 and all(there)
     assert len(released) == len(set(released)) == 60, "each once"
 

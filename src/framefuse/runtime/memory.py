@@ -23,7 +23,7 @@ from framefuse.models.card import Card
 from framefuse.models.onnx_file import load_onnx
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.batching import captured_rows
-from framefuse.runtime.readers import frames_held, frames_of, until_written
+from framefuse.runtime.readers import frames_held, frames_of, queued, until_written
 from framefuse.runtime.rectilinear import SIDE
 
 MB = 1e6
@@ -36,6 +36,8 @@ PACKED = 65_536
 MASK_RUNS, FRAME_RUNS = 6, 128
 """Runs of a mask, and of all masks of a frame beside PACKED, that a GPU keeps for each column of the frame. What people
 and vehicles look like has two to three for each column of its box."""
+LEAST_RUNS = 2048
+"""Of a mask, in frames however small."""
 PROTOTYPES = 1 / 4
 """Sides of the prototypes of YOLO, as a share of those of the model input."""
 DECODER, FIRST_DECODER = 13.6 * MB, 15 * MB
@@ -115,7 +117,7 @@ def surface(width: int, height: int, bits: int = NV12) -> float:
 
 def run_room(width: int) -> tuple[int, int]:
     """Runs that a GPU keeps of each mask of a frame, and of all of them beside PACKED."""
-    return MASK_RUNS * width, FRAME_RUNS * width
+    return max(LEAST_RUNS, MASK_RUNS * width), FRAME_RUNS * width
 
 
 def masks(rows: int, max_det: int, width: int, samples: float) -> float:
@@ -143,6 +145,8 @@ class Planned(Protocol):
     def preprocess(self) -> Preprocess: ...
     @property
     def partial_batches(self) -> bool: ...
+    @property
+    def live(self) -> bool: ...
     @property
     def ahead(self) -> int: ...
     @property
@@ -180,12 +184,13 @@ def predict(
         if not decoders:
             parts.append(Part(f"frames from the host, {named}", batches, count * surface(*size)))
     if plan.settings.save_matte:
-        frames, written = frames_of(plan.settings, batch), until_written(plan.settings, batch)
-        waiting = slots * frames + written  # those in flight, too
-        if not (decoders and written):  # which keep them otherwise
+        frames, between = frames_of(plan.settings, batch, live=plan.live), queued(plan.settings, live=plan.live)
+        waiting = slots * frames + between + REACH + 2  # in flight, after that, and for later frames
+        lent = plan.card.task == "semantic" and until_written(plan.settings, live=plan.live)
+        if not (decoders and lent):  # otherwise decoders keep them
             parts.append(Part("frames and their mattes", 1, waiting * surface(*size)))
         composed = COMPOSED.get(plan.settings.save_matte, 1.5) * size[0] * size[1]
-        parts.append(Part("composed frames", max(0, written - REACH - 2), composed))
+        parts.append(Part("composed frames", between, composed))
         if plan.settings.matte_view == "rectilinear":
             made = surface(*size) + 2 * surface(SIDE, SIDE)
             parts.append(Part("rectilinear views", 1, waiting * made))
@@ -193,7 +198,7 @@ def predict(
         decoded = surface(*size, plan.bits)
         parts.append(Part("decoder of the first video", 1, FIRST_DECODER))
         parts.append(Part("decoders", decoders, DECODER + SURFACES * decoded))
-        if (held := frames_held(plan.settings, batch, plan.ahead)) > 1:  # and the one that is written
+        if (held := frames_held(plan.settings, batch, plan.ahead, live=plan.live)) > 1:  # and the one that is written
             parts.append(Part("rings of decoded frames", decoders, (held + 1) * decoded))
         if context and (more := CONTEXT + QUERY - MemoryPlan(parts).size) > 0:
             parts.append(Part("more at the start, to ask NVDEC what it decodes", 1, more))

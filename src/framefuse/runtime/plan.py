@@ -91,7 +91,8 @@ class RunPlan:
         return replace(self, settings=settings, preprocess=preprocess, reasons=reasons, live=info.live)
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> Self:
-        """The plan with batches that hold all views of a frame, where a GPU runs them. Another `batch` than 1 stays."""
+        """The plan with batches that hold all views of a frame, or of a few where mattes are made of both eyes, where a
+        GPU runs them. Another `batch` than 1 stays."""
         if self.settings.on_gpu and self.card.task == "segment":
             message = f"instance masks of views are found on the CPU only, and {self.card.path.name} gives masks"
             raise CapabilityError(message, remedy="use --device cpu, or leave out tiles, roi and stereo")
@@ -114,6 +115,12 @@ class RunPlan:
         if 1 <= views <= batch and least_confidence(self.settings) == self.settings.conf:
             viewer.merges = views  # otherwise boxes that only a tracker needs would hide others
         return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)
+
+    def fitted(self, viewer: Viewer) -> Self:
+        """The plan, and the viewer, where memory has made batches smaller: views of a frame may be in two of them."""
+        viewer.merges = viewer.merges if viewer.merges <= self.batch else 0
+        viewer.together = viewer.together if viewer.together and self.batch % viewer.together == 0 else 0
+        return replace(self, merges=viewer.merges or viewer.together)
 
     @property
     def ahead(self) -> int:

@@ -24,7 +24,7 @@ from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_i
 from framefuse.sources.segments import Segmented, Spacing, worth_cutting
 
 TOGETHER = 4
-"""Frames of a file whose views are in one batch where mattes are made: they wait for later ones anyway."""
+"""Frames of a file whose eyes are in one batch where mattes are made: they wait for later ones anyway."""
 ON_HOST = "packed", "png"
 """Mattes for which frames leave the GPU before they are composed."""
 SEGMENTS_NEED = 4e9
@@ -98,32 +98,36 @@ def decoders(source: Any) -> int:
     return source.readers if isinstance(source, Segmented) else count(source)
 
 
-def frames_held(settings: Settings, batch: int, ahead: int = 0) -> int:
+def frames_held(settings: Settings, batch: int, ahead: int = 0, *, live: bool = False) -> int:
     """Frames of a decoder that a run holds at the same time.
 
     Args:
         ahead: frames that wait for those of other decoders.
     """
-    batch, written = frames_of(settings, batch), until_written(settings, batch)
-    waiting = held_by(settings) + written + ahead  # beside one batch in the batcher and two in flight
+    batch = frames_of(settings, batch, live=live)
+    waiting = held_by(settings) + until_written(settings, live=live) + ahead
+    # One batch in the batcher and two in flight, and those between threads.
     return 1 if batch == 1 and not waiting else batch * 3 + settings.queue + waiting
 
 
-def frames_of(settings: Settings, batch: int) -> int:
-    """Most frames that the rows of a batch show, where mattes are made of both eyes; otherwise rows. How many rows a
-    batch has then is not known before its source is open."""
-    if not (settings.save_matte and settings.stereo):
+def frames_of(settings: Settings, batch: int, *, live: bool = False) -> int:
+    """Frames of a batch. Where mattes are made, it is the most: how many views a frame has, for each of which a batch
+    has a row, is known only after its source is open."""
+    if not settings.save_matte:
         return batch
-    return max(-(-batch // 2), 1 if settings.low_latency else TOGETHER)
+    return max(settings.batch, 1 if live or settings.low_latency else TOGETHER)
 
 
-def until_written(settings: Settings, batch: int) -> int:
-    """Most frames of a decoder that stay on the GPU from the model until they are written; 0: they leave it before, or
-    nothing needs them."""
-    if not settings.on_gpu or settings.save_matte in (None, *ON_HOST):
-        return 0
-    queued = max(settings.queue, 2 * frames_of(settings, batch)) + 2  # on both sides of that, and in the sink
-    return queued + REACH + 2
+def queued(settings: Settings, *, live: bool = False) -> int:
+    """Most frames with mattes between the model and the sink, and in both."""
+    return max(settings.queue, 2 * frames_of(settings, 1, live=live)) + 2
+
+
+def until_written(settings: Settings, *, live: bool = False) -> int:
+    """Most frames of a decoder that stay where they are from the model until they are written; 0: they leave the GPU
+    before, or are copied there, as those of a live source, which may be dropped."""
+    lends = settings.on_gpu and settings.save_matte not in (None, *ON_HOST) and not (settings.save or live)
+    return queued(settings) + REACH + 2 if lends else 0
 
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
@@ -132,8 +136,8 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     options = SourceOptions(
         **{name: getattr(settings, name) for name in shared},
         device="cuda" if settings.on_gpu else "cpu",
-        held=frames_held(settings, batch, source.ahead if isinstance(source, Segmented) else 0),
-        lasting=until_written(settings, batch) > 0,
+        held=frames_held(settings, batch, source.ahead if isinstance(source, Segmented) else 0, live=is_live(source)),
+        lasting=until_written(settings, live=is_live(source)) > 0,
     )
     if isinstance(source, SharedList):
         return source.open(options)

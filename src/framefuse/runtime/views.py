@@ -112,7 +112,7 @@ class Viewer:
     Attributes:
         notes: what was unusual, such as a region that was clipped; each once.
         merges: most views of a frame that the program merges, if they run in one batch; 0: it merges none.
-        together: views of a frame that make up a batch, which nothing merges, if they have one size; 0: none do.
+        together: views of a frame that are in one batch, which nothing merges, if they have one size; 0: none are.
     """
 
     def __init__(

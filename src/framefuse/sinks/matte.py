@@ -35,6 +35,8 @@ COARSE = 8
 """Pixels, across and down, that a blurred background gives one sample."""
 BLUR = 2
 """Samples on each side that it takes in."""
+BEGUN, LIVE_BEGUN = 24, 6
+"""Frames that are composed before they are written at most; those of a live source are dropped where writing stalls."""
 PRORES = "prores_ks"
 X264_CRF, VP9_CRF = 23, 32
 """Qualities that look alike."""
@@ -115,7 +117,8 @@ class MatteSink(VideoSink):
 
     def begin(self, result: Result, frame: Frame | None) -> bool:
         """Start to compose a frame that `write` gets later, perhaps from another thread; whether a GPU does so."""
-        if frame is not None and lies_on_gpu(frame):
+        most = LIVE_BEGUN if self._context.source.live else BEGUN
+        if frame is not None and lies_on_gpu(frame) and len(self._composing) < most:
             with suppress(Exception):  # `write` fails in the same way
                 self._composing.append(self._compose_on_gpu(frame, result))
                 return True
@@ -154,7 +157,10 @@ class MatteSink(VideoSink):
             known = [], self._layers(format)
             self._canvases = {format: known}
         (unused, layers), matte = known, _matte_of(result)
-        canvas = unused.pop() if unused else Canvas((whole, coarse, coarse, whole)[:count])
+        try:
+            canvas = unused.pop()
+        except IndexError:  # two threads may be here
+            canvas = Canvas((whole, coarse, coarse, whole)[:count])
         views = [(Grid(part.region, part.alpha.shape), part.alpha, part.guide) for part in matte.parts]
         out, blurs = list(canvas.planes), self._mode == "blur"
         if blurs:
@@ -174,7 +180,7 @@ class MatteSink(VideoSink):
     def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
         """Compose the frame, which the planes hold, with the matte."""
         if self._written is not None:
-            for plane, composed in zip(planes[3:], self._written.canvas.wait()[3:], strict=True):
+            for plane, composed in zip(planes[3:], self._written.canvas.host[3:], strict=True):
                 plane[:] = composed
             return
         luma = planes[0][: format.height, : format.width]

@@ -111,13 +111,14 @@ class Canvas:
         shapes: (height, width) of each plane.
 
     Attributes:
+        host: the planes there, (height, width) uint8, once `wait` has returned.
         ended: CUDA event after what `start` was called for.
     """
 
     def __init__(self, shapes: tuple[tuple[int, int], ...]) -> None:
         kinds = [(shape, np.uint8) for shape in shapes]
         self.planes, self._memory = device.packed_allocation(kinds, lambda size: new(True, (size,), np.uint8))
-        self._host, self._bytes = device.packed_allocation(kinds, lambda size: device.pinned((size,), np.uint8))
+        self.host, self._bytes = device.packed_allocation(kinds, lambda size: device.pinned((size,), np.uint8))
         self.nbytes = self._bytes.nbytes
         self.ended = device.cupy().cuda.Event(disable_timing=True)
 
@@ -130,7 +131,7 @@ class Canvas:
         """The planes on the host, once they are there."""
         if not driver.has_ended(self.ended):
             self.ended.synchronize()
-        return self._host
+        return self.host
 
     def download(self) -> list[NDArray[np.uint8]]:
         """The planes on the host, once the work on CuPy's current stream has ended; the next call overwrites them."""

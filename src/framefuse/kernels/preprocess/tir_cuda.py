@@ -23,7 +23,7 @@ MEMORIES = {"nchw": 3, "nhwc3": 3, "nhwc4": 4, "nhwc8": 8}
 BLOCKS = {4: (32, 4), 8: (16, 8)}
 """Threads of a block in x and in y, by pixels per thread."""
 
-TOGETHER = 3
+TAPS = 3
 """Taps of a long filter that a thread loads at once for each of its pixels: more take more registers than there are."""
 
 RESIDENT = {4: 8, 8: 7}
@@ -150,7 +150,7 @@ def variant(layout, sample, memory, alone=False):
     @T.inline
     def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, x, first, last, j):
         """comps[3p + k..] = the weighted samples for each pixel p from x on of a plane in which `together` components
-        are interleaved. A thread waits for the samples of all its pixels, TOGETHER taps of each, at once."""
+        are interleaved. A thread waits for the samples of all its pixels, TAPS taps of each, at once."""
         xs = array_at(along_table, "int32", align=4)
         xw = array_at(along_table, "float32", align=4)
         ys = array_at(across_table, "int32", align=4)
@@ -173,11 +173,11 @@ def variant(layout, sample, memory, alone=False):
             for p in T.unroll(many):
                 for c in T.unroll(together):
                     across[3 * p + c] = T.float32(0)
-            for group in T.serial((most[0] + TOGETHER - 1) // TOGETHER):
-                for u in T.unroll(TOGETHER):
+            for group in T.serial((most[0] + TAPS - 1) // TAPS):
+                for u in T.unroll(TAPS):
                     for p in T.unroll(many):
-                        tap = T.min(group * TOGETHER + u, counts[p] - 1)
-                        beyond = group * TOGETHER + u >= counts[p]
+                        tap = T.min(group * TAPS + u, counts[p] - 1)
+                        beyond = group * TAPS + u >= counts[p]
                         weight = T.Select(beyond, T.float32(0), xw[entries[p] + 2 + tap])
                         at = line + wide(lefts[p] + tap) * step
                         for c in T.unroll(together):

@@ -312,8 +312,8 @@ class CudaProgram(Program):
 
 
 def _lasting(frames: Sequence[Frame], row: int) -> Frame | None:
-    """The frame of a row where it is, if its source has room for those that are not written yet; its lease, which is
-    with the last of its rows, is released then."""
+    """The frame of a row where it is, if its source has room for those that are not written yet. The last stage
+    releases its lease, which the last of its rows has."""
     first = frames[row]
     for frame in frames[row:]:
         if frame.planes is not first.planes:

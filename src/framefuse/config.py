@@ -73,7 +73,11 @@ class Settings(BaseModel):
         "differ",
     )
     batch: int = option(
-        1, "maximum frames per batch; on cuda 8 if several videos are read, or the views of a frame", ge=1, le=64
+        1,
+        "maximum frames per batch; on cuda 8 if several videos are read, or the views of a frame, for mattes of a file "
+        "those of four",
+        ge=1,
+        le=64,
     )
     batch_timeout: Seconds = option(0.05, "seconds a partial batch waits for more frames")
     streams: int = option(0, "requests the engine runs at once; 0: chosen to fit the cores", ge=0, le=1024)

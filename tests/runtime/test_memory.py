@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from framefuse import Pipeline
 from framefuse.cli.profile import predicted
-from framefuse.config import settings_from
+from framefuse.config import Settings, settings_from
 from framefuse.cuda import device
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Layer
@@ -134,3 +135,13 @@ def test_processes_that_measure_kernels_are_not_part_of_a_limit() -> None:
     free, limited = (plan_of(1, **more).engine_options() for more in ({}, {"max_memory": 2000.0}))
     assert (free.tunes_later, free.helpers) == (True, True)
     assert (limited.tunes_later, limited.helpers) == (False, False)
+
+
+def test_views_of_a_frame_may_be_in_two_batches_once_memory_has_made_them_smaller() -> None:
+    """What merges or joins the views in one batch is off then."""
+    card = read_card(find_model("scout-n"))
+    for batch, merges, together in ((8, 2, 0), (2, 2, 0), (1, 2, 0), (8, 0, 2), (2, 0, 2), (3, 0, 2), (1, 0, 2)):
+        viewer: Any = SimpleNamespace(merges=merges, together=together)
+        plan = RunPlan(card, Settings(), None, "cudnn", batch, 0, {}, card.preprocess).fitted(viewer)
+        left = 0 if batch == 1 or (together and batch % 2) else 2
+        assert (viewer.merges, viewer.together, plan.merges) == (min(merges, left), min(together, left), left)

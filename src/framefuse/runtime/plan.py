@@ -7,6 +7,7 @@ Each decision is made as soon as its facts are known, so that a wrong option fai
     RunPlan.for_input    size of the model input                         once the source is open
     RunPlan.for_views    batches that hold the views of a frame          likewise
     RunPlan.for_memory   batches that fit into the memory of the GPU     before the engine loads the model
+    RunPlan.fitted       whether they still hold all views of a frame    likewise
     RunPlan.for_output   encoder, upload mode                            once the engine has taken its memory
 """
 

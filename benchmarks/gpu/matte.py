@@ -125,7 +125,7 @@ class Watch:
 
     def wait(self) -> None:
         """Wait until the planes are drawn."""
-        device.cupy().cuda.runtime.streamSynchronize(device.current_stream())
+        device.synchronize()
         self.drawn[self.shown] = time.perf_counter()
 
     def milliseconds(self, done: dict[int, float] | None = None) -> list[float]:

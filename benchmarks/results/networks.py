@@ -33,7 +33,7 @@ PEERS = ("ONNX Runtime", "PyTorch", "torch.compile")
 
 def on_gpu(records: Records) -> list[str]:
     """Microseconds of the networks alone, with PyTorch beside."""
-    found = sorted(records("networks_gpu")["rows"], key=lambda row: (row["network"], row["precision"], row["batch"]))
+    found = _measured(records)
     rows = [
         f"| network | precision | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | outputs apart |",
         f"|---|---|---|---|{'---|---|' * len(PEERS)}---|",
@@ -62,15 +62,16 @@ def surfaces(records: Records) -> list[str]:
         "framefuse, PyTorch |",
         f"|---|---|---|---|{'---|---|' * len(PEERS)}---|",
     ]
-    measured = [
-        ((row["network"], row["precision"].upper(), str(row["batch"])), row["surface"])
-        for row in records("networks_gpu")["rows"]
-        if "surface" in row
-    ]
-    for row, sides in sorted(measured, key=itemgetter(0)):
-        objects = ", ".join(str(sides.get(name, {}).get("objects", "")) for name in ("framefuse", "PyTorch"))
-        rows.append(f"| {' | '.join(row)} | {_sides(sides, 'us')} | {objects} |")
+    for row in _measured(records):
+        if "surface" in row:
+            sides, given = row["surface"], f"{row['network']} | {row['precision'].upper()} | {row['batch']}"
+            objects = ", ".join(str(sides.get(name, {}).get("objects", "")) for name in ("framefuse", "PyTorch"))
+            rows.append(f"| {given} | {_sides(sides, 'us')} | {objects} |")
     return rows
+
+
+def _measured(records: Records) -> list[dict[str, Any]]:
+    return sorted(records("networks_gpu")["rows"], key=itemgetter("network", "precision", "batch"))
 
 
 def _sides(sides: dict[str, Any], kind: str) -> str:

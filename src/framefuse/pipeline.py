@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from time import monotonic, perf_counter, thread_time
+from time import monotonic
 from typing import Any, Self, cast
 from weakref import WeakSet, ref
 
@@ -238,9 +238,8 @@ class Pipeline:
                 results = iter(()) if self._closed else self._start()
             caller = self._recorder.stage("caller", thread="caller")
             for result in results:
-                started, cpu_started = perf_counter(), thread_time()
-                yield result
-                caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
+                with caller.timed(items=1):
+                    yield result
         except BaseException as error:
             known = self._explained(error)
             # A live source has no other end than these.

@@ -45,7 +45,7 @@ def brief(value: object) -> str:
     """The repr of a value, redacted and shortened; its type where it has none, as an int of 5,000 digits."""
     try:
         text = redact(repr(value)[:2000])
-    except Exception:  # a repr may raise anything
+    except Exception:  # of the caller's class: whatever it raises would hide what is wrong with the value
         return f"a {type(value).__name__}"
     return text if len(text) <= 100 else text[:97] + "..."
 

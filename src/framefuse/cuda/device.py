@@ -42,10 +42,6 @@ LOST = {
 """CUDA's error codes after which the process can no longer use the GPU -> what they mean."""
 
 
-_arrays: list[Any] = []
-"""CuPy's type of arrays, once it is loaded."""
-
-
 @lru_cache(maxsize=1)
 def cupy() -> Any:
     """The cupy module, on a machine with a usable GPU.
@@ -64,7 +60,6 @@ def cupy() -> Any:
         raise _no_gpu(module.cuda.runtime, error) from error
     if count == 0:
         raise _no_gpu(module.cuda.runtime, None)
-    _arrays.append(module.ndarray)
     return module
 
 
@@ -101,7 +96,7 @@ def address(array: Any) -> int:
     """
     if isinstance(array, int):
         return array
-    if type(array) in _arrays:  # the usual case: a launch of a kernel asks for many addresses
+    if type(array) is cupy().ndarray:  # the usual case: a launch of a kernel asks for many addresses
         return int(array.data.ptr)
     return int(array.data_ptr()) if getattr(array, "is_cuda", False) else int(as_cupy(array).data.ptr)
 

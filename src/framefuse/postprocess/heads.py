@@ -100,7 +100,7 @@ class Heads:
             more = {"runs": runs or runs_of(planes[0], values, boxes, placement)}
         objects = self.checked.one(boxes, scores, classes, **more)
         objects.skeleton = self.skeleton
-        # An object of whose mask no pixel lies in its box is none, as in the YOLO frameworks.
+        # An object of whose mask no pixel lies in its box is none, as in the YOLO frameworks; all is one run then.
         return objects if objects.runs is None else objects[objects.runs.ends - objects.runs.starts > 1]
 
 

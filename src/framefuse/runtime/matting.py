@@ -2,8 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,10 +141,8 @@ class Matting:
         scenes: dict[int, tuple[tuple[str, int], _Scene]] = {}
         try:
             for found in results:
-                started, cpu_started = perf_counter(), thread_time()
-                finished = self._after(found, scenes, reader_of(found.result.frame.source_id))
-                if clock is not None:
-                    clock.add(perf_counter() - started, items=0, cpu=thread_time() - cpu_started)
+                with clock.timed() if clock else nullcontext():
+                    finished = self._after(found, scenes, reader_of(found.result.frame.source_id))
                 yield from self._with_mattes(finished)
                 for reader in [reader for reader, (_, scene) in scenes.items() if left(reader) == len(scene)]:
                     yield from self._with_mattes(scenes.pop(reader)[1].end())

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
@@ -159,6 +159,13 @@ class StageClock:
             self.wait_out += wait_out
             if cpu is not None:
                 self.cpu = (self.cpu or 0.0) + cpu
+
+    @contextmanager
+    def timed(self, *, items: int = 0) -> Iterator[None]:
+        """Record the block as a step, unless it fails."""
+        started, cpu_started = time.perf_counter(), time.thread_time()
+        yield
+        self.add(time.perf_counter() - started, items=items, cpu=time.thread_time() - cpu_started)
 
     def add_device(self, seconds: float, *, items: int) -> None:
         """Record how long a GPU worked on `items` frames."""

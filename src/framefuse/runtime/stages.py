@@ -4,7 +4,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic, perf_counter, thread_time
+from time import monotonic
 from typing import cast
 
 from framefuse.cuda import device as gpus
@@ -208,10 +208,9 @@ def begun(
     Python's lock most of the time.
     """
     for one in results:
-        started, cpu_started = perf_counter(), thread_time()
-        if not sinks.begin(one.result, one.frame, info_of(one.result.frame.source_id)):
-            gpus.synchronize()  # another thread reads the matte
-        clock.add(perf_counter() - started, items=0, cpu=thread_time() - cpu_started)
+        with clock.timed():
+            if not sinks.begin(one.result, one.frame, info_of(one.result.frame.source_id)):
+                gpus.synchronize()  # another thread reads the matte
         yield one
 
 
@@ -235,11 +234,10 @@ def write(
             source_id = result.frame.source_id
             if (unit := completed(source_id)) is not None:
                 sinks.end(unit)
-            started, cpu_started = perf_counter(), thread_time()
-            sinks.write(result, frame, info_of(source_id))
-            if frame is not None and frame.lease is not None:
-                frame.lease.release()
-            clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
+            with clock.timed(items=1):
+                sinks.write(result, frame, info_of(source_id))
+                if frame is not None and frame.lease is not None:
+                    frame.lease.release()
             yield result
         if not stopped():
             sinks.finish()

@@ -52,7 +52,10 @@ class _Composing(NamedTuple):
     frame: Frame
     canvas: Canvas
     unused: list[Canvas]
-    """Where that goes afterwards."""
+
+    def put_back(self) -> None:
+        """Let another frame have the canvas."""
+        self.unused.append(self.canvas)
 
 
 class MatteSink(VideoSink):
@@ -134,19 +137,21 @@ class MatteSink(VideoSink):
 
     def _downloaded(self, frame: Frame, result: Result) -> Frame:
         """A frame on a GPU on the host, composed but for transparency, until the next one."""
-        self._put_back(self._written)
-        one, begun = None, any(other.frame is frame for other in self._composing)
-        while begun and one is None:
-            other = self._composing.popleft()
-            if other.frame is frame:
-                one = other
-            else:
-                self._put_back(other)
-        self._written = one = one or self._compose_on_gpu(frame, result)
-        planes = one.canvas.wait()
+        if self._written is not None:
+            self._written.put_back()
+        self._written = self._begun(frame) or self._compose_on_gpu(frame, result)
+        planes = self._written.canvas.wait()
         shown = [plane[: frame.height, : frame.width] for plane in planes[:1]] + planes[1:3]
         pixels = PIXEL_FORMATS["gray" if len(planes) == 1 else "yuv420p"]
         return replace(frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
+
+    def _begun(self, frame: Frame) -> _Composing | None:
+        """What `begin` has started for a frame, if it has; frames before it were dropped."""
+        if not any(one.frame is frame for one in self._composing):
+            return None
+        while (one := self._composing.popleft()).frame is not frame:
+            one.put_back()
+        return one
 
     def _compose_on_gpu(self, frame: Frame, result: Result) -> _Composing:
         """Start to compose a frame, and to bring it to the host with one copy."""
@@ -171,11 +176,6 @@ class MatteSink(VideoSink):
         canvas.start()
         self._context.copied(canvas.nbytes)
         return _Composing(frame, canvas, unused)
-
-    @staticmethod
-    def _put_back(one: _Composing | None) -> None:
-        if one is not None:
-            one.unused.append(one.canvas)
 
     def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
         """Compose the frame, which the planes hold, with the matte."""

@@ -121,7 +121,7 @@ class PreprocessTable:
         table = int(self._device.data.ptr)
         self._launch = kernel.bind(self.symbol, table=table, frames=len(self._rows), **arguments)
         self.upload()
-        device.cupy().cuda.runtime.streamSynchronize(device.current_stream())
+        device.synchronize()
 
     def set(self, slot: int, frame: Frame, **options: Any) -> None:
         """Write the row of a slot on the host. `options` are those of `preprocess` except `memory_format` and `rows`.

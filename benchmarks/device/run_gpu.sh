@@ -197,7 +197,7 @@ run_tvm() {
 
 run_program() { bench program 120 gpu.program "$V8" --batches 1 8 32; }
 
-run_matte() { bench matte 300 gpu.matte; }
+run_matte() { bench matte 440 gpu.matte; }
 run_views() { bench views 150 gpu.views "$V8"; }
 
 run_central() { bench central 70 gpu.central_table "$V8"; }

@@ -8,10 +8,10 @@
 - `paced`: the same at 60 and 90 frames/s: median and p99, and the frames that were dropped
 - `encoded`: at 60 frames/s with `--preset vr`, until x264 (ultrafast) has given the frame back
 - `stream`: as many frames as the pipeline takes, of a source whose frames wait for the four after them
-- `file`: frames/s from an H.264 file of a minute with a key frame a second, in turns with the loop that is written first:
-  PyAV to BGR in memory, each eye through OpenCV's resize, the model in PyTorch in half precision, softmax, arg-max,
-  OpenCV's opening and closing, blur and stretch, and the composition in NumPy. Both end with planes in memory; nothing
-  is encoded
+- `file`: frames/s from an H.264 file of a minute with a key frame a second, in turns with the loop that is written
+  first: PyAV to BGR in memory, each eye through OpenCV's resize, the model in PyTorch in half precision, softmax,
+  arg-max, OpenCV's opening and closing, blur and stretch, and the composition in NumPy. Both end with planes in memory;
+  nothing is encoded
 - `steps`: each step after the model, beside the same step in operators of PyTorch: device time of both as captured
   graphs, whose data may lie in the second-level cache
 

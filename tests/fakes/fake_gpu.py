@@ -374,6 +374,8 @@ class Decoder:
             packet = av.Packet(ctypes.string_at(data.bsl_data, data.bsl))
             packet.pts = data.pts
         decoded = self.context.decode(packet)
+        if packet is None:  # what comes then is decoded as if it were the beginning
+            self.context.flush_buffers()
         if self.largest and (self.context.width > self.largest[0] or self.context.height > self.largest[1]):
             raise RuntimeError("HandleVideoSequence : Reconfigure Not supported when width/height > maxwidth/maxheight")
         return [self._surface(frame) for frame in decoded]

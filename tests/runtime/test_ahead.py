@@ -116,8 +116,12 @@ def test_odd_distances_and_parts(tmp_path: Path, options: dict[str, Any]) -> Non
 def test_frames_of_a_gpu_keep_their_pixels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, stride: int
 ) -> None:
-    """Those that wait, and those that a run holds at the same time, have memory of their own."""
-    fake_gpu.install(monkeypatch)
+    """Those that wait, and those that a run holds at the same time, have memory of their own. However many parts the
+    video has, there are as many decoders as readers."""
+    module, decoders = fake_gpu.codec(), list[Any]()
+    create = module.CreateDecoder
+    module.CreateDecoder = lambda **options: decoders.append(create(**options)) or decoders[-1]
+    fake_gpu.install(monkeypatch, module)
     path, held = odd(tmp_path / "odd.mp4"), deque[tuple[Any, Any]]()
     settings = settings_from({"device": "cuda", "vid_stride": stride})
     (source,) = open_sources(Segmented(path, 3, waiting), settings, 1)
@@ -139,6 +143,7 @@ def test_frames_of_a_gpu_keep_their_pixels(
     while held:
         give_back()
     assert "decoded by NVDEC (h264)" in notes and not threads()
+    assert len(decoders) == 3
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])

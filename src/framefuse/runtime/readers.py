@@ -30,9 +30,8 @@ ON_HOST = "packed", "png"
 SEGMENTS_NEED = 4e9
 """Bytes that are free on a GPU where a video is cut: each decoder has surfaces, and a ring of frames."""
 READERS = 8
-"""Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
-AHEAD = 4
-"""Decoders of one video on CUDA whose frames come in order: four are faster than what follows them."""
+"""Videos, or parts of one, read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for
+each other."""
 
 
 def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:

@@ -3,10 +3,10 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -62,16 +62,20 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     return PullSource(video.info, video.frames, video.close)
 
 
-def open_video(path: Path, options: SourceOptions) -> "Video":
-    """What `open_file` reads."""
+def open_video(path: Path, options: SourceOptions, sample: Callable[[], Frame] | None = None) -> "Video":
+    """What `open_file` reads.
+
+    Args:
+        sample: gives the first frame, decoded on the host, if another reader of the file has decoded it.
+    """
     container = open_container(path, options.max_pixels)
     try:
         video = Video(container, str(path), options)
         if options.device == "cuda":
             from framefuse.sources.nvdec import choose_decoder
 
-            first_frame = partial(_first_frame, path, video.info, options.max_pixels)
-            chosen = choose_decoder(video.stream, options, video.info, first_frame)
+            video.sample = sample or cache(partial(_first_frame, path, video.info, options.max_pixels))
+            chosen = choose_decoder(video.stream, options, video.info, video.sample)
             if isinstance(chosen, str):
                 video.info.note(f"decoded by FFmpeg on the host: {chosen}")
             else:
@@ -123,6 +127,8 @@ class Video:
         if len(streams) > 1:
             self.info.note(f"{len(streams)} video streams: stream {stream.index} is read")
         self.decoder: HostDecoder | NvDecoder = self._host_decoder()
+        self.sample: Callable[[], Frame] | None = None
+        """Gives the first frame, decoded on the host, if the decoder is chosen by it."""
         self.decoded = 0
         self.sizes = set[tuple[int, int]]()
         self.hidden = 0

@@ -18,6 +18,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -226,9 +227,19 @@ class NvDecoder:
         self._closed = threading.Event()
         self._planes: dict[tuple[int, ...], tuple[Any, Any]] = {}
         """Luma and chroma of a surface, by its addresses and geometry."""
-        self.restart()
+        self._forget()
 
     def restart(self) -> None:
+        """Drop what the decoder holds back: what comes is from elsewhere in the video. A new decoder would take longer
+        than many frames, and hold up those of other readers."""
+        if not self._begun:
+            self._forget()
+            return
+        with suppress(av.FFmpegError):  # there is no decoder any more then
+            for _ in self._decode(self._module.PacketData()):
+                pass
+
+    def _forget(self) -> None:
         self._decoder: Any = None
         self._begun = False
         """Whether the decoder has returned a surface."""
@@ -256,7 +267,7 @@ class NvDecoder:
             if before and before != self._sps and self._decoder is not None:  # such as another frame size
                 # Flush first: a new decoder loses the frames that the old one holds back.
                 yield from self._decode(self._module.PacketData())
-                self.restart()
+                self._forget()
         self._feed(packet)
         fed = self._module.PacketData()
         fed.bsl_data = packet.buffer_ptr if data is None else ctypes.addressof(ctypes.c_char.from_buffer(data))
@@ -286,7 +297,7 @@ class NvDecoder:
                 self._make_ring(decoded[0])
         except Exception as error:  # PyNvVCException, plain RuntimeError, OutOfMemoryError of CuPy
             packets, begun, reason = self._fed, self._begun, f"NVDEC: {first_line(error, 200)}"
-            self.restart()
+            self._forget()
             if begun:
                 raise av.error.InvalidDataError(0, reason) from error
             raise DecoderUnavailable(reason, packets) from error

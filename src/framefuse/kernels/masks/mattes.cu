@@ -45,61 +45,49 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_range(
 }
 
 // target[n, pixel] = the share of the classes that are wanted, of one class its value or the sigmoid of its logit. A
-// thread takes SPAN pixels, and reads AHEAD classes of each at once: what takes long is to wait for them.
-// launch: grid ((pixels + 511) / 512, n), block 256, waits
+// thread takes a pixel, and reads AHEAD classes of it at once: what takes long is to wait for them.
+// launch: grid ((pixels + 255) / 256, n), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
     const float* __restrict__ scores_address, int64_t score_item, int64_t class_pitch, int classes, int pixels,
     const int* __restrict__ wanted_address, const float* __restrict__ ranges_address, float overshoot,
     float* __restrict__ target_address) {
-  constexpr int SPAN = 2;
   int wanted[AHEAD];
 #pragma unroll
   for (int a = 0; a < AHEAD; ++a) wanted[a] = classes > 1 && wanted_address[min(a, classes - 1)];
   wait_for_previous();
   let_next_begin();
-  const int first = blockIdx.x * (THREADS * SPAN) + threadIdx.x;
-  const float* scores = scores_address + blockIdx.y * score_item;
-  float share[SPAN];
+  const int pixel = blockIdx.x * THREADS + threadIdx.x;
+  if (pixel >= pixels) return;
+  const float* scores = scores_address + blockIdx.y * score_item + pixel;
+  float share;
   if (classes == 1) {
     const float* range = ranges_address + 2 * blockIdx.y;
     const bool logits = range[0] < -overshoot || range[1] > 1 + overshoot;
-#pragma unroll
-    for (int k = 0; k < SPAN; ++k) {
-      const float value = scores[min(first + k * THREADS, pixels - 1)];
-      share[k] = logits ? 1 / (1 + expf(-min(max(value, -80.0f), 80.0f))) : min(max(value, 0.0f), 1.0f);
-    }
+    const float value = *scores;
+    share = logits ? 1 / (1 + expf(-min(max(value, -80.0f), 80.0f))) : min(max(value, 0.0f), 1.0f);
   } else {
-    float most[SPAN], all[SPAN] = {}, some[SPAN] = {};
+    float most, all = 0, some = 0;
     for (int from = 0; from < classes; from += AHEAD) {
-      float ahead[AHEAD][SPAN];  // past the end, the last class or pixel is read again, and counts nothing
+      float ahead[AHEAD];  // past the end, the last class is read again, and counts nothing
 #pragma unroll
-      for (int a = 0; a < AHEAD; ++a)
+      for (int a = 0; a < AHEAD; ++a) ahead[a] = scores[min(from + a, classes - 1) * class_pitch];
+      const float before = from ? most : ahead[0];
+      most = before;
 #pragma unroll
-        for (int k = 0; k < SPAN; ++k)
-          ahead[a][k] = scores[min(from + a, classes - 1) * class_pitch + min(first + k * THREADS, pixels - 1)];
+      for (int a = 0; a < AHEAD; ++a) most = max(most, ahead[a]);
+      const float again = from ? expf(before - most) : 1;
+      all *= again;
+      some *= again;
 #pragma unroll
-      for (int k = 0; k < SPAN; ++k) {
-        const float before = from ? most[k] : ahead[0][k];
-        most[k] = before;
-#pragma unroll
-        for (int a = 0; a < AHEAD; ++a) most[k] = max(most[k], ahead[a][k]);
-        const float again = from ? expf(before - most[k]) : 1;
-        all[k] *= again;
-        some[k] *= again;
-#pragma unroll
-        for (int a = 0; a < AHEAD; ++a) {
-          const float power = from + a < classes ? __expf(ahead[a][k] - most[k]) : 0;
-          all[k] += power;
-          some[k] += (from ? wanted_address[min(from + a, classes - 1)] : wanted[a]) ? power : 0;
-        }
+      for (int a = 0; a < AHEAD; ++a) {
+        const float power = from + a < classes ? __expf(ahead[a] - most) : 0;
+        all += power;
+        some += (from ? wanted_address[min(from + a, classes - 1)] : wanted[a]) ? power : 0;
       }
     }
-#pragma unroll
-    for (int k = 0; k < SPAN; ++k) share[k] = some[k] / all[k];
+    share = some / all;
   }
-#pragma unroll
-  for (int k = 0; k < SPAN; ++k)
-    if (first + k * THREADS < pixels) target_address[(int64_t)blockIdx.y * pixels + first + k * THREADS] = share[k];
+  target_address[(int64_t)blockIdx.y * pixels + pixel] = share;
 }
 
 // target[r, c] = white / 255 times the mean of the pixels of a cell, whose borders are rounded down. A thread adds the

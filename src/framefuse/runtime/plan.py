@@ -142,7 +142,7 @@ class RunPlan:
         """The plan with several decoders of a long video whose frames come in order, where these are worth it and
         memory is free for the frames that wait."""
         settings, card = self.settings, self.card
-        asked = settings.readers or (readers.READERS if settings.on_gpu and card.task == "semantic" else 1)
+        asked = settings.readers or (readers.AHEAD if settings.on_gpu and card.task == "semantic" else 1)
         if asked == 1 or (path := readers.alone(self.source)) is None:
             return self
         options = SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)
@@ -156,7 +156,10 @@ class RunPlan:
                 room = min(room, self._room() - one.size)
         each = memory.surface(*found.size, found.bits)
         source, why = readers.ahead(path, asked, found, each, max(0, room) * AHEAD_SHARE)
-        return replace(self, source=source or self.source, reasons={**self.reasons, "readers": why})
+        if source and settings.on_gpu and "queue" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"queue": readers.QUEUE})
+        reasons = {**self.reasons, "readers": why}
+        return replace(self, settings=settings, source=source or self.source, reasons=reasons)
 
     def _room(self) -> float:
         """Bytes of the GPU that the run may take beside CUDA."""

@@ -30,8 +30,10 @@ ON_HOST = "packed", "png"
 SEGMENTS_NEED = 4e9
 """Bytes that are free on a GPU where a video is cut: each decoder has surfaces, and a ring of frames."""
 READERS = 8
-"""Videos, or parts of one, read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for
-each other."""
+"""Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
+AHEAD, QUEUE = 6, 16
+"""Decoders of one video on CUDA whose frames come in order, and frames between two stages then. Each time that one of
+so many threads waits for another, it also waits for Python's lock, so they hand over several frames at a time."""
 
 
 def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:

@@ -149,9 +149,9 @@ def piped(source: Any, watch: Watch, mode: str, *, encodes: bool = False, waits:
             sink._downloaded(frame, result)
         watch.finished(result.frame.index)
 
-    def composing(sink: MatteSink, frame: Any, result: Any) -> Any:
-        watch.shown = result.frame.index
-        return compose(sink, frame, result)
+    def composing(sink: MatteSink, given: Any) -> Any:
+        watch.shown = given[0][1].frame.index  # where it waits, they come one by one
+        return compose(sink, given)
 
     def started(canvas: Canvas) -> None:
         if waits:
@@ -314,9 +314,9 @@ def steps(frames: list[Frame]) -> list[dict[str, Any]]:
     scores = cp.asarray(random.normal(0, 4, shape).astype(np.float32))
     moments = [mattes.Moment(samples(), samples()) for _ in range(9)]
     for before, after in itertools.pairwise(moments):
-        after.compare(before)
+        mattes.compare(before, [after])
         after.change = cp.zeros((2, mattes.PARTS), np.float32)  # otherwise noise would be cuts
-    share, lows = mattes.DeviceShare(shape, range(1, classes)), guides_of(frames[0], grids)
+    share, (lows,) = mattes.DeviceShare(shape, range(1, classes)), guides_of(frames[:1], grids)
     luma, chroma = map(torched, frames[0].planes)
     t_scores, t_low, t_eyes = torched(scores), both(lows), luma.view(EYE, 2, EYE).permute(1, 0, 2)[:, None]
     t_alphas, t_guides = ([both(part) for part in parts]
@@ -360,18 +360,20 @@ def steps(frames: list[Frame]) -> list[dict[str, Any]]:
     pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "shares of the scores": (partial(share, scores), lambda: t_scores.softmax(1)[:, 1:].sum(1)),
         "luma at the resolution of the matte": (
-            partial(guides_of, frames[0], grids),
+            partial(guides_of, frames[:1], grids),
             lambda: functional.adaptive_avg_pool2d(t_eyes.float(), (rows, columns)) / 255,
         ),
         "change of the luma": (
-            partial(moments[1].compare, moments[0]), lambda: (t_guides[1] - t_guides[0]).abs().mean((1, 2, 3))
+            partial(mattes.compare, moments[0], moments[1:2]), lambda: (t_guides[1] - t_guides[0]).abs().mean((1, 2, 3))
         ),
-        "steadied over nine frames": (partial(mattes.steadied, moments, 4, weight=1.0, medians=True), steadied),
+        "steadied over nine frames": (
+            partial(mattes.steadied, moments, range(4, 5), weight=1.0, medians=True), steadied
+        ),
         "guided and drawn as a gray matte, 3840x1920": (
-            partial(compose, frames[0], views, gray, 2.0, canvas.planes[:1]), lambda: mixed(235, 16, guided().int())
+            partial(compose, [(frames[0], views, canvas.planes[:1])], gray, 2.0), lambda: mixed(235, 16, guided().int())
         ),
         "guided and composed before green, 3840x1920": (
-            partial(compose, frames[0], views, green, 2.0, canvas.planes), before_green
+            partial(compose, [(frames[0], views, canvas.planes)], green, 2.0), before_green
         ),
     }  # fmt: skip
     for title, (ours, theirs) in pairs.items():

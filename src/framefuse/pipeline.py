@@ -435,8 +435,9 @@ class Pipeline:
         if self._tracks:
             results = (self._tracks.follow(found) for found in results)
         composes = self._sink_set if self._program.frames_on_gpu else None
-        if composes:
-            results = begun(self._steadied(results, last_clock), composes, self._info_of, last_clock)
+        if composes and self._matting:
+            groups = self._matting.groups(results, self._inputs.reader_of, self._inputs.left, last_clock)
+            results = begun(groups, composes, self._info_of, last_clock)
         self._last = found = Threaded(
             [gpus.on(self._gpu, results, "run a batch", own_stream=composes is not None)],
             name="program",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,10 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels.arrays import to_host
 from framefuse.kernels.masks import mattes
 from framefuse.kernels.masks.call import composite, upsample
-from framefuse.kernels.masks.canvas import Canvas, Layers, compose, guides_of, is_composable
-from framefuse.kernels.masks.grids import Grid, grids_of, joined, new_samples
+from framefuse.kernels.masks.canvas import Canvas, Layers, alike, compose, guides_of, is_composable
+from framefuse.kernels.masks.grids import TOGETHER, Grid, grids_of, joined, new_samples
 from framefuse.kernels.masks.guided import guided, shrink, shrunk
-from framefuse.kernels.masks.mattes import REACH, DeviceShare, Moment, steadied
+from framefuse.kernels.masks.mattes import REACH, DeviceShare, Moment, compare, steadied
 
 Move = Callable[[NDArray[Any]], Any]
 SIZES = [((1, 1), (1, 1)), ((96, 65), (1, 1)), ((97, 61), (13, 7)), ((64, 515), (16, 129)), ((8, 8), (8, 8))]
@@ -79,7 +80,7 @@ def test_every_view_is_shrunk_at_once(move: Move) -> None:
     plane = np.random.default_rng(1).integers(0, 1024, (61, 97), np.uint16)
     grids = [Grid((0, 3, 48, 58), (7, 12)), Grid((48, 0, 49, 61), (7, 13))]
     seen = ((plane.astype(int) + 2) >> 2).clip(0, 255).astype(np.uint8)
-    for found, ((x, y, width, height), size) in zip(shrunk(move(plane), grids, shift=2), grids, strict=True):
+    for found, ((x, y, width, height), size) in zip(shrunk([move(plane)], grids, shift=2), grids, strict=True):
         expected = shrink(np.ascontiguousarray(seen[y : y + height, x : x + width]), size)
         np.testing.assert_allclose(host(found), expected, atol=1e-6)
 
@@ -95,7 +96,7 @@ def moments(count: int, sizes: list[tuple[int, int]], cuts: tuple[int, ...], mov
         alphas = [random.uniform(0, 1, size).astype(np.float32) for size in sizes]
         made.append(Moment(list(map(move, alphas)), list(map(move, guides))))
         if index:
-            made[-1].compare(made[-2])
+            compare(made[-2], made[-1:])
     return made
 
 
@@ -108,8 +109,9 @@ def test_steadied_mattes(sizes: list[tuple[int, int]], cuts: tuple[int, ...], me
         first = max(0, at - REACH - 1)
         end = min(11, at + REACH + 2) if medians else at + 1
         options: dict[str, Any] = {"weight": 0.8, "medians": medians}
-        expected = steadied(here[first:end], at - first, **options)
-        found = steadied(there[first:end], at - first, **options)
+        expected, found = (
+            steadied(moments[first:end], range(at - first, at - first + 1), **options)[0] for moments in (here, there)
+        )
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(host(one), other, atol=2e-5)
 
@@ -118,13 +120,15 @@ def test_a_change_that_is_not_a_number_is_a_cut(move: Move) -> None:
     both = [moments(2, [(2, 3)], (), move) for _ in range(2)]
     for one in both:
         one[1].change = move(np.full((1, mattes.PARTS), np.nan, np.float32))
-        np.testing.assert_array_equal(host(steadied(one, 1, weight=1.0, medians=False)[0]), host(one[1].alphas[0]))
+        np.testing.assert_array_equal(
+            host(steadied(one, range(1, 2), weight=1.0, medians=False)[0][0]), host(one[1].alphas[0])
+        )
 
 
-def surface(name: str, size: tuple[int, int], move: Move) -> tuple[Frame, list[NDArray[Any]]]:
+def surface(name: str, size: tuple[int, int], move: Move, seed: int = 4) -> tuple[Frame, list[NDArray[Any]]]:
     """A frame where the kernels run, and its planes Y, U, V, rounded to 8 bits and of even size."""
     format, (width, height) = PIXEL_FORMATS[name], size
-    random, most = np.random.default_rng(4), (1 << format.bits) - 1
+    random, most = np.random.default_rng(seed), (1 << format.bits) - 1
     planes = [(random.integers(0, most + 1, shape) << format.shift).astype(format.dtype)
               for shape in format.plane_shapes(width, height)]  # fmt: skip
     frame = Frame(tuple(map(move, planes)), format)
@@ -160,7 +164,7 @@ def test_composed_frames(name: str, size: tuple[int, int], content: str, move: M
     frame, planes = surface(name, size, move)
     views, (height, width) = eyes(size, content), planes[0].shape
     there = [(grid, move(alpha), move(guide)) for grid, alpha, guide in views]
-    for (grid, _, _), found in zip(views, guides_of(frame, [grid for grid, _, _ in views]), strict=True):
+    for (grid, _, _), found in zip(views, guides_of([frame], [grid for grid, _, _ in views])[0], strict=True):
         x, y, wide, high = grid.region
         seen = np.ascontiguousarray(planes[0][y : y + high, x : x + wide])
         np.testing.assert_allclose(host(found), shrink(seen, grid.shape), atol=1e-6)
@@ -173,7 +177,7 @@ def test_composed_frames(name: str, size: tuple[int, int], content: str, move: M
             matte[y : y + high, x : x + wide] = guided(alpha, guide, part, gain=gain)
         matte = np.pad(matte, ((0, size[1] % 2), (0, size[0] % 2)), mode="edge")
         canvas = Canvas((planes[0].shape, planes[1].shape, planes[1].shape, planes[0].shape))
-        compose(frame, there, Layers((None,) * 3, (None,) * 3), feather, canvas.planes)
+        compose([(frame, there, canvas.planes)], Layers((None,) * 3, (None,) * 3), feather)
         *same, alpha = canvas.download()
         for found, expected in zip(same, planes, strict=True):
             np.testing.assert_array_equal(found, expected)
@@ -185,11 +189,52 @@ def test_composed_frames(name: str, size: tuple[int, int], content: str, move: M
             weight = composite(opacity, np.zeros_like(alpha), alpha)
             coarse = upsample(weight, (height // 2, width // 2))
             canvas = Canvas((planes[0].shape, planes[1].shape, planes[1].shape)[: len(layers.over)])
-            compose(frame, there, layers, feather, canvas.planes)
+            compose([(frame, there, canvas.planes)], layers, feather)
             sides = zip(canvas.download(), planes, (weight, coarse, coarse), layers.over, layers.under, strict=False)
             for found, plane, matte_of_plane, *values in sides:
                 over, under = (plane if value is None else np.full_like(plane, value) for value in values)
                 np.testing.assert_array_equal(found, composite(over, under, matte_of_plane))
+
+
+@pytest.mark.parametrize("count", range(1, TOGETHER + 1))
+@pytest.mark.parametrize("apart", [False, True])
+def test_frames_together_are_what_each_is_alone(count: int, apart: bool, move: Move) -> None:
+    """Whether or not what belongs to them follows each other in memory."""
+    random, regions = np.random.default_rng(6), [(0, 0, 33, 30), (33, 1, 31, 30)]
+    frames = [surface("nv12", (64, 31), move, seed)[0] for seed in range(9 + count)]
+    grids = [Grid(region, size) for region, size in zip(regions, [(4, 5), (3, 5)], strict=True)]
+    assert alike(frames) and not alike([*frames, surface("nv12", (66, 31), move)[0]])
+    guides = [found for frame in frames for found in guides_of([frame], grids)]
+    together = [guide for at in range(len(frames)) for guide in guides_of(frames[at : at + 1], grids)]
+    joint = guides_of(frames[4 : 4 + count], grids)
+    for one, other in zip(guides[4 : 4 + count], joint, strict=True):
+        for guide, expected in zip(one, other, strict=True):
+            np.testing.assert_array_equal(host(guide), host(expected))
+    together[4 : 4 + count] = guides[4 : 4 + count] if apart else joint
+    alphas = [[move(random.uniform(0, 1, grid.shape).astype(np.float32)) for grid in grids] for _ in frames]
+    alone, both = ([Moment(*parts) for parts in zip(alphas, every, strict=True)] for every in (guides, together))
+    for before, after in itertools.pairwise(alone):
+        compare(before, [after])
+    compare(both[0], both[1:])
+    for one, other in zip(alone[1:], both[1:], strict=True):
+        np.testing.assert_array_equal(host(one.change), host(other.change))
+    options: dict[str, Any] = {"weight": 0.8, "medians": True}
+    steady = steadied(both, range(4, 4 + count), **options)
+    for at, found in enumerate(steady, 4):
+        (expected,) = steadied(alone[at - 4 : at + 5], range(4, 5), **options)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(host(one), host(other))
+    for layers in (Layers((None,) * 3, (16, 200, 90)), Layers((9,), (240,))):
+        canvases = [[Canvas(((32, 64), (16, 32), (16, 32))[: len(layers.over)]) for _ in range(count)] for _ in "ab"]
+        drawn = [
+            (frame, [*zip(grids, parts, guide, strict=True)], canvas.planes)
+            for frame, parts, guide, canvas in zip(frames[4:], steady, together[4:], canvases[0], strict=False)
+        ]
+        compose(drawn, layers, 2.0)
+        for (frame, views, _), canvas, other in zip(drawn, *canvases, strict=True):
+            compose([(frame, views, other.planes)], layers, 2.0)
+            for found, expected in zip(canvas.download(), other.download(), strict=True):
+                np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("regions", [[(0, 0, 40, 30), (25, 3, 39, 20)], [(0, 0, 64, 31), (10, 5, 20, 9)]])
@@ -203,7 +248,7 @@ def test_where_views_overlap_the_last_counts(regions: list[tuple[int, int, int, 
         matte[y : y + high, x : x + wide] = guided(alpha, guide, part, gain=max(1.0, wide / 5 / 2))
         views.append((Grid(region, (4, 5)), move(alpha), move(guide)))
     canvas = Canvas((planes[0].shape, planes[1].shape, planes[1].shape, planes[0].shape))
-    compose(frame, views, Layers((None,) * 3, (None,) * 3), 2.0, canvas.planes)
+    compose([(frame, views, canvas.planes)], Layers((None,) * 3, (None,) * 3), 2.0)
     within_one(canvas.download()[3][:31], matte)
 
 

@@ -20,6 +20,7 @@ from framefuse.engines.null import CudaNullEngine, NullEngine, NullExecution
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, View
 from framefuse.kernels.masks.canvas import lies_on_gpu
+from framefuse.kernels.masks.grids import TOGETHER
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo, Matte, MattePart, Result
@@ -321,14 +322,15 @@ def test_frames_are_composed_by_the_thread_that_runs_the_model(
     compose, download = MatteSink._compose_on_gpu, MatteSink._downloaded
     threads, opened, begin = dict[int, str](), threading.Event(), SinkSet.begin
 
-    def beginning(sinks: SinkSet, result: Result, *given: Any) -> bool:
-        assert result.frame.index == 0 or opened.wait(60)
-        return begin(sinks, result, *given)
+    def beginning(sinks: SinkSet, results: Any, *given: Any) -> bool:
+        assert results[0][0].frame.index == 0 or opened.wait(60)
+        return begin(sinks, results, *given)
 
-    def composing(sink: MatteSink, frame: Frame, result: Result) -> Any:
-        happened.append(("compose", frame.index))
-        threads[frame.index] = threading.current_thread().name
-        return compose(sink, frame, result)
+    def composing(sink: MatteSink, given: Any) -> Any:
+        for frame, _ in given:
+            happened.append(("compose", frame.index))
+            threads[frame.index] = threading.current_thread().name
+        return compose(sink, given)
 
     def downloading(sink: MatteSink, frame: Frame, result: Result) -> Frame:
         found = download(sink, frame, result)
@@ -348,7 +350,8 @@ def test_frames_are_composed_by_the_thread_that_runs_the_model(
     for index in range(FRAMES):
         steps = [happened.index((word, index)) for word in ("compose", "wait", "result")]
         assert steps == sorted(steps)
-    assert threads == {0: "ff-write", **dict.fromkeys(range(1, FRAMES), "ff-program")}
+    first = range(1 if "preset" in options else TOGETHER)  # which open the file
+    assert threads == {**dict.fromkeys(range(FRAMES), "ff-program"), **dict.fromkeys(first, "ff-write")}
 
 
 @pytest.mark.parametrize(("live", "each", "most"), [(True, 3, 4), (False, 3, 4), (True, 100, 6), (False, 100, 24)])
@@ -376,7 +379,7 @@ def test_what_is_composed_of_dropped_frames_serves_later_ones(
         frame = Frame(planes, PIXEL_FORMATS["nv12"], number)
         matte = matte_of((64, 34), "all", lambda array: array.view(Array))
         seen = Result(FrameInfo.of(frame), Detections.none({}), matte=matte)
-        assert sink.begin(seen, frame) == (number < most or each < most)
+        assert sink.begin([(seen, frame)]) == (number < most or each < most)
         if number % each == each - 1:
             sink.write(seen, frame)
     assert len(made) == most
@@ -388,9 +391,9 @@ def test_what_a_gpu_reads_is_kept_until_it_has(
     """The mattes of the frames around one, at a cut too."""
     read, download, steady = list[list[Any]](), MatteSink._downloaded, matting.steadied
 
-    def steadying(around: list[Any], *given: Any, **options: Any) -> Any:
-        read.append([weakref.ref(moment.alphas[0]) for moment in around])
-        return steady(around, *given, **options)
+    def steadying(around: list[Any], frames: range, **options: Any) -> Any:
+        read.extend([[weakref.ref(moment.alphas[0]) for moment in around]] * len(frames))
+        return steady(around, frames, **options)
 
     def downloading(sink: MatteSink, frame: Frame, result: Result) -> Frame:
         assert all(alpha() is not None for alpha in read[frame.index])
@@ -411,10 +414,10 @@ def test_what_is_composed_is_written_where_the_next_frame_cannot_be(
 ) -> None:
     compose = MatteSink._compose_on_gpu
 
-    def composing(sink: MatteSink, frame: Frame, result: Result) -> Any:
-        if frame.index == 5:
+    def composing(sink: MatteSink, given: Any) -> Any:
+        if any(frame.index == 5 for frame, _ in given):
             raise SinkError("no more")
-        return compose(sink, frame, result)
+        return compose(sink, given)
 
     monkeypatch.setattr(MatteSink, "_compose_on_gpu", composing)
     clip = stereo_clip(tmp_path / "clip.mp4")
@@ -433,7 +436,7 @@ def test_what_is_composed_is_written_where_the_next_frame_cannot_be(
         ({}, True),
         ({"preset": "vr"}, True),
         ({"stereo": "sbs", "batch": 3}, False),
-        ({"stereo": "sbs", "max_memory": (memory.CONTEXT + 33.4e6) / 2**20}, False),
+        ({"stereo": "sbs", "max_memory": (memory.CONTEXT + 33.68e6) / 2**20}, False),
     ],
 )
 def test_decoded_frames_are_lent_until_they_are_written(

@@ -1,9 +1,10 @@
 """Steadies the mattes of a run from frame to frame, for each source and view."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +17,11 @@ from framefuse.kernels.masks.eyes import agreed
 from framefuse.kernels.masks.grids import Grid
 from framefuse.kernels.masks.guided import shrink
 from framefuse.kernels.masks.holes import fill_holes
-from framefuse.kernels.masks.mattes import REACH, Moment, steadied
+from framefuse.kernels.masks.mattes import REACH, Moment, compare, steadied
 from framefuse.prediction import Detections, Matte, MattePart
 from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult
+from framefuse.runtime.readers import together
 from framefuse.runtime.rectilinear import Rectilinear
 from framefuse.runtime.views import sees_both_eyes
 from framefuse.sources import SourceInfo
@@ -46,10 +48,9 @@ class _Look(NamedTuple):
 
 
 class _Steadied(NamedTuple):
-    """A result, its matte, and the frames that a GPU may still read for it."""
+    """Results, their mattes, and the frames that a GPU may still read for them."""
 
-    found: FrameResult
-    parts: Sequence[MattePart]
+    found: list[tuple[FrameResult, list[MattePart]]]
     around: list[_Look]
 
 
@@ -59,10 +60,12 @@ class _Scene:
     Their arrays lie on the host, or on a GPU, where nothing here waits for what is computed.
     """
 
-    def __init__(self, steady: float, ahead: int) -> None:
-        self._steady, self._ahead = steady, ahead
+    def __init__(self, steady: float, ahead: int, count: int) -> None:
+        self._steady, self._ahead, self._together = steady, ahead, count
         self._looks: list[_Look] = []
         self._waiting: deque[FrameResult] = deque()
+        self._compared = 1
+        """How many of the frames are compared with the one before; the first has none."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -76,30 +79,32 @@ class _Scene:
 
     def add(self, found: FrameResult, look: _Look) -> Iterator[_Steadied]:
         """The frames that have not to wait any longer."""
-        if self._looks:
-            look.moment.compare(self._looks[-1].moment)
         self._looks.append(look)
         self._waiting.append(found)
-        while len(self._waiting) > self._ahead:
-            yield self._next()
+        if len(self._waiting) >= self._ahead + self._together:
+            yield self._next(self._together)
 
     def end(self) -> Iterator[_Steadied]:
         """The frames that still wait."""
         while self._waiting:
-            yield self._next()
+            yield self._next(min(self._together, len(self._waiting)))
 
-    def _next(self) -> _Steadied:
+    def _next(self, count: int) -> _Steadied:
+        before, *new = [look.moment for look in self._looks[self._compared - 1 :]]
+        compare(before, new)
         at = len(self._looks) - len(self._waiting)
-        spent = max(0, at - REACH - 1)
-        around = self._looks[spent : at + REACH + 2]
-        moments = [look.moment for look in around]
-        alphas = steadied(moments, at - spent, weight=self._steady, medians=bool(self._ahead))
-        parts, guides = self._looks[at].parts, self._looks[at].moment.guides
+        spent, end = max(0, at - REACH - 1), at + count
+        around = self._looks[spent : end + REACH + 1]
+        moments, frames = [look.moment for look in around], range(at - spent, end - spent)
+        steady = steadied(moments, frames, weight=self._steady, medians=bool(self._ahead))
+        found = [
+            (self._waiting.popleft(), [part._replace(alpha=alpha, guide=guide) for part, alpha, guide in
+                                       zip(look.parts, alphas, look.moment.guides, strict=True)])
+            for look, alphas in zip(self._looks[at:end], steady, strict=True)
+        ]  # fmt: skip
         del self._looks[:spent]
-        steady = [
-            part._replace(alpha=alpha, guide=guide) for part, alpha, guide in zip(parts, alphas, guides, strict=True)
-        ]
-        return _Steadied(self._waiting.popleft(), steady, around)
+        self._compared = len(self._looks)
+        return _Steadied(found, around)
 
 
 class Matting:
@@ -118,7 +123,7 @@ class Matting:
         from framefuse.sinks.images import FrameConverter  # PyAV, which may only come after OpenCV's windows
 
         self._steady, self._feather, self._info_of = settings.matte_steady, settings.matte_feather, info_of
-        self._holes = settings.matte_holes
+        self._holes, self._together = settings.matte_holes, together(settings)
         self._eyes = settings.matte_eyes if sees_both_eyes(settings) else 0.0
         self._converter, self._turned = FrameConverter(), turned
         self._reading = Reading()
@@ -130,8 +135,18 @@ class Matting:
         left: Callable[[int], int | None],
         clock: StageClock | None = None,
     ) -> Iterator[FrameResult]:
-        """The results with steady mattes, which know the luma that guides them. Who takes the next one has started all
-        that a GPU does with the one before, on CuPy's current stream.
+        """The results of `groups`, one by one."""
+        return chain.from_iterable(self.groups(results, reader_of, left, clock))
+
+    def groups(
+        self,
+        results: Iterable[FrameResult],
+        reader_of: Callable[[str], int],
+        left: Callable[[int], int | None],
+        clock: StageClock | None = None,
+    ) -> Iterator[list[FrameResult]]:
+        """The results with steady mattes, which know the luma that guides them; those together that a GPU steadies
+        together. Who takes the next ones has started all that a GPU does with those before, on CuPy's current stream.
 
         Args:
             reader_of: number of the source that a frame comes from.
@@ -162,18 +177,23 @@ class Matting:
         if scene is None or known != unit or not (self._steady and scene.takes(look)):
             if scene is not None:
                 finished += scene.end()
-            scene = _Scene(self._steady, 0 if info.live or not self._steady else REACH + 1)
+            ahead = 0 if info.live or not self._steady else REACH + 1
+            scene = _Scene(self._steady, ahead, self._together if ahead and look.on_gpu else 1)
             scenes[reader] = unit, scene
         return [*finished, *scene.add(found, look)]
 
-    def _rest(self, scenes: dict[int, tuple[tuple[str, int], _Scene]]) -> Iterator[FrameResult]:
+    def _rest(self, scenes: dict[int, tuple[tuple[str, int], _Scene]]) -> Iterator[list[FrameResult]]:
         for _, scene in scenes.values():
             yield from self._with_mattes(scene.end())
 
-    def _with_mattes(self, finished: Iterable[_Steadied]) -> Iterator[FrameResult]:
-        for found, parts, around in finished:
-            size = found.result.frame.width, found.result.frame.height
-            yield found._replace(result=replace(found.result, matte=Matte(tuple(parts), size, self._feather)))
+    def _with_mattes(self, finished: Iterable[_Steadied]) -> Iterator[list[FrameResult]]:
+        for group, around in finished:
+            made = list[FrameResult]()
+            for found, parts in group:
+                size = found.result.frame.width, found.result.frame.height
+                matte = Matte(tuple(parts), size, self._feather)
+                made.append(found._replace(result=replace(found.result, matte=matte)))
+            yield made
             if around[-1].on_gpu:
                 self._reading.keep(around)
 
@@ -189,7 +209,7 @@ class Matting:
         if on_gpu and all(part.guide is not None for part in parts):
             guides = [part.guide for part in parts]
         elif on_gpu:
-            guides = guides_of(frame, [Grid(part.region, part.alpha.shape) for part in parts])
+            (guides,) = guides_of([frame], [Grid(part.region, part.alpha.shape) for part in parts])
         else:
             luma = self._converter.luma(frame)
             guides = [shrink(luma[y : y + height, x : x + width], alpha.shape)

@@ -22,6 +22,7 @@ from framefuse.config import Settings
 from framefuse.cuda import device as gpus
 from framefuse.engines import Backend, Device, Engine, EngineOptions
 from framefuse.errors import CapabilityError, UsageError
+from framefuse.kernels.masks.grids import TOGETHER
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, memory, readers, rectilinear
@@ -104,9 +105,9 @@ class RunPlan:
         views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)
         if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
             batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
-            rows = views * readers.TOGETHER
+            rows = views * TOGETHER
             if mattes and self.settings.stereo and info.kind == "file" and not self.settings.low_latency:
-                batch, reasons["batch"] = rows, f"batch {rows}: the views of {readers.TOGETHER} frames"
+                batch, reasons["batch"] = rows, f"batch {rows}: the views of {TOGETHER} frames"
         if mattes and self.settings.matte_view == "rectilinear" and batch > views:
             # What eyes and what rectilinear views show takes turns, frame by frame.
             batch, reasons["batch"] = views, f"batch {views}: the eyes of a frame, then their rectilinear views"
@@ -156,10 +157,7 @@ class RunPlan:
                 room = min(room, self._room() - one.size)
         each = memory.surface(*found.size, found.bits)
         source, why = readers.ahead(path, asked, found, each, max(0, room) * AHEAD_SHARE)
-        if source and settings.on_gpu and "queue" not in settings.model_fields_set:
-            settings = settings.model_copy(update={"queue": readers.QUEUE})
-        reasons = {**self.reasons, "readers": why}
-        return replace(self, settings=settings, source=source or self.source, reasons=reasons)
+        return replace(self, source=source or self.source, reasons={**self.reasons, "readers": why})
 
     def _room(self) -> float:
         """Bytes of the GPU that the run may take beside CUDA."""

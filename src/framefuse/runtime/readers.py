@@ -17,23 +17,21 @@ from typing import Any
 
 from framefuse.config import Settings
 from framefuse.cuda import device as gpus
+from framefuse.kernels.masks.grids import TOGETHER
 from framefuse.kernels.masks.mattes import REACH
 from framefuse.runtime.adaptive import held_by
 from framefuse.runtime.ahead import Ahead
 from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_image_path, open_source, videos_in
 from framefuse.sources.segments import Segmented, Spacing, worth_cutting
 
-TOGETHER = 4
-"""Frames of a file whose eyes are in one batch where mattes are made: they wait for later ones anyway."""
 ON_HOST = "packed", "png"
 """Mattes for which frames leave the GPU before they are composed."""
 SEGMENTS_NEED = 4e9
 """Bytes that are free on a GPU where a video is cut: each decoder has surfaces, and a ring of frames."""
 READERS = 8
 """Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
-AHEAD, QUEUE = 6, 16
-"""Decoders of one video on CUDA whose frames come in order, and frames between two stages then. Each time that one of
-so many threads waits for another, it also waits for Python's lock, so they hand over several frames at a time."""
+AHEAD = 6
+"""Decoders of one video on CUDA whose frames come in order. With more, threads wait for each other."""
 
 
 def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:
@@ -111,12 +109,15 @@ def frames_held(settings: Settings, batch: int, ahead: int = 0, *, live: bool = 
     return 1 if batch == 1 and not waiting else batch * 3 + settings.queue + waiting
 
 
+def together(settings: Settings, *, live: bool = False) -> int:
+    """Most frames of which a GPU makes the mattes at once: those of a file wait for later ones anyway."""
+    return 1 if live or settings.low_latency else TOGETHER
+
+
 def frames_of(settings: Settings, batch: int, *, live: bool = False) -> int:
     """Frames of a batch. Where mattes are made, it is the most: how many views a frame has, for each of which a batch
     has a row, is known only after its source is open."""
-    if not settings.save_matte:
-        return batch
-    return max(settings.batch, 1 if live or settings.low_latency else TOGETHER)
+    return max(settings.batch, together(settings, live=live)) if settings.save_matte else batch
 
 
 def queued(settings: Settings, *, live: bool = False) -> int:
@@ -128,7 +129,7 @@ def until_written(settings: Settings, *, live: bool = False) -> int:
     """Most frames of a decoder that stay where they are from the model until they are written; 0: they leave the GPU
     before, or are copied there, as those of a live source, which may be dropped."""
     lends = settings.on_gpu and settings.save_matte not in (None, *ON_HOST) and not (settings.save or live)
-    return queued(settings) + REACH + 2 if lends else 0
+    return queued(settings) + REACH + 1 + together(settings) if lends else 0
 
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:

@@ -200,18 +200,19 @@ def _infer(
 
 
 def begun(
-    results: Iterable[FrameResult], sinks: SinkSet, info_of: Callable[[str], SourceInfo], clock: StageClock
+    groups: Iterable[list[FrameResult]], sinks: SinkSet, info_of: Callable[[str], SourceInfo], clock: StageClock
 ) -> Iterator[FrameResult]:
-    """The results, for each of which sinks have started what a GPU does.
+    """The results, for which sinks have started what a GPU does. Those of a group come from one source.
 
     This is for the thread that gives a GPU its other work: two threads that take turns with short calls wait for
     Python's lock most of the time.
     """
-    for one in results:
+    for group in groups:
         with clock.timed():
-            if not sinks.begin(one.result, one.frame, info_of(one.result.frame.source_id)):
-                gpus.synchronize()  # another thread reads the matte
-        yield one
+            given = [(one.result, one.frame) for one in group]
+            if not sinks.begin(given, info_of(group[0].result.frame.source_id)):
+                gpus.synchronize()  # another thread reads the mattes
+        yield from group
 
 
 def write(

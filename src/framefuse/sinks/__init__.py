@@ -355,11 +355,11 @@ class SinkSet:
     def _open_sinks(self) -> list[Sink]:
         return [sink for group in list(self._working.values()) for sink in list(group)]
 
-    def begin(self, result: Result, frame: Frame | None, source: SourceInfo) -> bool:
-        """Let sinks start what a GPU does for a result that `write` gets later, perhaps in another thread; whether one
-        did. Those of a source are opened by its first `write`."""
-        sinks = self._working.get(source.unit_of(result.frame.source_id), ())
-        return any([begin(result, frame) for sink in sinks if (begin := getattr(sink, "begin", None))])
+    def begin(self, results: Sequence[tuple[Result, Frame | None]], source: SourceInfo) -> bool:
+        """Let sinks start what a GPU does for results of a unit of a source, which `write` gets later, perhaps in
+        another thread; whether one did. Those of a source are opened by its first `write`."""
+        sinks = self._working.get(source.unit_of(results[0][0].frame.source_id), ())
+        return any([begin(results) for sink in sinks if (begin := getattr(sink, "begin", None))])
 
     def write(self, result: Result, frame: Frame | None, source: SourceInfo) -> None:
         """Pass a result to the sinks of its source: one set per source_id, or one for all images of a source.

@@ -17,7 +17,7 @@ from framefuse.kernels.arrays import new, on_gpu
 from framefuse.kernels.geometry.call import remap
 from framefuse.kernels.geometry.projections import equirectangular_to_fisheye
 from framefuse.kernels.masks.call import box_blur, composite, upsample
-from framefuse.kernels.masks.canvas import OPAQUE, Canvas, Layers, compose, downloaded, lies_on_gpu
+from framefuse.kernels.masks.canvas import OPAQUE, Canvas, Layers, Views, alike, compose, downloaded, lies_on_gpu
 from framefuse.kernels.masks.grids import Grid
 from framefuse.kernels.masks.guided import shrink
 from framefuse.prediction import Matte, Result
@@ -118,14 +118,23 @@ class MatteSink(VideoSink):
             return f"{begin}{end}_alpha{self.suffix}"
         return f"{begin}_{self._mode}{end}{self.suffix}"
 
-    def begin(self, result: Result, frame: Frame | None) -> bool:
-        """Start to compose a frame that `write` gets later, perhaps from another thread; whether a GPU does so."""
+    def begin(self, results: Sequence[tuple[Result, Frame | None]]) -> bool:
+        """Start to compose frames that `write` gets later, perhaps from another thread; whether a GPU does so."""
         most = LIVE_BEGUN if self._context.source.live else BEGUN
-        if frame is not None and lies_on_gpu(frame) and len(self._composing) < most:
-            with suppress(Exception):  # `write` fails in the same way
-                self._composing.append(self._compose_on_gpu(frame, result))
-                return True
+        given = [(frame, result) for result, frame in results if frame is not None and lies_on_gpu(frame)]
+        if len(given) < len(results) or len(self._composing) + len(given) > most:
+            return False
+        with suppress(Exception):  # `write` fails in the same way
+            for some in [given] if self._are_alike(given) else [[one] for one in given]:
+                self._composing += self._compose_on_gpu(some)
+            return True
         return False
+
+    def _are_alike(self, given: Sequence[tuple[Frame, Result]]) -> bool:
+        """Whether a GPU composes frames together."""
+        looks = [[(part.region, part.alpha.shape) for part in _matte_of(result).parts] for _, result in given]
+        meanings = {(frame.width, frame.height, frame.matrix, frame.full_range) for frame, _ in given}
+        return len(meanings) == 1 and all(look == looks[0] for look in looks) and alike([frame for frame, _ in given])
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink matte needs the frame"
@@ -139,7 +148,7 @@ class MatteSink(VideoSink):
         """A frame on a GPU on the host, composed but for transparency, until the next one."""
         if self._written is not None:
             self._written.put_back()
-        self._written = self._begun(frame) or self._compose_on_gpu(frame, result)
+        self._written = self._begun(frame) or self._compose_on_gpu([(frame, result)])[0]
         planes = self._written.canvas.wait()
         shown = [plane[: frame.height, : frame.width] for plane in planes[:1]] + planes[1:3]
         pixels = PIXEL_FORMATS["gray" if len(planes) == 1 else "yuv420p"]
@@ -153,29 +162,34 @@ class MatteSink(VideoSink):
             one.put_back()
         return one
 
-    def _compose_on_gpu(self, frame: Frame, result: Result) -> _Composing:
-        """Start to compose a frame, and to bring it to the host with one copy."""
+    def _compose_on_gpu(self, given: Sequence[tuple[Frame, Result]]) -> list[_Composing]:
+        """Start to compose frames that are alike, and to bring each to the host with one copy."""
+        frame, result = given[0]
         format = VideoFormat(frame.width, frame.height, Meaning(frame.matrix, frame.full_range))
         (width, height), count = format.even, {"gray": 1, "alpha": 4}.get(self._mode, 3)
         whole, coarse = (height, width), (height // 2, width // 2)
         if (known := self._canvases.get(format)) is None:
             known = [], self._layers(format)
             self._canvases = {format: known}
-        (unused, layers), matte = known, _matte_of(result)
-        try:
-            canvas = unused.pop()
-        except IndexError:  # two threads may be here
-            canvas = Canvas((whole, coarse, coarse, whole)[:count])
-        views = [(Grid(part.region, part.alpha.shape), part.alpha, part.guide) for part in matte.parts]
-        out, blurs = list(canvas.planes), self._mode == "blur"
-        if blurs:
-            out.append(new(True, whole, np.uint8))
-        compose(frame, views, layers, matte.feather, out)
-        if blurs:
-            _blur(out[:3], out[3])
-        canvas.start()
-        self._context.copied(canvas.nbytes)
-        return _Composing(frame, canvas, unused)
+        unused, layers = known
+        drawn, made = list[tuple[Frame, Views, list[Any]]](), list[_Composing]()
+        for frame, result in given:
+            try:
+                canvas = unused.pop()
+            except IndexError:  # two threads may be here
+                canvas = Canvas((whole, coarse, coarse, whole)[:count])
+            parts = _matte_of(result).parts
+            views = [(Grid(part.region, part.alpha.shape), part.alpha, part.guide) for part in parts]
+            alpha = [new(True, whole, np.uint8)] if self._mode == "blur" else []
+            drawn.append((frame, views, [*canvas.planes, *alpha]))
+            made.append(_Composing(frame, canvas, unused))
+        compose(drawn, layers, _matte_of(result).feather)
+        for (_, _, out), one in zip(drawn, made, strict=True):
+            if self._mode == "blur":
+                _blur(out[:3], out[3])
+            one.canvas.start()
+            self._context.copied(one.canvas.nbytes)
+        return made
 
     def _draw(self, planes: tuple[Plane, ...], format: VideoFormat, result: Result) -> None:
         """Compose the frame, which the planes hold, with the matte."""

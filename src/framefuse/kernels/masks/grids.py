@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from framefuse.kernels.arrays import device_table, new
 from framefuse.kernels.masks.call import taps
+
+TOGETHER = 4
+"""Most frames of a launch."""
 
 
 class Grid(NamedTuple):
@@ -41,6 +44,11 @@ def most(grids: Sequence[Grid]) -> dict[str, int]:
     return {"views": len(grids), "most_rows": rows, "most_columns": columns}
 
 
+def follow(parts: Sequence[Any]) -> bool:
+    """Whether arrays follow each other in memory."""
+    return all(part.data.ptr + part.nbytes == after.data.ptr for part, after in pairwise(parts))
+
+
 def new_samples(grids: Sequence[Grid]) -> list[Any]:
     """(rows, columns) float32 of each grid, not initialised, one after the other."""
     if len({grid.shape for grid in grids}) == 1:
@@ -53,16 +61,12 @@ def new_samples(grids: Sequence[Grid]) -> list[Any]:
 
 def joined(samples: Sequence[Any]) -> Any:
     """Where the samples of all views begin: those of the first, if the others follow it, or of a copy."""
-    first, *others = samples
-    end = first.data.ptr + first.nbytes
-    for other in others:
-        if other.data.ptr != end:
-            copies = new_samples(grids_of(part.shape for part in samples))
-            for copy, part in zip(copies, samples, strict=True):
-                copy[...] = part
-            return copies[0]
-        end += other.nbytes
-    return first
+    if follow(samples):
+        return samples[0]
+    copies = new_samples(grids_of(part.shape for part in samples))
+    for copy, part in zip(copies, samples, strict=True):
+        copy[...] = part
+    return copies[0]
 
 
 def _table(*grids: Grid) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:

@@ -7,6 +7,7 @@ fitted at the resolution of the model and applied at that of the frame. On a GPU
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from framefuse.errors import UsageError
 from framefuse.kernels.arrays import checked, kind, on_gpu, pitch
 from framefuse.kernels.cpu import _scratch
 from framefuse.kernels.masks.call import box_blur, upsample
-from framefuse.kernels.masks.grids import Grid, most, new_samples, table
+from framefuse.kernels.masks.grids import TOGETHER, Grid, most, new_samples, table
 
 RADIUS = 1
 """Samples of the model's grid on each side of a window."""
@@ -41,7 +42,7 @@ def shrink(plane: Any, size: tuple[int, int], *, white: float = 1.0) -> Any:
     if not (0 < rows <= height and 0 < columns <= width):
         raise UsageError(f"a plane of {width}x{height} pixels cannot be shrunk to {columns}x{rows}")
     if on_gpu(plane):
-        return shrunk(plane, [Grid((0, 0, width, height), size)], white=white)[0]
+        return shrunk([plane], [Grid((0, 0, width, height), size)], white=white)[0]
     down, across = np.arange(rows + 1) * height // rows, np.arange(columns + 1) * width // columns
     fewest, first = height // rows, down[:-1]
     sums: NDArray[Any] = plane[first].astype(np.uint32 if fewest > 255 else np.uint16)
@@ -54,20 +55,22 @@ def shrink(plane: Any, size: tuple[int, int], *, white: float = 1.0) -> Any:
     return (sums / areas * white).astype(np.float32)
 
 
-def shrunk(plane: Any, grids: Sequence[Grid], *, shift: int = 0, white: float = 1.0) -> list[Any]:
-    """`shrink` of each view of a plane on a GPU, in order with CuPy's current stream; they follow each other in memory.
+def shrunk(planes: Sequence[Any], grids: Sequence[Grid], *, shift: int = 0, white: float = 1.0) -> list[Any]:
+    """`shrink` of each view of planes on a GPU, in order with CuPy's current stream; all views of the first plane, then
+    those of the next. They follow each other in memory.
 
     Args:
-        plane: (h, w) uint8 or uint16, each sample with `shift` bits more than 8.
-        grids: the views, and the size of each.
+        planes: up to TOGETHER planes alike, (h, w) uint8 or uint16, each sample with `shift` bits more than 8.
+        grids: the views of each, and the size of each view.
         white: what 255 becomes, of 8 bits.
     """
-    made = new_samples(grids)
-    plane = checked("plane", plane, True, plane.shape, "uint8", "uint16")
-    places = {"source_address": plane, "source_pitch": pitch(plane, 0), "shift": shift, "white": white}
-    kernel.launch(
-        f"matte_shrink_{kind(plane)}", **places, **most(grids), grids_address=table(grids)[0], target_address=made[0]
-    )
+    every = [*grids] * len(planes)
+    made = new_samples(every)
+    planes = [checked("plane", plane, True, planes[0].shape, "uint8", "uint16") for plane in planes]
+    places = {f"source_{n}_address": plane for n, plane in zip_longest(range(TOGETHER), planes, fillvalue=0)}
+    facts: dict[str, Any] = {"source_pitch": pitch(planes[0], 0), "shift": shift, "white": white, "frames": len(planes)}
+    tables = {"grids_address": table(every)[0], "target_address": made[0]}
+    kernel.launch(f"matte_shrink_{kind(planes[0])}", **places, **facts, **tables, **most(grids))
     return made
 
 

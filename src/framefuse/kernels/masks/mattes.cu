@@ -1,8 +1,8 @@
 // Mattes on the GPU, with the arithmetic of `mattes.py` and `guided.py`: from scores to shares, steadied over frames,
 // fitted to the luma that guides them, and composed at the resolution of the frame. A launch takes all views of a frame,
-// whose samples lie one after the other. Pitches are in elements.
+// or of up to TOGETHER frames with views alike, whose samples lie one after the other. Pitches are in elements.
 
-constexpr int THREADS = 256, AROUND = 9, CENTRE = 4, AHEAD = 8;
+constexpr int THREADS = 256, AROUND = 9, CENTRE = 4, AHEAD = 8, TOGETHER = 4;
 
 // A view: its place in the frame, its rows and columns of samples, and the numbers of its first sample and its first tap.
 struct Grid {
@@ -17,6 +17,10 @@ static __device__ int border(unsigned cell, unsigned cells, unsigned side) { ret
 static __device__ int narrowed(int value, int shift) {
   return shift ? min((value + (1 << (shift - 1))) >> shift, 255) : value;
 }
+
+// What is that of one of the frames.
+template <class T>
+static __device__ T of(int frame, T a, T b, T c, T d) { return frame == 0 ? a : frame == 1 ? b : frame == 2 ? c : d; }
 
 // ranges[n] = the least and the greatest score of an image of one class.
 // launch: grid (n), block 256, waits
@@ -91,14 +95,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
 }
 
 // target[r, c] = white / 255 times the mean of the pixels of a cell, whose borders are rounded down. A thread adds the
-// pixels of its column that are in a row of cells, a block those of CELLS cells.
+// pixels of its column that are in a row of cells, a block those of CELLS cells. Each frame has `views` of all the grids.
 // kernels: matte_shrink_u8 <uint8_t>, matte_shrink_u16 <uint16_t>
-// launch: grid ((most_columns + 24) / 25, most_rows, views), block 256, waits
+// launch: grid ((most_columns + 24) / 25, most_rows, frames * views), block 256, waits
 template <class Sample>
 __global__ void __launch_bounds__(THREADS) matte_shrink(
-    const Sample* __restrict__ source_address, int source_pitch, int shift, const Grid* __restrict__ grids_address,
-    float white, float* __restrict__ target_address) {
+    const Sample* __restrict__ source_0_address, const Sample* __restrict__ source_1_address,
+    const Sample* __restrict__ source_2_address, const Sample* __restrict__ source_3_address, int views,
+    int source_pitch, int shift, const Grid* __restrict__ grids_address, float white,
+    float* __restrict__ target_address) {
   wait_for_previous();
+  const Sample* source_address =
+      of(blockIdx.z / views, source_0_address, source_1_address, source_2_address, source_3_address);
   constexpr int CELLS = 25;
   __shared__ unsigned sums[CELLS];
   const Grid grid = grids_address[blockIdx.z];
@@ -155,24 +163,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_change(
   change_address[blockIdx.y * parts + blockIdx.x] = sum / samples;
 }
 
-// The mattes of a frame, given those of up to four frames on each side: `mattes.steadied`. Of each frame there are the
-// mattes, the guides, and the changes since the frame before; addresses are 0 where there is none.
-// launch: grid ((most_columns + 255) / 256, most_rows, views), block 256, waits
+// The mattes of frames, given those of up to four frames on each side: `mattes.steadied`. Of each frame there are the
+// mattes, the guides, and the changes since the frame before; addresses are 0 where there is none. The frames follow each
+// other, and all have the same grids, with so many samples together.
+// launch: grid ((most_columns + 255) / 256, most_rows, frames * views), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) matte_steady(
     const float* alpha_0, const float* alpha_1, const float* alpha_2, const float* alpha_3, const float* alpha_4,
-    const float* alpha_5, const float* alpha_6, const float* alpha_7, const float* alpha_8, const float* guide_1,
-    const float* guide_2, const float* guide_3, const float* guide_4, const float* guide_5, const float* guide_6,
-    const float* guide_7, const float* change_1, const float* change_2, const float* change_3, const float* change_4,
-    const float* change_5, const float* change_6, const float* change_7, const float* change_8, int views, int parts,
+    const float* alpha_5, const float* alpha_6, const float* alpha_7, const float* alpha_8, const float* alpha_9,
+    const float* alpha_10, const float* alpha_11, const float* guide_1, const float* guide_2, const float* guide_3,
+    const float* guide_4, const float* guide_5, const float* guide_6, const float* guide_7, const float* guide_8,
+    const float* guide_9, const float* guide_10, const float* change_1, const float* change_2, const float* change_3,
+    const float* change_4, const float* change_5, const float* change_6, const float* change_7, const float* change_8,
+    const float* change_9, const float* change_10, const float* change_11, int views, int samples, int parts,
     float cut, float moves, float steady, bool medians, const Grid* __restrict__ grids_address,
     float* __restrict__ target_address) {
   wait_for_previous();
-  const Grid grid = grids_address[blockIdx.z];
+  const int frame = blockIdx.z / views;
+  const Grid grid = grids_address[blockIdx.z % views];
   const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y, rows = grid.rows, columns = grid.columns;
-  const float* alphas[AROUND] = {alpha_0, alpha_1, alpha_2, alpha_3, alpha_4, alpha_5, alpha_6, alpha_7, alpha_8};
-  const float* guides[AROUND] = {nullptr, guide_1, guide_2, guide_3, guide_4, guide_5, guide_6, guide_7, nullptr};
-  const float* changes[AROUND] = {nullptr,  change_1, change_2, change_3, change_4,
-                                  change_5, change_6, change_7, change_8};
+  const float* every_alpha[] = {alpha_0, alpha_1, alpha_2, alpha_3, alpha_4, alpha_5, alpha_6, alpha_7, alpha_8,
+                                alpha_9, alpha_10, alpha_11};
+  const float* every_guide[] = {nullptr, guide_1, guide_2, guide_3, guide_4, guide_5, guide_6, guide_7, guide_8,
+                                guide_9, guide_10, nullptr};
+  const float* every_change[] = {nullptr, change_1, change_2, change_3, change_4, change_5, change_6, change_7,
+                                 change_8, change_9, change_10, change_11};
+  const float *alphas[AROUND], *guides[AROUND], *changes[AROUND];
+#pragma unroll
+  for (int n = 0; n < AROUND; ++n) {
+    alphas[n] = of(frame, every_alpha[n], every_alpha[n + 1], every_alpha[n + 2], every_alpha[n + 3]);
+    guides[n] = of(frame, every_guide[n], every_guide[n + 1], every_guide[n + 2], every_guide[n + 3]);
+    changes[n] = of(frame, every_change[n], every_change[n + 1], every_change[n + 2], every_change[n + 3]);
+  }
   // Whether a frame shows the scene of the one before it; a change that is not a number ends it.
   __shared__ bool follows[AROUND];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -214,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_steady(
     total += weight * (between ? max(min(a, c), min(max(a, c), b)) : b);
     weights += weight;
   }
-  target_address[at] = total / weights;
+  target_address[(int64_t)frame * samples + at] = total / weights;
 }
 
 // Sums over the 3x3 samples around one: alpha, low, low low, alpha low.
@@ -304,21 +325,37 @@ static __device__ uint8_t mixed(int over, int under, int own, int alpha) {
   return ((over < 0 ? own : over) * alpha + (under < 0 ? own : under) * (255 - alpha) + 127) / 255;
 }
 
-// Planes of 8 bits and of even size, of a 4:2:0 frame that is composed with its matte; what the frame lacks at the right
+// Planes of 8 bits and of even size, of 4:2:0 frames that are composed with their mattes; what a frame lacks at the right
 // and below is repeated. A thread makes two columns of 2 SPAN pixels and their chroma, or no chroma where there is no
-// u_target_address.
+// u_target_0_address. Each frame has `views` of all the grids.
 // kernels: matte_frame_u8 <uint8_t>, matte_frame_u16 <uint16_t>
-// launch: grid ((columns + 255) / 256, (rows + 3) / 4), block 256, waits
+// launch: grid ((columns + 255) / 256, (rows + 3) / 4, frames), block 256, waits
 template <class Sample>
 __global__ void __launch_bounds__(THREADS) matte_frame(
-    const Sample* __restrict__ luma_address, int luma_pitch, const Sample* __restrict__ u_address,
-    const Sample* __restrict__ v_address, int chroma_pitch, int chroma_step, int shift, int height, int width,
-    const Grid* __restrict__ grids_address, int views, const float2* __restrict__ fits_address,
-    const int* __restrict__ lower_address, const float* __restrict__ weight_address, int tint, int y_over, int y_under,
-    int u_over, int u_under, int v_over, int v_under, uint8_t* __restrict__ y_target_address,
-    uint8_t* __restrict__ u_target_address, uint8_t* __restrict__ v_target_address,
-    uint8_t* __restrict__ alpha_address, int rows, int columns) {
+    const Sample* __restrict__ luma_0_address, const Sample* __restrict__ luma_1_address,
+    const Sample* __restrict__ luma_2_address, const Sample* __restrict__ luma_3_address,
+    const Sample* __restrict__ u_0_address, const Sample* __restrict__ u_1_address,
+    const Sample* __restrict__ u_2_address, const Sample* __restrict__ u_3_address,
+    const Sample* __restrict__ v_0_address, const Sample* __restrict__ v_1_address,
+    const Sample* __restrict__ v_2_address, const Sample* __restrict__ v_3_address, int luma_pitch, int chroma_pitch,
+    int chroma_step, int shift, int height, int width, const Grid* __restrict__ grids_address, int views,
+    const float2* __restrict__ fits_address, const int* __restrict__ lower_address,
+    const float* __restrict__ weight_address, int tint, int y_over, int y_under, int u_over, int u_under, int v_over,
+    int v_under, uint8_t* __restrict__ y_target_0_address, uint8_t* __restrict__ y_target_1_address,
+    uint8_t* __restrict__ y_target_2_address, uint8_t* __restrict__ y_target_3_address,
+    uint8_t* __restrict__ u_target_0_address, uint8_t* __restrict__ u_target_1_address,
+    uint8_t* __restrict__ u_target_2_address, uint8_t* __restrict__ u_target_3_address,
+    uint8_t* __restrict__ v_target_0_address, uint8_t* __restrict__ v_target_1_address,
+    uint8_t* __restrict__ v_target_2_address, uint8_t* __restrict__ v_target_3_address,
+    uint8_t* __restrict__ alpha_0_address, uint8_t* __restrict__ alpha_1_address,
+    uint8_t* __restrict__ alpha_2_address, uint8_t* __restrict__ alpha_3_address, int rows, int columns) {
   wait_for_previous();
+#define OF(name) of(blockIdx.z, name##_0_address, name##_1_address, name##_2_address, name##_3_address)
+  const Sample *luma_address = OF(luma), *u_address = OF(u), *v_address = OF(v);
+  uint8_t *y_target_address = OF(y_target), *u_target_address = OF(u_target), *v_target_address = OF(v_target);
+  uint8_t* alpha_address = OF(alpha);
+#undef OF
+  grids_address += blockIdx.z * views;
   constexpr int SPAN = 4;
   const int x = blockIdx.x * THREADS + threadIdx.x;
   if (x >= columns) return;

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
 from framefuse.kernels.arrays import checked, new, on_gpu, pitch
-from framefuse.kernels.masks.grids import grids_of, joined, most, new_samples, table
+from framefuse.kernels.masks.grids import TOGETHER, follow, grids_of, joined, most, new_samples, table
 
 OVERSHOOT = 0.1
 """How far a matte may leave 0..1, by rounding or interpolation inside the model; logits leave it further."""
@@ -29,6 +30,11 @@ REACH = 3
 
 PARTS = 16
 """Blocks of a GPU that measure the change of one view."""
+_SLOTS = 2 * (REACH + 1) + TOGETHER
+"""Frames of which a GPU knows something where it steadies so many."""
+_UNREAD = "guide_0", f"guide_{_SLOTS - 1}", "change_0"
+_NOWHERE = {f"{name}_{slot}": 0 for name in ("alpha", "guide", "change") for slot in range(_SLOTS)}
+"""What is known of no frame, as the kernel takes it, but for what it does not read."""
 
 
 def share(scores: NDArray[np.float32], wanted: Sequence[int]) -> NDArray[np.float32]:
@@ -103,35 +109,53 @@ class Moment:
         """On a GPU, once it was compared; 0: it is the first."""
         return 0 if self.change is None else device.address(self.change)
 
-    def compare(self, before: Moment) -> None:
-        """Measure the change since the frame before, whose guides have the same shapes."""
-        if not (self.guides and on_gpu(self.guides[0])):
-            pairs = zip(self.guides, before.guides, strict=True)
-            self.change = np.array([np.abs(guide - other).mean() for guide, other in pairs])
-            return
-        grids = grids_of(guide.shape for guide in self.guides)
-        self.change = new(True, (len(grids), PARTS), np.float32)
-        both = {"guide_address": self.places[1], "before_address": before.places[1]}
-        sizes = {"views": len(grids), "parts": PARTS}
-        kernel.launch("matte_change", **both, **sizes, grids_address=table(grids)[0], change_address=self.change)
+
+def compare(before: Moment, moments: Sequence[Moment]) -> None:
+    """Measure the change of each frame since the one before it. All have guides of the same shapes."""
+    if before.guides and on_gpu(before.guides[0]):
+        _compare_on_gpu(before, moments)
+        return
+    for last, moment in pairwise((before, *moments)):
+        pairs = zip(moment.guides, last.guides, strict=True)
+        moment.change = np.array([np.abs(guide - other).mean() for guide, other in pairs])
 
 
-def steadied(moments: Sequence[Moment], at: int, *, weight: float, medians: bool) -> list[Any]:
-    """The mattes of one frame, given those around it: the weighted mean of its own and those up to REACH frames away.
+def _compare_on_gpu(before: Moment, moments: Sequence[Moment]) -> None:
+    grids, chain, begin = grids_of(guide.shape for guide in before.guides), [before, *moments], 0
+    changes = [*new(True, (len(moments), len(grids), PARTS), np.float32)]
+    while begin < len(moments):
+        end = begin + 1  # of those whose guides, and that of the frame before, follow each other in memory
+        while end < len(moments) and follow([guide for moment in chain[begin : end + 2] for guide in moment.guides]):
+            end += 1
+        every = grids * (end - begin)
+        both = {"guide_address": chain[begin + 1].places[1], "before_address": chain[begin].places[1]}
+        tables = {"grids_address": table(every)[0], "change_address": changes[begin]}
+        kernel.launch("matte_change", **both, **tables, views=len(every), parts=PARTS)
+        begin = end
+    for moment, change in zip(moments, changes, strict=True):
+        moment.change = change
+
+
+def steadied(moments: Sequence[Moment], frames: range, *, weight: float, medians: bool) -> list[list[Any]]:
+    """The mattes of each frame, given those around it: the weighted mean of its own and those up to REACH frames away.
 
     That of another frame has the weight (1 - d / MOVES), at least 0, times `weight`, where d is the greatest difference
     of the guides at a sample and its eight neighbours. Frames beyond a cut count for nothing.
 
     Args:
         moments: frames that follow each other; those more than REACH + 1 away do not count.
-        at: the number of the frame.
+        frames: their numbers; on a GPU up to TOGETHER of them.
         medians: the matte of a frame is first the median of its own, the one before and the one after, where both are
             there.
     """
-    if len(moments) == 1 or not moments[at].alphas:
-        return list(moments[at].alphas)
-    if on_gpu(moments[at].alphas[0]):
-        return _steadied_on_gpu(moments, at, weight, medians)
+    if len(moments) == 1 or not moments[0].alphas:
+        return [list(moments[at].alphas) for at in frames]
+    if on_gpu(moments[0].alphas[0]):
+        return _steadied_on_gpu(moments, frames, weight, medians)
+    return [_steadied_on_host(moments, at, weight, medians) for at in frames]
+
+
+def _steadied_on_host(moments: Sequence[Moment], at: int, weight: float, medians: bool) -> list[Any]:
     first, end = at, at + 1
     while first > 0 and _follows(moments[first]):
         first -= 1
@@ -178,21 +202,20 @@ def _most_around(values: NDArray[Any]) -> NDArray[Any]:
     return most
 
 
-def _steadied_on_gpu(moments: Sequence[Moment], at: int, weight: float, medians: bool) -> list[Any]:
-    middle = REACH + 1
-    places: dict[str, Any] = {}
-    for slot in range(2 * middle + 1):
-        n = at + slot - middle
-        moment = moments[n] if 0 <= n < len(moments) else None
-        places[f"alpha_{slot}"], places[f"guide_{slot}"] = moment.places if moment else (0, 0)
-        places[f"change_{slot}"] = moment.change_address if moment and n else 0  # before the first there is no frame
-    outermost = 2 * middle
-    for name in ("guide_0", f"guide_{outermost}", "change_0"):  # which nothing reads
-        del places[name]
-    grids = grids_of(alpha.shape for alpha in moments[at].alphas)
-    made = new_samples(grids)
+def _steadied_on_gpu(moments: Sequence[Moment], frames: range, weight: float, medians: bool) -> list[list[Any]]:
+    middle, places = REACH + 1, dict(_NOWHERE)
+    for slot in range(2 * middle + len(frames)):
+        n = frames.start + slot - middle
+        if 0 <= n < len(moments):
+            alphas, guides = moments[n].places
+            change = moments[n].change_address if n else 0  # before the first there is no frame
+            places |= {f"alpha_{slot}": alphas, f"guide_{slot}": guides, f"change_{slot}": change}
+    for name in _UNREAD:
+        places.pop(name, None)
+    grids = grids_of(alpha.shape for alpha in moments[0].alphas)
+    made, views = new_samples(grids * len(frames)), len(grids)
     facts: dict[str, Any] = {"cut": CUT, "moves": MOVES, "steady": weight, "medians": medians, "parts": PARTS}
-    kernel.launch(
-        "matte_steady", **places, **facts, **most(grids), grids_address=table(grids)[0], target_address=made[0]
-    )
-    return made
+    facts |= {"frames": len(frames), "samples": sum(alpha.size for alpha in moments[0].alphas)}
+    tables = {"grids_address": table(grids)[0], "target_address": made[0]}
+    kernel.launch("matte_steady", **places, **facts, **tables, **most(grids))
+    return [made[at : at + views] for at in range(0, len(made), views)]

@@ -14,7 +14,9 @@ from framefuse.cuda.launch_plan import keep_cached
 from framefuse.errors import UsageError
 from framefuse.kernels import cpu
 
-KINDS = {"uint8": "u8", "uint16": "u16", "float32": "f32", "float16": "f16"}
+KINDS = {
+    np.dtype(name): kind for name, kind in (("uint8", "u8"), ("uint16", "u16"), ("float32", "f32"), ("float16", "f16"))
+}
 """How kernels abbreviate element types."""
 
 
@@ -39,7 +41,7 @@ def place(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
 
 def kind(array: Any) -> str:
     """The type of a checked array as kernels abbreviate it."""
-    return KINDS[array.dtype.name]
+    return KINDS[array.dtype]
 
 
 def pitch(array: Any, axis: int) -> int:

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
@@ -160,17 +160,29 @@ class StageClock:
             if cpu is not None:
                 self.cpu = (self.cpu or 0.0) + cpu
 
-    @contextmanager
-    def timed(self, *, items: int = 0) -> Iterator[None]:
+    def timed(self, *, items: int = 0) -> "_Timed":
         """Record the block as a step, unless it fails."""
-        started, cpu_started = time.perf_counter(), time.thread_time()
-        yield
-        self.add(time.perf_counter() - started, items=items, cpu=time.thread_time() - cpu_started)
+        return _Timed(self, items)
 
     def add_device(self, seconds: float, *, items: int) -> None:
         """Record how long a GPU worked on `items` frames."""
         with self._lock:
             self.device.add(seconds / items, items)
+
+
+class _Timed:
+    """A block that is timed. For each frame there are several, and a generator would take three times as long."""
+
+    def __init__(self, clock: StageClock, items: int) -> None:
+        self._clock, self._items = clock, items
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter(), time.thread_time()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            wall, cpu = self._started
+            self._clock.add(time.perf_counter() - wall, items=self._items, cpu=time.thread_time() - cpu)
 
 
 PROGRAM = "program"

@@ -4,7 +4,6 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -152,7 +151,7 @@ class MatteSink(VideoSink):
         planes = self._written.canvas.wait()
         shown = [plane[: frame.height, : frame.width] for plane in planes[:1]] + planes[1:3]
         pixels = PIXEL_FORMATS["gray" if len(planes) == 1 else "yuv420p"]
-        return replace(frame, planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
+        return frame.replace_unchecked(planes=tuple(shown), format=pixels, ready=None, lease=None, owner=None)
 
     def _begun(self, frame: Frame) -> _Composing | None:
         """What `begin` has started for a frame, if it has; frames before it were dropped."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from fractions import Fraction
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -142,11 +143,11 @@ class Video:
         """Position in the file from which the container reads."""
         self.shared = False
         """Whether several readers share the file. Each counts what is in its own segments."""
-        self.cut: Fraction | None = None
+        self.cut: int | None = None
         """Pts of the key frame with which the segment of another reader begins."""
         self.beyond = 0
         """Packets from there on that the decoder was given before it gave the last frame."""
-        self.own: Fraction | None = None
+        self.own: int | None = None
         """First pts of the segment, if another reader counts what is before."""
         self.early = False
         """Whether the decoder is given what is before."""
@@ -204,8 +205,8 @@ class Video:
             cut: `until` is that of one of `Cuts`.
         """
         options, index = self.options, 0
-        start = self.origin + begin / self.time_base
-        end = None if until is None else self.origin + until / self.time_base
+        start = ceil(self.origin + begin / self.time_base)  # a comparison of integers takes a tenth of the time
+        end = None if until is None else ceil(self.origin + until / self.time_base)
         self.cut, self.beyond = end if cut else None, 0
         self.own, self.early = start if self.shared and begin > options.span[0] else None, False
         aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
@@ -227,7 +228,7 @@ class Video:
     def close(self) -> None:
         self.container.close()
 
-    def _decoded_from(self, start: Fraction, closed: threading.Event) -> Iterator[Any]:
+    def _decoded_from(self, start: int, closed: threading.Event) -> Iterator[Any]:
         """Decoded frames from the key frame at or before `start`."""
         if (start - self.origin) * self.time_base <= SEEK_AFTER and not self.decoded:
             return self._decoded_frames(closed)
@@ -360,7 +361,7 @@ class Video:
             self.info.drop("corrupt")
             self.reason = str(error.strerror)
 
-    def _timed(self, frames: Iterator[Any], start: Fraction) -> Iterator[tuple[Any, int | None]]:
+    def _timed(self, frames: Iterator[Any], start: int) -> Iterator[tuple[Any, int | None]]:
         """Each decoded frame with its pts; a missing one continues from the last known pts at the average rate."""
         step = None if self.info.fps is None else 1 / (self.info.fps * self.time_base)
         how = "kept as they are, because the frame rate is unknown" if step is None else "filled from the frame rate"

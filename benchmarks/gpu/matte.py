@@ -15,7 +15,8 @@
 - `steps`: each step after the model, beside the same step in operators of PyTorch: device time of both as captured
   graphs, whose data may lie in the second-level cache
 
-The record is matte_gpu, written after each part; the last line of the output is JSON.
+The record is matte_gpu, written after each part. Parts that are not asked for stay as they are in it, with the commit
+at which each was measured. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import av
 import numpy as np
 
 from benchmarks.clips import CACHE, long_clip
-from benchmarks.protocol import Stats, save
+from benchmarks.protocol import RECORDS, Stats, commit, read, save
 from framefuse import Pipeline
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
@@ -51,7 +52,7 @@ from framefuse.sources.source import Frames, PullSource
 from framefuse.world import World
 
 SIZE, EYE = (3840, 1920), 1920
-MODEL, SURFACES, WARM = "body-n", 16, 40
+MODEL, RECORD, SURFACES, WARM = "body-n", "matte_gpu", 16, 40
 RUNS, SECONDS, FILE_FRAMES, TIMES = 400, 6, 1200, 6
 PEER_SECONDS = 5
 """For which the loop is measured: it is as fast in the middle of the file as at its end."""
@@ -400,10 +401,14 @@ def main() -> None:
         "steps": lambda: steps(frames),
         "file": lambda: [from_file(mode) for mode in options.modes],
     }
-    result: dict[str, Any] = {"model": MODEL, "size": SIZE, "world": World.version}
+    known = read(RECORD) if (RECORDS / f"{RECORD}.json").exists() and set(options.parts) < set(every) else {}
+    kept = {part: known[part] for part in every if part in known}
+    commits = known.get("commits") or dict.fromkeys(kept, known.get("commit"))
+    result: dict[str, Any] = {"model": MODEL, "size": SIZE, "world": World.version, "commits": commits, **kept}
     for part in options.parts:
         result[part] = parts[part]()
-        save("matte_gpu", result, *GROUPS)
+        result["commits"][part], _ = commit()
+        save(RECORD, result, *GROUPS)
 
 
 if __name__ == "__main__":

@@ -58,28 +58,43 @@ def on_gpu(records: Records) -> list[str]:
         rows.append(f"| {row['mode']} | as many as it takes | | | {row['fps']:.0f} |")
     width, height = record["size"]
     engine = record["alone"][0]["engine"]
-    return [*rows, "", f"{record['model']}, {engine}; frames of {width}x{height}, both eyes in one batch."]
+    about = f"{record['model']}, {engine}; frames of {width}x{height}, both eyes in one batch."
+    return [*rows, "", " ".join([about, *_earlier(record, "alone", "paced", "encoded", "stream")])]
+
+
+def _earlier(record: dict[str, Any], *parts: str) -> list[str]:
+    """Which parts of the record were measured at another commit than the last ones."""
+    commits = {part: record.get("commits", {}).get(part, record["commit"]) for part in parts}
+    return [f"The part `{part}` is of commit `{commit[:7]}`." for part, commit in commits.items()
+            if commit != record["commit"]]  # fmt: skip
 
 
 def steps_on_gpu(records: Records) -> list[str]:
     """Kernels beside the same steps in operators of PyTorch."""
     rows = ["| step | framefuse, us | PyTorch, us | ratio |", "|---|---|---|---|"]
-    for row in records("matte_gpu")["steps"]:
+    record = records("matte_gpu")
+    for row in record["steps"]:
         if "step" in row:
             ours, theirs = row["us"]["framefuse"], row["us"]["PyTorch"]
             rows.append(f"| {row['step']} | {ours:.1f} | {theirs:.1f} | {theirs / ours:.1f} |")
-    return rows
+    return _with(rows, _earlier(record, "steps"))
+
+
+def _with(rows: list[str], said: list[str]) -> list[str]:
+    """A table, and what is said below it."""
+    return [*rows, "", " ".join(said)] if said else rows
 
 
 def files_on_gpu(records: Records) -> list[str]:
     """Frames a second of a file, beside a loop that is written first."""
-    if not (found := records("matte_gpu").get("file")):
+    record = records("matte_gpu")
+    if not (found := record.get("file")):
         return ["This part of the record is missing."]
     rows = ["| mode | framefuse matte | PyAV, OpenCV and PyTorch | ratio |", "|---|---|---|---|"]
     for row in found:
         rates = " | ".join(f"{rate:.0f}" for rate in row["fps"].values())
         rows.append(f"| {row['mode']} | {rates} | {row['ratio']:.1f} |")
-    return rows
+    return _with(rows, _earlier(record, "file"))
 
 
 TABLES: dict[str, Table] = {

@@ -49,15 +49,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_range(
 }
 
 // target[n, pixel] = the share of the classes that are wanted, of one class its value or the sigmoid of its logit. A
-// thread takes a pixel, and reads AHEAD classes of it at once: what takes long is to wait for them.
+// thread takes a pixel, and reads AHEAD classes of it at once: what takes long is to wait for them. So which of the first
+// ones are wanted comes as bits, and of the others from a table.
 // launch: grid ((pixels + 255) / 256, n), block 256, waits
 extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
     const float* __restrict__ scores_address, int64_t score_item, int64_t class_pitch, int classes, int pixels,
-    const int* __restrict__ wanted_address, const float* __restrict__ ranges_address, float overshoot,
+    int first_wanted, const int* __restrict__ wanted_address, const float* __restrict__ ranges_address, float overshoot,
     float* __restrict__ target_address) {
-  int wanted[AHEAD];
-#pragma unroll
-  for (int a = 0; a < AHEAD; ++a) wanted[a] = classes > 1 && wanted_address[min(a, classes - 1)];
   wait_for_previous();
   let_next_begin();
   const int pixel = blockIdx.x * THREADS + threadIdx.x;
@@ -70,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
     const float value = *scores;
     share = logits ? 1 / (1 + expf(-min(max(value, -80.0f), 80.0f))) : min(max(value, 0.0f), 1.0f);
   } else {
-    float most, all = 0, some = 0;
+    float most = 0, all = 0, some = 0;
     for (int from = 0; from < classes; from += AHEAD) {
       float ahead[AHEAD];  // past the end, the last class is read again, and counts nothing
 #pragma unroll
@@ -86,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matte_share(
       for (int a = 0; a < AHEAD; ++a) {
         const float power = from + a < classes ? __expf(ahead[a] - most) : 0;
         all += power;
-        some += (from ? wanted_address[min(from + a, classes - 1)] : wanted[a]) ? power : 0;
+        some += (from ? wanted_address[min(from + a, classes - 1)] : first_wanted >> a & 1) ? power : 0;
       }
     }
     share = some / all;

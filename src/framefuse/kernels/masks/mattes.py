@@ -28,6 +28,8 @@ MOVES = 0.02
 REACH = 3
 """Frames before and after one that say something about it."""
 
+AHEAD = 8
+"""Classes of a pixel that a GPU reads at once."""
 PARTS = 16
 """Blocks of a GPU that measure the change of one view."""
 _SLOTS = 2 * (REACH + 1) + TOGETHER
@@ -60,6 +62,7 @@ class DeviceShare:
     def __init__(self, shape: tuple[int, ...], wanted: Sequence[int]) -> None:
         batch, classes, height, width = shape
         self._wanted = device.uploaded(np.isin(np.arange(classes), wanted).astype(np.int32))
+        self._first = sum(1 << one for one in set(wanted) if one < AHEAD)
         self._ranges = new(True, (batch, 2), np.float32)
         self.alpha = new(True, (batch, height, width), np.float32)
         """(batch, h, w) float32, of the last call."""
@@ -72,6 +75,7 @@ class DeviceShare:
         if classes == 1:
             kernel.launch("matte_range", **given, ranges_address=self._ranges)
         given |= {"class_pitch": pitch(scores, 1), "classes": classes, "overshoot": OVERSHOOT}
+        given |= {"first_wanted": self._first}
         tables = {"wanted_address": self._wanted, "ranges_address": self._ranges, "target_address": self.alpha}
         kernel.launch("matte_share", **given, **tables)
 

@@ -28,7 +28,8 @@
 # installed; `.whl` must not hold them, since all packages there go into $SITE.
 # NETWORKS: the folder with the files of networks and layers, or one that `python -m benchmarks.seeded_weights pack FILES --to NETWORKS`
 # made of them elsewhere. ORT: the folder with ONNX Runtime for CUDA, for networks alone: its libraries must not be found by the others.
-# NETWORKS_ARGUMENTS: of benchmarks.gpu.networks (--batches 1 8 --surface); it ends within NETWORKS_SECONDS (500).
+# NETWORKS_ARGUMENTS: of benchmarks.gpu.networks (--batches 1 8 --surface); it ends within NETWORKS_SECONDS (500). MATTE_ARGUMENTS: of
+# benchmarks.gpu.matte.
 # Step train: scout-n-pose by training/branches.py; its weights.pt comes back in $OUT/train. Step body: body-n by training/train.py
 # in TRAIN_SECONDS, from images that training/rendering.py renders beside it; its weights.pt comes back, too.
 # SOAK: seconds of the soak of throughput (60). FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. FLEET_FILES:
@@ -197,7 +198,7 @@ run_tvm() {
 
 run_program() { bench program 120 gpu.program "$V8" --batches 1 8 32; }
 
-run_matte() { bench matte 440 gpu.matte; }
+run_matte() { bench matte 440 gpu.matte ${MATTE_ARGUMENTS:-}; } # shellcheck disable=SC2086 # several
 run_views() { bench views 150 gpu.views "$V8"; }
 
 run_central() { bench central 70 gpu.central_table "$V8"; }

@@ -68,6 +68,8 @@ NAMES = ("resnet50", "yolo11s", "yolov8n-seg", "rtdetr-r18", "deeplabv3plus", "y
          "resnet18")  # fmt: skip
 """In the order in which they are measured."""
 OURS = {"fp32": "onnxruntime", "fp16": "cudnn", "int8": "cudnn"}
+MODES = "max-autotune", "reduce-overhead"
+"""Of torch.compile. The second has graphs, too, but measures no kernels."""
 TRANSPOSED = "ConvTranspose"
 CALLS = 10
 CALIBRATION = 8
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", default=tuple(SIDES), choices=tuple(SIDES), type=named,
                         help="with underscores for spaces")  # fmt: skip
     parser.add_argument("--surface", action="store_true", help="also from surface to result")
+    parser.add_argument("--mode", choices=MODES, default=MODES[0], help="of torch.compile")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--limit", type=int, default=150, help="seconds in which a side must be built")
     parser.add_argument("--budget", type=float, default=540, help="seconds in which the last row must have ended")
@@ -143,7 +146,8 @@ def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: An
         begun = time.perf_counter()
         try:
             with at_most(args.limit):
-                side = SIDES[name](path, shape, row["precision"], stream)
+                build = partial(compiled, mode=args.mode) if name == "torch.compile" else SIDES[name]
+                side = build(path, shape, row["precision"], stream)
                 side.input.copy_(image)
                 for _ in range(3):
                     side.call()
@@ -262,10 +266,13 @@ def eager(path: Path, shape: Shape, precision: str, stream: Any, place: str = "c
     return of_module(*module_of(path, shape, precision != "fp32", place))
 
 
-def compiled(path: Path, shape: Shape, precision: str, stream: Any, place: str = "cuda") -> Side:
+def compiled(path: Path, shape: Shape, precision: str, stream: Any, place: str = "cuda", mode: str = MODES[0]) -> Side:
     module, image = module_of(path, shape, precision != "fp32", place)
     torch._dynamo.mark_static_address(image)  # it is in place, so it is not copied, either
-    return of_module(torch.compile(module, mode="max-autotune", dynamic=False), image)
+    made = of_module(torch.compile(module, mode=mode, dynamic=False), image)
+    if mode != MODES[0]:
+        made.about["note"] = f"in mode {mode}"
+    return made
 
 
 def of_module(module: Any, image: Any) -> Side:

@@ -63,10 +63,10 @@ def on_gpu(records: Records) -> list[str]:
 
 
 def _earlier(record: dict[str, Any], *parts: str) -> list[str]:
-    """Which parts of the record were measured at another commit than the last ones."""
-    commits = {part: record.get("commits", {}).get(part, record["commit"]) for part in parts}
-    return [f"The part `{part}` is of commit `{commit[:7]}`." for part, commit in commits.items()
-            if commit != record["commit"]]  # fmt: skip
+    """Which parts of the record were measured at another commit than the last one."""
+    last, known = record["commit"], record.get("commits", {})
+    earlier = [part for part in parts if known.get(part, last) != last]
+    return [f"Part `{part}` is of commit `{known[part][:7]}`." for part in earlier]
 
 
 def steps_on_gpu(records: Records) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.results.pages import Records, Table
 
 SIZES = "small", "medium", "large"

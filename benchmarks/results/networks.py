@@ -77,7 +77,7 @@ def _measured(records: Records) -> list[dict[str, Any]]:
 def _sides(sides: dict[str, Any], kind: str) -> str:
     """Our time, and that of each peer with how many times ours it is."""
     ours = sides.get("framefuse", {})
-    cells = [f"{ours[kind]:.0f}" if kind in ours else "fails"]
+    cells = [f"{ours[kind]:.0f}" if kind in ours else "fails" if "failed" in ours else ""]
     for name in PEERS:
         side = sides.get(name, {})
         ratio = f"{side['ratio']:.2f}" if "ratio" in side else ""

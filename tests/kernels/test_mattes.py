@@ -44,7 +44,7 @@ def within_one(found: Any, expected: NDArray[Any]) -> None:
     assert difference.max(initial=0) <= 1 and (difference == 0).mean() > 0.99
 
 
-@pytest.mark.parametrize("classes", [1, 2, 5])
+@pytest.mark.parametrize("classes", [1, 2, 5, 8, 9, 21])
 @pytest.mark.parametrize("scale", [0.4, 8.0])
 def test_shares(classes: int, scale: float, move: Move) -> None:
     scores = np.random.default_rng(classes).normal(0.5, scale, (3, classes, 9, 31)).astype(np.float32)

@@ -19,6 +19,7 @@ from framefuse import Pipeline
 from framefuse.common import machine
 from framefuse.config import Settings, settings_from
 from framefuse.errors import DecodeError, SourceError
+from framefuse.kernels.masks.grids import TOGETHER
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.runtime import readers
@@ -29,6 +30,7 @@ from framefuse.runtime.readers import open_sources
 from framefuse.sources import open_source, segments
 from framefuse.sources.cuts import Cuts
 from framefuse.sources.ffmpeg import HostDecoder
+from framefuse.sources.files import Video
 from framefuse.sources.segments import Segmented, Spacing, spacing
 from framefuse.sources.source import SourceOptions
 from media import cuttable, damage_units, rgb_image, scramble, truncate
@@ -117,14 +119,26 @@ def test_frames_of_a_gpu_keep_their_pixels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, stride: int
 ) -> None:
     """Those that wait, and those that a run holds at the same time, have memory of their own. However many parts the
-    video has, there are as many decoders as readers."""
-    module, decoders = fake_gpu.codec(), list[Any]()
-    create = module.CreateDecoder
+    video has, there are as many decoders as readers: for the next part they are flushed, and nothing is read twice."""
+    module, decoders, flushed, sought = fake_gpu.codec(), list[Any](), list[Any](), list[Any]()
+    create, decode, seek = module.CreateDecoder, fake_gpu.Decoder.Decode, Video._seek
     module.CreateDecoder = lambda **options: decoders.append(create(**options)) or decoders[-1]
+
+    def decoding(decoder: Any, data: Any) -> Any:
+        if not getattr(data, "bsl", 0):
+            flushed.append(decoder)
+        return decode(decoder, data)
+
+    def seeking(video: Video, *given: Any) -> None:
+        sought.append(video)
+        seek(video, *given)
+
+    monkeypatch.setattr(fake_gpu.Decoder, "Decode", decoding)
+    monkeypatch.setattr(Video, "_seek", seeking)
     fake_gpu.install(monkeypatch, module)
     path, held = odd(tmp_path / "odd.mp4"), deque[tuple[Any, Any]]()
     settings = settings_from({"device": "cuda", "vid_stride": stride})
-    (source,) = open_sources(Segmented(path, 3, waiting), settings, 1)
+    (source,) = open_sources(Segmented(path, 2, waiting), settings, 1)
     notes = source.info.notes
 
     def give_back() -> None:
@@ -143,7 +157,10 @@ def test_frames_of_a_gpu_keep_their_pixels(
     while held:
         give_back()
     assert "decoded by NVDEC (h264)" in notes and not threads()
-    assert len(decoders) == 3
+    parts = len(source._source.counts)
+    assert (parts, len(decoders)) == (4, 2)
+    assert parts - 2 <= len(sought) < parts, "the second may begin in the first second"
+    assert len(flushed) == parts - len(decoders) + 1, "and at the end of the file"
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
@@ -358,6 +375,6 @@ def test_frames_that_wait_count_as_memory() -> None:
         found = predict(run, 1, 2, (3840, 1920), decoders=readers.decoders(source))
         rings.append(sum(one.size for one in found.parts if one.name.startswith("rings")))
     # In batches, between threads, until they are written, and one more.
-    held = 3 * readers.TOGETHER + 3 + readers.until_written(settings) + 1
+    held = 3 * TOGETHER + 3 + readers.until_written(settings) + 1
     eight_bits = 4 * (250 + held) * surface(3840, 1920)
     assert rings == [eight_bits, 2 * eight_bits, held * surface(3840, 1920)]

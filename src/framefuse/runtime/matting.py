@@ -48,7 +48,8 @@ class _Look(NamedTuple):
 
 
 class _Steadied(NamedTuple):
-    """Results, their mattes, and the frames that a GPU may still read for them."""
+    """Results, their mattes, and the frames that a GPU may still read for them: all that were compared, since those
+    that are ahead are among the frames around."""
 
     found: list[tuple[FrameResult, list[MattePart]]]
     around: list[_Look]

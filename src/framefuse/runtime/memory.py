@@ -17,13 +17,12 @@ from framefuse.config import Settings
 from framefuse.cuda import device as gpus
 from framefuse.engines import find_backend
 from framefuse.errors import CapabilityError
-from framefuse.kernels.masks.mattes import REACH
 from framefuse.models import find_model
 from framefuse.models.card import Card
 from framefuse.models.onnx_file import load_onnx
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.batching import captured_rows
-from framefuse.runtime.readers import frames_held, frames_of, queued, until_written
+from framefuse.runtime.readers import before_later, frames_held, frames_of, queued, until_written
 from framefuse.runtime.rectilinear import SIDE
 
 MB = 1e6
@@ -185,7 +184,8 @@ def predict(
             parts.append(Part(f"frames from the host, {named}", batches, count * surface(*size)))
     if plan.settings.save_matte:
         frames, between = frames_of(plan.settings, batch, live=plan.live), queued(plan.settings, live=plan.live)
-        waiting = slots * frames + between + REACH + 2  # in flight, after that, and for later frames
+        # In flight, after that, and for later frames.
+        waiting = slots * frames + between + before_later(plan.settings, live=plan.live)
         lent = plan.card.task == "semantic" and until_written(plan.settings, live=plan.live)
         if not (decoders and lent):  # otherwise decoders keep them
             parts.append(Part("frames and their mattes", 1, waiting * surface(*size)))

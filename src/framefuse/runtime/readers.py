@@ -114,6 +114,11 @@ def together(settings: Settings, *, live: bool = False) -> int:
     return 1 if live or settings.low_latency else TOGETHER
 
 
+def before_later(settings: Settings, *, live: bool = False) -> int:
+    """Most frames that wait for later ones, with those that are made mattes of."""
+    return REACH + 1 + together(settings, live=live)
+
+
 def frames_of(settings: Settings, batch: int, *, live: bool = False) -> int:
     """Frames of a batch. Where mattes are made, it is the most: how many views a frame has, for each of which a batch
     has a row, is known only after its source is open."""
@@ -129,7 +134,7 @@ def until_written(settings: Settings, *, live: bool = False) -> int:
     """Most frames of a decoder that stay where they are from the model until they are written; 0: they leave the GPU
     before, or are copied there, as those of a live source, which may be dropped."""
     lends = settings.on_gpu and settings.save_matte not in (None, *ON_HOST) and not (settings.save or live)
-    return queued(settings) + REACH + 1 + together(settings) if lends else 0
+    return queued(settings) + before_later(settings) if lends else 0
 
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:

@@ -155,7 +155,7 @@ class MatteSink(VideoSink):
 
     def _begun(self, frame: Frame) -> _Composing | None:
         """What `begin` has started for a frame, if it has; frames before it were dropped."""
-        if not any(one.frame is frame for one in self._composing):
+        if not any(one.frame is frame for one in list(self._composing)):  # another thread adds to it
             return None
         while (one := self._composing.popleft()).frame is not frame:
             one.put_back()
@@ -182,10 +182,15 @@ class MatteSink(VideoSink):
             alpha = [new(True, whole, np.uint8)] if self._mode == "blur" else []
             drawn.append((frame, views, [*canvas.planes, *alpha]))
             made.append(_Composing(frame, canvas, unused))
-        compose(drawn, layers, _matte_of(result).feather)
-        for (_, _, out), one in zip(drawn, made, strict=True):
-            if self._mode == "blur":
+        try:
+            compose(drawn, layers, _matte_of(result).feather)
+            for _, _, out in drawn if self._mode == "blur" else ():
                 _blur(out[:3], out[3])
+        except BaseException:
+            for one in made:
+                one.put_back()
+            raise
+        for one in made:
             one.canvas.start()
             self._context.copied(one.canvas.nbytes)
         return made

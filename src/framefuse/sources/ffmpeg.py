@@ -119,7 +119,7 @@ class HostDecoder:
         if low_latency:
             context.flags |= av.codec.context.Flags.low_delay
 
-    def restart(self) -> None:
+    def restart(self, closed: threading.Event) -> None:
         """The next packet does not follow the last one: PyAV flushes the decoder when it seeks."""
 
     def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:

@@ -3,10 +3,10 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from math import ceil
 from pathlib import Path
 from time import monotonic
@@ -63,11 +63,11 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     return PullSource(video.info, video.frames, video.close)
 
 
-def open_video(path: Path, options: SourceOptions, sample: Callable[[], Frame] | None = None) -> "Video":
+def open_video(path: Path, options: SourceOptions, samples: list[Frame] | None = None) -> "Video":
     """What `open_file` reads.
 
     Args:
-        sample: gives the first frame, decoded on the host, if another reader of the file has decoded it.
+        samples: of several readers of the file: the first frame, decoded on the host, once one of them has needed it.
     """
     container = open_container(path, options.max_pixels)
     try:
@@ -75,8 +75,9 @@ def open_video(path: Path, options: SourceOptions, sample: Callable[[], Frame] |
         if options.device == "cuda":
             from framefuse.sources.nvdec import choose_decoder
 
-            video.sample = sample or cache(partial(_first_frame, path, video.info, options.max_pixels))
-            chosen = choose_decoder(video.stream, options, video.info, video.sample)
+            known = [] if samples is None else samples
+            first_frame = partial(_first_frame, path, video.info, options.max_pixels, known)
+            chosen = choose_decoder(video.stream, options, video.info, first_frame)
             if isinstance(chosen, str):
                 video.info.note(f"decoded by FFmpeg on the host: {chosen}")
             else:
@@ -87,8 +88,10 @@ def open_video(path: Path, options: SourceOptions, sample: Callable[[], Frame] |
     return video
 
 
-def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
-    """The first frame, decoded on the host; its notes are added to `info`."""
+def _first_frame(path: Path, info: SourceInfo, max_pixels: int, samples: list[Frame]) -> Frame:
+    """The first frame, decoded on the host, and added to the samples, and its notes to `info`, unless it is there."""
+    if samples:
+        return samples[0]
     with closing(open_file(path, SourceOptions(max_pixels=max_pixels))) as source:
         frame = next(source, None)
         notes = [*source.info.notes]  # before `close` adds counts of frames, which are counted again
@@ -96,6 +99,7 @@ def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
         raise CapabilityError("the video has no frames")
     for text in notes:
         info.note(text)
+    samples.append(frame)
     return frame
 
 
@@ -128,8 +132,6 @@ class Video:
         if len(streams) > 1:
             self.info.note(f"{len(streams)} video streams: stream {stream.index} is read")
         self.decoder: HostDecoder | NvDecoder = self._host_decoder()
-        self.sample: Callable[[], Frame] | None = None
-        """Gives the first frame, decoded on the host, if the decoder is chosen by it."""
         self.decoded = 0
         self.sizes = set[tuple[int, int]]()
         self.hidden = 0
@@ -237,7 +239,7 @@ class Video:
             return self._decoded_frames(closed)
         counts, drops = (self.decoded, self.hidden, self.reason), dict(self.info.drops)
         for margin in SEEK_MARGINS:
-            self._seek(start - margin / self.time_base)
+            self._seek(start - margin / self.time_base, closed)
             frames = self._decoded_frames(closed)
             first = next(frames, None)
             # Indexes store decoding times: with reordered frames, the pts of the key frame found may be after `start`.
@@ -246,11 +248,11 @@ class Video:
             if first is not None and first.pts is not None and first.pts <= start and not damaged:
                 return itertools.chain([first], frames)
             (self.decoded, self.hidden, self.reason), self.info.drops = counts, dict(drops)  # it is all read again
-        self._seek(Fraction(self.origin))
+        self._seek(Fraction(self.origin), closed)
         return self._decoded_frames(closed)
 
-    def _seek(self, pts: Fraction) -> None:
-        self.decoder.restart()
+    def _seek(self, pts: Fraction, closed: threading.Event) -> None:
+        self.decoder.restart(closed)
         self.position = -1
         self.undecoded.clear()
         self.beyond, self.early = 0, self.own is not None

@@ -227,22 +227,24 @@ class NvDecoder:
         self._closed = threading.Event()
         self._planes: dict[tuple[int, ...], tuple[Any, Any]] = {}
         """Luma and chroma of a surface, by its addresses and geometry."""
+        self._begun = False
+        """Whether the decoder has returned a surface of what it decodes now."""
         self._forget()
 
-    def restart(self) -> None:
+    def restart(self, closed: threading.Event) -> None:
         """Drop what the decoder holds back: what comes is from elsewhere in the video. A new decoder would take longer
         than many frames, and hold up those of other readers."""
-        if not self._begun:
+        if not self._begun or self._annexb is None:  # of other codecs nothing tells whether the frame size has changed
             self._forget()
             return
+        self._closed = closed
         with suppress(av.FFmpegError):  # there is no decoder any more then
-            for _ in self._decode(self._module.PacketData()):
-                pass
+            deque(self._decode(self._module.PacketData()), maxlen=0)
+        self._begun = False
 
     def _forget(self) -> None:
         self._decoder: Any = None
         self._begun = False
-        """Whether the decoder has returned a surface."""
         self._fed: list[Any] = []
         """The packets that it was given until then."""
 

@@ -105,8 +105,8 @@ class SegmentedSource:
         from framefuse.sources.files import open_video
 
         self._end, self._seconds, self._lock = options.span[1], seconds, threading.Lock()
-        self._first = open_video(path, options)
-        self._open = partial(open_video, path, options, self._first.sample)
+        self._open = partial(open_video, path, options, list[Frame]())
+        self._first = self._open()
         self._unused = [self._first]
         self._cuts = Cuts(path, options)
         self._begin: Fraction | None = options.span[0]

@@ -1,4 +1,4 @@
-"""The samples of the views of a frame on a GPU, one view after the other: a kernel takes all of them at once."""
+"""The samples of the views of frames on a GPU, one view after the other: a kernel takes all of them at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from framefuse.kernels.arrays import device_table, new
 from framefuse.kernels.masks.call import taps
 
 TOGETHER = 4
-"""Most frames of a launch."""
+"""Most frames of a launch: kernels take so many addresses of each kind."""
 
 
 class Grid(NamedTuple):

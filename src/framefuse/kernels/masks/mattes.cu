@@ -1,8 +1,8 @@
 // Mattes on the GPU, with the arithmetic of `mattes.py` and `guided.py`: from scores to shares, steadied over frames,
 // fitted to the luma that guides them, and composed at the resolution of the frame. A launch takes all views of a frame,
-// or of up to TOGETHER frames with views alike, whose samples lie one after the other. Pitches are in elements.
+// or of up to four frames with views alike, whose samples lie one after the other. Pitches are in elements.
 
-constexpr int THREADS = 256, AROUND = 9, CENTRE = 4, AHEAD = 8, TOGETHER = 4;
+constexpr int THREADS = 256, AROUND = 9, CENTRE = 4, AHEAD = 8;
 
 // A view: its place in the frame, its rows and columns of samples, and the numbers of its first sample and its first tap.
 struct Grid {

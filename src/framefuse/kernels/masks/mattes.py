@@ -28,8 +28,8 @@ MOVES = 0.02
 REACH = 3
 """Frames before and after one that say something about it."""
 
-AHEAD = 8
-"""Classes of a pixel that a GPU reads at once."""
+BITS = 8
+"""Classes of which a GPU gets as bits whether they are wanted, as many as it reads at once."""
 PARTS = 16
 """Blocks of a GPU that measure the change of one view."""
 _SLOTS = 2 * (REACH + 1) + TOGETHER
@@ -62,7 +62,7 @@ class DeviceShare:
     def __init__(self, shape: tuple[int, ...], wanted: Sequence[int]) -> None:
         batch, classes, height, width = shape
         self._wanted = device.uploaded(np.isin(np.arange(classes), wanted).astype(np.int32))
-        self._first = sum(1 << one for one in set(wanted) if one < AHEAD)
+        self._first = sum(1 << one for one in set(wanted) if one < BITS)
         self._ranges = new(True, (batch, 2), np.float32)
         self.alpha = new(True, (batch, height, width), np.float32)
         """(batch, h, w) float32, of the last call."""
@@ -104,7 +104,7 @@ class Moment:
 
     @cached_property
     def places(self) -> tuple[int, int]:
-        """The addresses of these: kernels ask for them nine times."""
+        """The addresses of these, for which several launches ask."""
         alphas, guides = map(device.address, self.joined)
         return alphas, guides
 

@@ -89,6 +89,7 @@ def clip_of(seed: int) -> Path:
     """The video of these frames, with the noise of a sensor; made once."""
     path = CACHE / f"segmentation-{World.version}-{seed}-{FRAMES}.mp4"
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         random, part = np.random.default_rng(seed), path.with_suffix(".part")
         with av.open(str(part), "w", format="mp4") as container:
             stream: Any = container.add_stream("libx264", rate=30, options={"preset": "veryfast", "crf": str(CRF)})

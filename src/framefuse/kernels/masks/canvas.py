@@ -49,7 +49,11 @@ def alike(frames: Sequence[Frame]) -> bool:
 
 
 def guides_of(frames: Sequence[Frame], grids: Sequence[Grid]) -> list[list[Any]]:
-    """Luma in 0..1 at the samples of each view of up to TOGETHER composable frames on a GPU that are `alike`."""
+    """Luma in 0..1 at the samples of each view of composable frames on a GPU, which lie alike in all of them. Those of
+    up to TOGETHER frames that are `alike` follow each other in memory."""
+    count = TOGETHER if alike(frames[:TOGETHER]) else 1
+    if len(frames) > count:
+        return [*guides_of(frames[:count], grids), *guides_of(frames[count:], grids)]
     found = shrunk([frame.planes[0] for frame in frames], grids, shift=_shift(frames[0].format))
     return [found[at : at + len(grids)] for at in range(0, len(found), len(grids))]
 

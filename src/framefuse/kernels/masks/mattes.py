@@ -35,8 +35,8 @@ PARTS = 16
 _SLOTS = 2 * (REACH + 1) + TOGETHER
 """Frames of which a GPU knows something where it steadies so many."""
 _UNREAD = "guide_0", f"guide_{_SLOTS - 1}", "change_0"
-_NOWHERE = {f"{name}_{slot}": 0 for name in ("alpha", "guide", "change") for slot in range(_SLOTS)}
-"""What is known of no frame, as the kernel takes it, but for what it does not read."""
+_NOWHERE = {f"{name}_{slot}": 0 for slot in range(_SLOTS) for name in ("alpha", "guide", "change")}
+"""What is known of no frame, by the names of the kernel, and by those that it does not have."""
 
 
 def share(scores: NDArray[np.float32], wanted: Sequence[int]) -> NDArray[np.float32]:
@@ -215,7 +215,7 @@ def _steadied_on_gpu(moments: Sequence[Moment], frames: range, weight: float, me
             change = moments[n].change_address if n else 0  # before the first there is no frame
             places |= {f"alpha_{slot}": alphas, f"guide_{slot}": guides, f"change_{slot}": change}
     for name in _UNREAD:
-        places.pop(name, None)
+        del places[name]
     grids = grids_of(alpha.shape for alpha in moments[0].alphas)
     made, views = new_samples(grids * len(frames)), len(grids)
     facts: dict[str, Any] = {"cut": CUT, "moves": MOVES, "steady": weight, "medians": medians, "parts": PARTS}

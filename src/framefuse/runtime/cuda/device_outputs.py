@@ -5,6 +5,7 @@ Each belongs to one `CapturedBatch`. `start` only launches, so it is captured; t
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +18,8 @@ from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views
 from framefuse.kernels.boxes.reference import Found, placed_oriented
 from framefuse.kernels.masks import call as masks
-from framefuse.kernels.masks.canvas import alike, guides_of
-from framefuse.kernels.masks.grids import TOGETHER, Grid
+from framefuse.kernels.masks.canvas import guides_of
+from framefuse.kernels.masks.grids import Grid
 from framefuse.kernels.masks.instances import Runs, packed_runs
 from framefuse.kernels.masks.mattes import DeviceShare
 from framefuse.models.card import Card
@@ -385,13 +386,10 @@ class MatteOutputs(DeviceOutputs):
             rows = {row: frame for row, frame in enumerate(kept) if frame is not None}
             views = {row: [Grid(_region_of(view), shape) for view in frames[row:] if view.planes is frames[row].planes]
                      for row in rows}  # fmt: skip
-            for at in range(0, len(rows), TOGETHER):
-                some = [*rows][at : at + TOGETHER]
-                one = alike([rows[row] for row in some]) and all(views[row] == views[some[0]] for row in some)
-                for part in [some] if one else [[row] for row in some]:
-                    found = guides_of([rows[row] for row in part], views[part[0]])
-                    for row, guides in zip(part, found, strict=True):
-                        self._guides[row : row + len(guides)] = guides
+            for grids, some in groupby(rows, views.__getitem__):
+                same = list(some)
+                for row, guides in zip(same, guides_of([rows[row] for row in same], grids), strict=True):
+                    self._guides[row : row + len(guides)] = guides
 
     def read(self, count: int) -> list[FrameOutput]:
         self._finite.check(count)

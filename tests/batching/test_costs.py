@@ -73,6 +73,17 @@ def test_a_batch_that_is_noticed_late_does_not_make_the_next_ones_seem_longer() 
     assert costs.seconds(8) == pytest.approx(0.006, rel=0.01)
 
 
+def test_batches_that_are_noticed_late_do_not_seem_ever_shorter() -> None:
+    costs = Costs([1, 8], {1: 0.001, 8: 0.004})
+    for _ in range(100):
+        costs.learn(8, 0.003)  # less than was measured
+        costs.learn(8, 0.009, at_most=True)
+    assert 0.0025 < costs.seconds(8) < 0.0035
+    for _ in range(300):
+        costs.learn(8, 0.009, at_most=True)
+    assert costs.seconds(8) == pytest.approx(0.003, rel=0.05)
+
+
 def test_sizes_that_have_not_run_lately_take_longer_where_others_do() -> None:
     """Each batch waits 2 ms for something else, so large ones pay most."""
     costs = Costs([8, 16], {8: 0.0005, 16: 0.00085})

@@ -69,13 +69,6 @@ class Costs:
         expected = self.seconds(size)
         return min(self._share * expected, expected + self._slack)
 
-    @property
-    def bound_alone(self) -> float:
-        """The bound of a request that has the model for itself. What busy times have taught does not count: otherwise
-        a bound beyond all deadlines would have every request refused, and nothing would run that could lower it."""
-        single = self.sizes[0]
-        return min(self.bound(single), UNKNOWN * self.seconds(single))
-
     def choose(self, waiting: int) -> int:
         """The best size for so many requests: the smallest whose throughput is about the highest."""
         sizes = [size for size in self.sizes if size <= self.fit(waiting)]
@@ -98,19 +91,20 @@ class Costs:
             self._known[size] = expected + LEARNING * (min(seconds, taken) - expected)  # an outlier is no trend
         self._learnt += 1
         self._ran[size] = self._learnt
-        self._adjust_others(size)
+        self._adjust_others(size, at_most)
         if expected is None or self._learnt % REFRESH == 0:
             if len(self._latest) >= REFRESH:
                 shares, beyond = (quantile(column, SURE) for column in zip(*self._latest, strict=True))
                 self._share, self._slack = max(1.0, shares), max(0.0, beyond)
             self.best = self.choose(self.sizes[-1])
 
-    def _adjust_others(self, size: int) -> None:
+    def _adjust_others(self, size: int, at_most: bool) -> None:
         """What a batch takes beyond its time with nothing else at work, such as waiting for Python's interpreter, sizes
         take that have not run lately: a small one would else seem quick because nobody has tried it."""
         if size not in self._least:
             return
-        self._least[size] = min(self._least[size], self._known[size])
+        if not at_most:
+            self._least[size] = min(self._least[size], self._known[size])
         beyond = self._known[size] - self._least[size]
         for other, least in self._least.items():
             if self._learnt - self._ran.get(other, -RECENT) >= RECENT:

@@ -10,10 +10,11 @@ earlier together: with n requests that wait, w seconds until the next one and T(
 T(n) + T(1) - T(n+1) - w, while each of the n loses w + T(n+1) - T(n).
 
 Admission. A request with a deadline is refused at once if its predicted end lies later, or if it would overtake one
-whose deadline then could not be met. The prediction is the work before it at the measured times of batches, and a
-margin. A request with s seconds to spare is late if its answer comes more than s later than predicted, so the margin is
-the least for which hardly any of those with more to spare would be late: nearly nothing while most have enough, and the
-longest usual delay under overload, where all that are admitted have hardly more than the margin.
+whose deadline then could not be met. The prediction is the work before it at the expected times of batches, times the
+share by which the latest answers took longer than that, and a margin. A request with s seconds to spare is late if its
+answer comes more than s later than predicted, so the margin is the least for which hardly any of those with more to
+spare would be late: nearly nothing while most have enough, and the longest usual delay under overload, where all that
+are admitted have hardly more than the margin.
 """
 
 from bisect import bisect_right, insort
@@ -24,7 +25,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from framefuse.batching.costs import Costs
+from framefuse.batching.costs import UNKNOWN, Costs, quantile
 from framefuse.errors import DeadlineError, QueueFullError, UsageError
 
 PRIORITIES = 4
@@ -37,13 +38,23 @@ PATIENCE = 3
 """Expected intervals without a request after which a batch no longer waits for one."""
 MAX_BUCKETS = 256
 """Whose rate of arrival is remembered."""
-ANSWERS, REFRESH = 2048, 64
-"""Latest batches, and requests, by which the margin of predictions is chosen, and batches between two choices."""
+ANSWERS, REFRESH, EARLY = 2048, 64, (4, 8, 16, 32)
+"""Latest batches, and requests, by which the margin of predictions is chosen, batches between two choices, and those
+after which it is chosen before."""
 LATE = 0.0005
 """Share of the admitted requests that may be expected to miss their deadline."""
+STALLS = 0.005
+"""Share of the batches whose answers may come too late for any margin: more are no stalls of the machine."""
+FEW = 512
+"""Batches that do not show yet how late an answer may be."""
+USUAL = 0.99
+"""Share of the answers that the margin covers at least: while all have enough to spare it costs nothing, and where the
+load grows suddenly it is there at once."""
 MOST_MARGIN = 0.5
-"""Share of the time until a deadline that the margin takes at most: a stall of the machine must not have all requests
-refused that come after it."""
+"""Share of the time from a request to its deadline that the margin takes at most: a stall of the machine must not have
+all requests refused that come after it."""
+LEARNING = 0.05
+"""Weight of the newest batch in the seconds until an answer."""
 AHEAD = 0.25
 """Share of a batch before the end of the running one from which the next, not yet full one may be submitted."""
 _key = attrgetter("key")
@@ -65,8 +76,12 @@ class Request:
     """When it arrived, or when it is the turn of its source, by the virtual clock."""
     key: float = field(default=0.0, init=False)
     """Requests run in the order of their keys."""
+    asked: float = field(default=0.0, init=False)
+    """When it was admitted."""
+    work: float = field(default=0.0, init=False)
+    """Seconds of the batches from then until its answer, at their expected times; 0: nothing is known."""
     end: float = field(default=0.0, init=False)
-    """The predicted end of its batch."""
+    """The predicted time of its answer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -79,7 +94,7 @@ class RequestBatch:
     started: float
     """When it was submitted, or the batch before it ended."""
     end: float
-    """The predicted one."""
+    """The expected one."""
 
 
 def least_margin(errors: Iterable[float], spare: Iterable[float]) -> float:
@@ -96,6 +111,12 @@ def least_margin(errors: Iterable[float], spare: Iterable[float]) -> float:
     if first == 0:
         return 0.0
     return float(found[first]) if first < len(found) else max(0.0, float(most[-1]))
+
+
+def _most_margin(request: Request) -> float:
+    """Of a request with a deadline; one that has passed has none."""
+    assert request.deadline is not None
+    return MOST_MARGIN * max(0.0, request.deadline - request.arrival)
 
 
 class RequestQueue:
@@ -135,11 +156,15 @@ class RequestQueue:
         """Bucket -> the latest arrival, and the expected seconds until the next one."""
         self._deadlines = 0
         """How many of the waiting requests have one."""
-        self._errors: deque[float] = deque(maxlen=ANSWERS)
-        """Seconds by which the latest answers of each batch came after their predicted ends."""
+        self._errors: deque[tuple[float, bool]] = deque(maxlen=ANSWERS)
+        """Of the latest batches: seconds by which the answers came after their predicted ends, and whether no margin
+        would have been enough."""
         self._spare: deque[float] = deque(maxlen=ANSWERS)
         """Seconds from the predicted end of the latest requests to their deadline, without a margin."""
         self._answered, self._margin = 0, 0.0
+        self._stretch = UNKNOWN
+        """Seconds until an answer, over those of the work before it: threads that want Python's interpreter keep the
+        one waiting that answers."""
         self._ended, self._is_exact = 0.0, True
         """When the latest batch ended, and whether it was not only noticed then."""
         self.limit = costs.sizes[-1]
@@ -196,11 +221,13 @@ class RequestQueue:
 
     def _check_deadlines(self, request: Request, now: float) -> None:
         if request.deadline is not None:
-            request.end, left = self._predict(request, now), request.deadline - now
+            request.asked, request.work = now, self._work(request, now)
+            at_once = not (len(self) or self._running)
+            stretch = min(self._stretch, UNKNOWN) if at_once else self._stretch
+            request.end, left = now + stretch * request.work, request.deadline - now
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
-            at_once = not (len(self) or self._running)
-            end = request.end + (0.0 if at_once else min(self._margin, MOST_MARGIN * max(0.0, left)))
+            end = request.end + (0.0 if at_once else min(self._margin, _most_margin(request)))
             if end > request.deadline:
                 needed = end - now
                 message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
@@ -222,15 +249,22 @@ class RequestQueue:
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
         """Learn how much later than predicted the answers of a batch to requests with a deadline have come."""
-        ends = [request.end for request in requests if request.deadline is not None]
-        if ends:  # they are late together, so they count as one
-            self._errors.append(now - min(ends))
+        known = [request for request in requests if request.deadline is not None]
+        if known:  # they are late together, so they count as one
+            error, most = now - min(request.end for request in known), max(map(_most_margin, known))
+            self._errors.append((error, error > most))
+            taken = [(now - request.asked) / request.work for request in known if request.work]
+            if taken:
+                self._stretch += LEARNING * (min(sum(taken) / len(taken), 2 * self._stretch) - self._stretch)
             self._answered += 1
-            if self._answered % REFRESH == 0:
-                self._margin = least_margin(self._errors, self._spare)
+            if self._answered in EARLY or self._answered % REFRESH == 0:
+                every, usual = ([error for error, stall in self._errors if keep or not stall] for keep in (True, False))
+                usual = usual if len(usual) >= (1 - STALLS) * len(every) else every
+                least = quantile(usual, USUAL) if len(every) > FEW else UNKNOWN * max(usual)
+                self._margin = max(least_margin(usual, self._spare), least)
 
-    def _predict(self, request: Request, now: float) -> float:
-        """When the batch of a request ends, at the slowest usual times."""
+    def _work(self, request: Request, now: float) -> float:
+        """Seconds until a request is answered, by the expected times of batches."""
         costs, best = self.costs, min(self.costs.best, self.limit)
         work, mine = 0.0, 1
         for name, bucket in self._buckets.items():
@@ -240,13 +274,11 @@ class RequestQueue:
                 mine += rest
             else:
                 full = -(-before // best)
-            work += full * costs.bound(best)
-        if not (work or self._running) and mine == 1:  # it runs at once
-            return now + costs.bound_alone
-        start = self._free(now) + work / self._servers
+            work += full * costs.seconds(best)
+        starts = self._free(now) - now + work / self._servers
         _, interval = self._intervals.get(request.bucket, (now, self.max_queue_delay))
-        mine += int(min(best, (start - now) / max(1e-9, interval)))  # others join until it starts
-        return start + costs.bound(costs.fit(min(best, mine)))
+        mine += int(min(best, starts / max(1e-9, interval)))  # others join until it starts
+        return starts + costs.seconds(costs.fit(min(best, mine)))
 
     def _free(self, now: float) -> float:
         """When the model has ended enough of what it has, so that a batch submitted now starts."""
@@ -267,7 +299,7 @@ class RequestQueue:
                     self._clock = max(self._clock, request.turn)
                     self._clock += self._per_request if request.source is None else 0.0
                 started = self._free(now)
-                batch = RequestBatch(requests, size, started, started + self.costs.bound(size))
+                batch = RequestBatch(requests, size, started, started + self.costs.seconds(size))
                 self._running.append(batch)
                 return batch
         return None
@@ -363,9 +395,9 @@ class RequestQueue:
         """
         self._running.remove(batch)
         follows = self._servers == 1 and batch.started <= self._ended
-        if not failed and (noticed or self._is_exact or not follows):
+        if not failed and (self._is_exact or not follows):  # else nobody knows when it began
             self.costs.learn(batch.size, now - (self._ended if follows else batch.started), at_most=noticed)
         self._ended, self._is_exact = now, not noticed
         for other in self._running[:1]:
             if self._servers == 1:
-                other.started, other.end = now, now + self.costs.bound(other.size)
+                other.started, other.end = now, now + self.costs.seconds(other.size)

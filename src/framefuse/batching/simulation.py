@@ -63,6 +63,7 @@ def simulate(
         while ending and ending[0][0] <= now:
             _, _, batch = heapq.heappop(ending)
             queue.ended(batch, now)
+            queue.answered(batch.requests, now)
             outcome.ended |= {one.number: now for one in batch.requests}
         while index < len(arriving) and arriving[index].arrival <= now:
             one = arriving[index]

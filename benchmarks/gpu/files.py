@@ -7,7 +7,8 @@ Rows, each in a process of its own:
 - `decode`: PyNvVideoCodec alone (threaded, core, several processes); frames are fetched and forgotten.
   The fastest of them, for a number of streams, is 100 %
 - `detect`: `Pipeline([file, file, ...], model, device="cuda", batch=8)` with its default settings otherwise
-- `fleet`: the same by `Fleet(files, model, devices=["cuda:0", "cuda:0"])`: processes that share the GPU
+- `fleet`: the same by `Fleet(files, model, devices=["cuda:0", "cuda:0"])`: processes that share the GPU, each with its
+  default settings, as `framefuse predict` starts them
 
 The clock of `detect` and `fleet` runs while all streams are being read; that of `decode` begins when
 each has given its first batch, and ends with the last. So a fleet has a second rate, from the first frame of any of its
@@ -92,10 +93,9 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
             "stages": stages, "bytes_a_frame": copies, "notes": pipeline.sources[0].info.notes}  # fmt: skip
 
 
-def fleet_row(clip: Path, model: Path, streams: int, processes: int) -> dict[str, Any]:
+def fleet_row(clip: Path, model: Path, streams: int, processes: int, options: dict[str, Any]) -> dict[str, Any]:
     """The same by a `Fleet` that gives the GPU several processes: `fps` while all of them run, `whole_fps` from the
     first frame of any to the last of any."""
-    options = {"readers": -(-streams // processes) if streams > 1 else 0, "batch": 8}
     found = fleet.run(",".join("0" * processes), links(clip, streams), model, options)
     if "error" in found:
         raise RuntimeError(found["error"])
@@ -123,7 +123,7 @@ def row(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
     if times > 1:
         clip = long_clip(clip, clip.with_name(f"{times}x_{clip.name}"), times)
     if name == "fleet":
-        return fleet_row(clip, model, streams, plan["processes"])
+        return fleet_row(clip, model, streams, plan["processes"], plan.get("options", {}))
     if name == "decode":
         return decode_row(clip, plan["decoder"], streams, plan.get("processes", 1))
     return detect_row(clip, model, streams, plan.get("batch", 8), plan.get("options", {}))

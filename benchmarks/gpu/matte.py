@@ -45,6 +45,7 @@ from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels.masks.canvas import Canvas
+from framefuse.kernels.masks.grids import TOGETHER
 from framefuse.models import find_model
 from framefuse.sinks.matte import MatteSink
 from framefuse.sources import SourceInfo
@@ -275,11 +276,12 @@ def from_file(mode: str, rounds: int = 3) -> dict[str, Any]:
 
 
 def tuned() -> tuple[int, ...]:
-    """The shape of the scores of both eyes. The engine has measured its kernels then, which later runs find."""
+    """The shape of the scores of both eyes. The engine has measured its kernels then, for one eye, for both, and for
+    those of a file, of which several frames run together: later runs find them, and measure none beside their work."""
     engine: Any = open_engine("cudnn", find_model(MODEL), EngineOptions("cuda"))
-    shapes = [tuple(engine.execution(rows, 384, 384).results[0].shape) for rows in (1, 2)]
+    shapes = {rows: tuple(engine.execution(rows, 384, 384).results[0].shape) for rows in (1, 2, 2 * TOGETHER)}
     engine.close()
-    return shapes[1]
+    return shapes[2]
 
 
 def steps(frames: list[Frame]) -> list[dict[str, Any]]:

@@ -114,9 +114,8 @@ def least_margin(errors: Iterable[float], spare: Iterable[float]) -> float:
 
 
 def _most_margin(request: Request) -> float:
-    """Of a request with a deadline; one that has passed has none."""
-    assert request.deadline is not None
-    return MOST_MARGIN * max(0.0, request.deadline - request.arrival)
+    """The largest margin of a request; one whose deadline has passed, or that has none, has no margin."""
+    return 0.0 if request.deadline is None else MOST_MARGIN * max(0.0, request.deadline - request.arrival)
 
 
 class RequestQueue:
@@ -227,7 +226,7 @@ class RequestQueue:
             request.end, left = now + stretch * request.work, request.deadline - now
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
-            end = request.end + (0.0 if at_once else min(self._margin, _most_margin(request)))
+            end = request.end + (0.0 if at_once else self._margin_of(request))
             if end > request.deadline:
                 needed = end - now
                 message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
@@ -241,11 +240,15 @@ class RequestQueue:
             for bucket in self._buckets.values()
             for other in bucket[bisect_right(bucket, request.key, key=_key) :]
         ]
-        if any(other.deadline is not None and other.end + cost > other.deadline for other in overtaken):
+        latest = [(other.end + cost + self._margin_of(other), other.deadline) for other in overtaken]
+        if any(deadline is not None and end > deadline for end, deadline in latest):
             message = f"a request of priority {request.priority} would make one late that was admitted before"
             raise DeadlineError(message, remedy="send fewer urgent requests, or use a less urgent priority")
         for other in overtaken:
             other.end += cost
+
+    def _margin_of(self, request: Request) -> float:
+        return min(self._margin, _most_margin(request))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
         """Learn how much later than predicted the answers of a batch to requests with a deadline have come."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -63,6 +64,20 @@ def test_batches_whose_times_vary_have_few_requests_refused(load: float) -> None
     missed = sum(latency > 0.02 for latency in outcome.latencies(requests)) + len(outcome.late)
     assert missed <= 0.001 * admitted
     assert admitted >= 0.97 * min(len(requests), 6 * rate)
+
+
+def test_a_sudden_load_that_slows_the_machine_makes_none_late() -> None:
+    """As on a CPU, where clients take time from the model: 20 ms a request, and 23 from one moment to the next."""
+    usual, sudden = poisson(40, 20.0, within=0.5), poisson(150, 10.0, within=0.5)
+    for request in sudden:
+        assert request.deadline is not None
+        request.arrival, request.deadline = request.arrival + 20, request.deadline + 20
+    requests = [*usual, *sudden]
+    times = itertools.chain([0.02] * len(usual), itertools.repeat(0.023))
+    outcome = simulate(RequestQueue(Costs([1], {1: 0.02})), requests, lambda size: next(times))
+    assert not outcome.late
+    assert max(outcome.latencies(requests)) <= 0.5
+    assert len(outcome.ended) > len(usual) + 0.97 * 10 / 0.023
 
 
 def test_without_load_a_request_starts_at_once() -> None:

@@ -45,6 +45,9 @@ LATE = 0.0005
 """Share of the admitted requests that may be expected to miss their deadline."""
 STALLS = 0.005
 """Share of the batches whose answers may come too late for any margin: more are no stalls of the machine."""
+SLOWER = 0.25
+"""Share of the predicted time that the margin is at least: the clients of a sudden load slow the machine down before any
+answer shows it."""
 FEW = 512
 """Batches that do not show yet how late an answer may be."""
 USUAL = 0.99
@@ -248,7 +251,8 @@ class RequestQueue:
             other.end += cost
 
     def _margin_of(self, request: Request) -> float:
-        return min(self._margin, _most_margin(request))
+        slower = SLOWER if self._answered else 0.0  # UNKNOWN is as much
+        return min(max(self._margin, slower * (request.end - request.asked)), _most_margin(request))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
         """Learn how much later than predicted the answers of a batch to requests with a deadline have come."""

@@ -46,8 +46,8 @@ LATE = 0.0005
 STALLS = 0.005
 """Share of the batches whose answers may come too late for any margin: more are no stalls of the machine."""
 SLOWER = 0.25
-"""Share of the predicted time that the margin is at least: the clients of a sudden load slow the machine down before any
-answer shows it."""
+"""Share of the predicted time that the margin is at least: the clients of a sudden load slow the machine down before
+any answer shows it."""
 FEW = 512
 """Batches that do not show yet how late an answer may be."""
 USUAL = 0.99

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from framefuse.batching.costs import Costs
-from framefuse.batching.queue import LATE, OVERTAKE, PRIORITIES, Request, RequestQueue, least_margin
+from framefuse.batching.queue import LATE, OVERTAKE, PRIORITIES, Request, RequestBatch, RequestQueue, least_margin
 from framefuse.batching.simulation import poisson, simulate
 from framefuse.errors import DeadlineError, QueueFullError, UsageError
 
@@ -297,6 +298,113 @@ def test_a_margin_is_learnt_from_answers_that_came_later_than_predicted() -> Non
     assert run(0.2, 0.0, 401.0)
     alone = Request(1, 500.0, deadline=500.02)
     queue.admit(alone, 500.0)  # nothing is before it: refusals must not go on for ever
+
+
+class Taught:
+    """A queue of single requests of 10 ms each, which has learnt from answers that came late."""
+
+    def __init__(self) -> None:
+        self.queue, self.now = RequestQueue(Costs([1], {1: 0.01})), 0.0
+
+    def teach(self, late: Iterable[float], deadline: float | None = 1.0) -> None:
+        """Answers that came so many seconds after their batch had ended."""
+        for seconds in late:
+            self.now += 1.0
+            request = Request(0, self.now, deadline=None if deadline is None else self.now + deadline)
+            self.queue.admit(request, self.now)
+            batch = self.queue.take(self.now)
+            assert batch is not None
+            self.queue.ended(batch, self.now + 0.01)
+            self.queue.answered([request], self.now + 0.01 + seconds)
+
+    def needs(self, before: int, priority: int = 1) -> float:
+        """Seconds that a request needs at least to be admitted behind others without a deadline, one of which runs."""
+        self.now += 1.0
+        others = [Request(0, self.now) for _ in range(before)]
+        for other in others:
+            self.queue.admit(other, self.now)
+        batch = self.queue.take(self.now)
+        assert batch is not None
+        try:
+            for deadline in np.arange(0.005, 1.0, 0.001):
+                request = Request(0, self.now, deadline=self.now + deadline, priority=priority)
+                with suppress(DeadlineError):
+                    self.queue.admit(request, self.now)
+                    self.queue.remove(request)
+                    return float(deadline)
+            return np.inf
+        finally:
+            self.queue.ended(batch, self.now + 0.01)
+            for other in others:
+                self.queue.remove(other)
+
+
+def test_stalls_of_the_machine_ask_for_no_margin_and_many_late_answers_do() -> None:
+    taught = Taught()
+    taught.teach([1.5 if number % 300 == 299 else 0.001 for number in range(1200)])
+    assert taught.needs(1) < 0.035
+    taught.teach([1.5 if number % 20 == 19 else 0.001 for number in range(1200)])
+    assert taught.needs(1) > 0.045, "the margin takes half of the time"
+
+
+def test_a_margin_is_wider_as_long_as_little_is_known() -> None:
+    taught = Taught()
+    late = np.random.default_rng(0).uniform(0.0, 0.02, 2000)
+    taught.teach(late[:64])
+    early = taught.needs(1)
+    taught.teach(late[64:])
+    assert 0.04 < taught.needs(1) < early < 0.06
+
+
+def test_answers_without_a_deadline_teach_that_others_come_sooner_again() -> None:
+    taught = Taught()
+    taught.teach([0.2] * 100)
+    assert taught.needs(2) > 0.3
+    taught.teach([0.0] * 100, deadline=None)
+    assert taught.needs(2) < 0.3, "a share of the margin stays"
+
+
+def test_a_delay_that_all_answers_have_does_not_grow_with_the_queue() -> None:
+    taught = Taught()
+    taught.teach([0.05] * 600)
+    assert taught.needs(1) < 0.2
+    assert taught.needs(20) < 0.5, "and not 21 times what a single one takes"
+
+
+def test_to_wait_for_company_is_no_delay() -> None:
+    requests = poisson(40, 30.0, within=0.1)
+    queue = queue_of(gpu, ahead=1, min_batch_size=4, max_queue_delay=0.05)
+    outcome = simulate(queue, requests, gpu)
+    assert not outcome.refused
+    assert not outcome.late
+
+
+@pytest.mark.parametrize("load", [0.9, 2.0])
+def test_urgent_requests_are_admitted_under_overload(load: float) -> None:
+    usual = poisson(load * FULL_RATE, 3.0, within=0.05)
+    urgent = poisson(0.1 * FULL_RATE, 3.0, seed=1, priority=0, within=0.05)
+    outcome = simulate(queue_of(gpu, ahead=1, max_queue=2000), [*usual, *urgent], noisy(gpu))
+    refused = sum(one.number in outcome.refused for one in urgent)
+    assert refused <= 0.02 * len(urgent)
+    for requests in (usual, urgent):
+        late = sum(latency > 0.05 for latency in outcome.latencies(requests))
+        late += sum(one.number in set(outcome.late) for one in requests)
+        assert late <= 0.001 * sum(one.number not in outcome.refused for one in requests)
+
+
+def test_times_that_were_learnt_on_a_slow_machine_are_forgotten() -> None:
+    """The thread wakes up when the expected time is nearly over, and starts the next batch before it looks."""
+    queue = RequestQueue(Costs([1], {1: 0.3}), ahead=1)
+    now, running = 0.0, list[RequestBatch]()
+    for number in range(100):
+        queue.admit(Request(number, now), now)
+        batch = queue.take(now)
+        assert batch is not None
+        running.append(batch)
+        if len(running) == 2:
+            queue.ended(running.pop(0), now, noticed=True)
+        now += 0.1
+    assert queue.costs.seconds(1) < 0.2
 
 
 def test_the_margin_depends_on_what_most_requests_have_to_spare() -> None:

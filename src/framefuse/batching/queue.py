@@ -10,13 +10,14 @@ earlier together: with n requests that wait, w seconds until the next one and T(
 T(n) + T(1) - T(n+1) - w, while each of the n loses w + T(n+1) - T(n).
 
 Admission. A request with a deadline is refused at once if its predicted end lies later, or if it would overtake one
-whose deadline then could not be met. The prediction is the work before it at the expected times of batches, times the
-share by which the latest answers took longer than that, and a margin. A request with s seconds to spare is late if its
-answer comes more than s later than predicted, so the margin is the least for which hardly any of those with more to
-spare would be late: nearly nothing while most have enough, and the longest usual delay under overload, where all that
-are admitted have hardly more than the margin.
+whose deadline then could not be met. The prediction is the expected time of the batches up to and including its own,
+multiplied by how much longer than that the latest answers took, and a margin. A request with s seconds to spare is late
+if its answer comes more than s later than predicted, so the margin is the least for which hardly any of those with more
+to spare would be late: the longest usual delay under overload, where all that are admitted have hardly more than the
+margin. It is at least what nearly all of the latest answers needed, and SLOWER of the predicted time.
 """
 
+import math
 from bisect import bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
@@ -39,17 +40,19 @@ PATIENCE = 3
 MAX_BUCKETS = 256
 """Whose rate of arrival is remembered."""
 ANSWERS, REFRESH, EARLY = 2048, 64, (4, 8, 16, 32)
-"""Latest batches, and requests, by which the margin of predictions is chosen, batches between two choices, and those
-after which it is chosen before."""
+"""Latest batches, and as many requests, by which the margin of predictions is chosen, and batches between two choices;
+in the beginning it is chosen after so few batches."""
 LATE = 0.0005
 """Share of the admitted requests that may be expected to miss their deadline."""
 STALLS = 0.005
-"""Share of the batches whose answers may come too late for any margin: more are no stalls of the machine."""
+"""Up to this share of the batches, answers that come too late for any margin count as stalls of the machine, and are
+ignored."""
 SLOWER = 0.25
 """Share of the predicted time that the margin is at least: the clients of a sudden load slow the machine down before
 any answer shows it."""
 FEW = 512
-"""Batches that do not show yet how late an answer may be."""
+"""With no more batches, the largest delay may not have been seen yet: the margin is MORE of that which was seen."""
+MORE = 1.25
 USUAL = 0.99
 """Share of the answers that the margin covers at least: while all have enough to spare it costs nothing, and where the
 load grows suddenly it is there at once."""
@@ -58,6 +61,9 @@ MOST_MARGIN = 0.5
 all requests refused that come after it."""
 LEARNING = 0.05
 """Weight of the newest batch in the seconds until an answer."""
+DELAY = 2
+"""Times the mean delay of answers by which any is predicted to be late at most: part of a delay is the same for a short
+queue and a long one."""
 AHEAD = 0.25
 """Share of a batch before the end of the running one from which the next, not yet full one may be submitted."""
 _key = attrgetter("key")
@@ -80,7 +86,7 @@ class Request:
     key: float = field(default=0.0, init=False)
     """Requests run in the order of their keys."""
     asked: float = field(default=0.0, init=False)
-    """When it was admitted."""
+    """When it asked to be admitted."""
     work: float = field(default=0.0, init=False)
     """Seconds of the batches from then until its answer, at their expected times; 0: nothing is known."""
     end: float = field(default=0.0, init=False)
@@ -98,6 +104,7 @@ class RequestBatch:
     """When it was submitted, or the batch before it ended."""
     end: float
     """The expected one."""
+    submitted: float
 
 
 def least_margin(errors: Iterable[float], spare: Iterable[float]) -> float:
@@ -164,9 +171,9 @@ class RequestQueue:
         self._spare: deque[float] = deque(maxlen=ANSWERS)
         """Seconds from the predicted end of the latest requests to their deadline, without a margin."""
         self._answered, self._margin = 0, 0.0
-        self._stretch = UNKNOWN
-        """Seconds until an answer, over those of the work before it: threads that want Python's interpreter keep the
-        one waiting that answers."""
+        self._stretch, self._delay = UNKNOWN, math.inf
+        """Of the latest answers, the mean of the seconds until they came over those of the work before them, and of the
+        difference: threads that compete for Python's interpreter delay the one that answers."""
         self._ended, self._is_exact = 0.0, True
         """When the latest batch ended, and whether it was not only noticed then."""
         self.limit = costs.sizes[-1]
@@ -222,11 +229,12 @@ class RequestQueue:
         return self.costs.seconds(self.costs.best) / self.costs.best / self._servers
 
     def _check_deadlines(self, request: Request, now: float) -> None:
+        request.asked, request.work = now, self._work(request, now)
+        at_once = not (len(self) or self._running)
+        stretch = min(self._stretch, UNKNOWN) if at_once else self._stretch
+        request.end = now + min(stretch * request.work, request.work + DELAY * self._delay)
         if request.deadline is not None:
-            request.asked, request.work = now, self._work(request, now)
-            at_once = not (len(self) or self._running)
-            stretch = min(self._stretch, UNKNOWN) if at_once else self._stretch
-            request.end, left = now + stretch * request.work, request.deadline - now
+            left = request.deadline - now
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
             end = request.end + (0.0 if at_once else self._margin_of(request))
@@ -237,37 +245,42 @@ class RequestQueue:
                     message = f"the deadline passed {-1000 * left:.1f} ms ago"
                 remedy = "allow more time, use a more urgent priority, or send fewer requests"
                 raise DeadlineError(message, remedy=remedy)
-        cost = self._per_request
         overtaken = [
             other
             for bucket in self._buckets.values()
             for other in bucket[bisect_right(bucket, request.key, key=_key) :]
         ]
-        latest = [(other.end + cost + self._margin_of(other), other.deadline) for other in overtaken]
-        if any(deadline is not None and end > deadline for end, deadline in latest):
+        delay = self._stretch * self._per_request
+        # What is overtaken may lose its margin: under overload, that would keep out all urgent requests.
+        if any(other.deadline is not None and other.end + delay > other.deadline for other in overtaken):
             message = f"a request of priority {request.priority} would make one late that was admitted before"
             raise DeadlineError(message, remedy="send fewer urgent requests, or use a less urgent priority")
         for other in overtaken:
-            other.end += cost
+            other.end += delay
+            other.work += self._per_request if other.work else 0.0
 
     def _margin_of(self, request: Request) -> float:
-        slower = SLOWER if self._answered else 0.0  # UNKNOWN is as much
+        slower = SLOWER if self._delay < math.inf else 0.0  # until then, `_stretch` is UNKNOWN, which is as much
         return min(max(self._margin, slower * (request.end - request.asked)), _most_margin(request))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
-        """Learn how much later than predicted the answers of a batch to requests with a deadline have come."""
-        known = [request for request in requests if request.deadline is not None]
-        if known:  # they are late together, so they count as one
-            error, most = now - min(request.end for request in known), max(map(_most_margin, known))
+        """Learn how much later than predicted the answers of a batch have come."""
+        known = [request for request in requests if request.work]
+        if not known:
+            return
+        taken = sum((now - request.asked) / request.work for request in known) / len(known)
+        self._stretch += LEARNING * (min(taken, 2 * self._stretch) - self._stretch)
+        delay = max(0.0, sum(now - request.asked - request.work for request in known) / len(known))
+        self._delay = delay if self._delay == math.inf else self._delay + LEARNING * (delay - self._delay)
+        timed = [request for request in known if request.deadline is not None]
+        if timed:  # they are late together, so they count as one
+            error, most = now - min(request.end for request in timed), max(map(_most_margin, timed))
             self._errors.append((error, error > most))
-            taken = [(now - request.asked) / request.work for request in known if request.work]
-            if taken:
-                self._stretch += LEARNING * (min(sum(taken) / len(taken), 2 * self._stretch) - self._stretch)
             self._answered += 1
             if self._answered in EARLY or self._answered % REFRESH == 0:
                 every, usual = ([error for error, stall in self._errors if keep or not stall] for keep in (True, False))
                 usual = usual if len(usual) >= (1 - STALLS) * len(every) else every
-                least = quantile(usual, USUAL) if len(every) > FEW else UNKNOWN * max(usual)
+                least = quantile(usual, USUAL) if len(every) > FEW else MORE * max(usual)
                 self._margin = max(least_margin(usual, self._spare), least)
 
     def _work(self, request: Request, now: float) -> float:
@@ -305,8 +318,12 @@ class RequestQueue:
                 for request in requests:
                     self._clock = max(self._clock, request.turn)
                     self._clock += self._per_request if request.source is None else 0.0
+                if self.min_batch_size > 1 and not self._running:
+                    for request in requests:  # that it waited for company is no delay
+                        waited = max(0.0, now - max(self._ended, request.asked))
+                        request.asked, request.end = request.asked + waited, request.end + waited
                 started = self._free(now)
-                batch = RequestBatch(requests, size, started, started + self.costs.seconds(size))
+                batch = RequestBatch(requests, size, started, started + self.costs.seconds(size), now)
                 self._running.append(batch)
                 return batch
         return None
@@ -402,7 +419,11 @@ class RequestQueue:
         """
         self._running.remove(batch)
         follows = self._servers == 1 and batch.started <= self._ended
-        if not failed and (self._is_exact or not follows):  # else nobody knows when it began
+        if follows and not self._is_exact:  # nobody knows when it began
+            most = now - batch.submitted
+            if not failed and most < self.costs.seconds(batch.size):
+                self.costs.learn(batch.size, most, at_most=True)
+        elif not failed:
             self.costs.learn(batch.size, now - (self._ended if follows else batch.started), at_most=noticed)
         self._ended, self._is_exact = now, not noticed
         for other in self._running[:1]:

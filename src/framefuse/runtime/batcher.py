@@ -460,9 +460,13 @@ class Batcher:
                 self._runner.discard()
                 self._fail(number, own)
             else:
-                self._resolve(answers, started)
+                self._resolve(answers, started, again=True)
 
-    def _resolve(self, answers: dict[int, Any], started: _Started) -> None:
+    def _resolve(self, answers: dict[int, Any], started: _Started, *, again: bool = False) -> None:
+        """
+        Args:
+            again: they took longer, because something failed before.
+        """
         now = monotonic()
         with self._changed:
             done = [self._waiting.pop(number) for number in answers]
@@ -475,7 +479,8 @@ class Batcher:
         for one, (number, result), latency in zip(done, answers.items(), latencies, strict=True):
             queued = started.seconds - one.request.arrival
             _settle(one.future.set_result, Response(result, number, queued, latency, len(started.items)))
-        self._answered.append(([one.request for one in done], monotonic()))
+        if not again:
+            self._answered.append(([one.request for one in done], monotonic()))
 
     def _end(self, batch: RequestBatch, *, failed: bool = False) -> None:
         with self._changed:

@@ -93,10 +93,10 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
             "stages": stages, "bytes_a_frame": copies, "notes": pipeline.sources[0].info.notes}  # fmt: skip
 
 
-def fleet_row(clip: Path, model: Path, streams: int, processes: int, options: dict[str, Any]) -> dict[str, Any]:
+def fleet_row(clip: Path, model: Path, streams: int, processes: int) -> dict[str, Any]:
     """The same by a `Fleet` that gives the GPU several processes: `fps` while all of them run, `whole_fps` from the
     first frame of any to the last of any."""
-    found = fleet.run(",".join("0" * processes), links(clip, streams), model, options)
+    found = fleet.run(",".join("0" * processes), links(clip, streams), model, {})
     if "error" in found:
         raise RuntimeError(found["error"])
     return {"fps": round(found["steady_fps"], 1), "whole_fps": round(found["fps"], 1), "frames": found["frames"],
@@ -123,7 +123,7 @@ def row(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
     if times > 1:
         clip = long_clip(clip, clip.with_name(f"{times}x_{clip.name}"), times)
     if name == "fleet":
-        return fleet_row(clip, model, streams, plan["processes"], plan.get("options", {}))
+        return fleet_row(clip, model, streams, plan["processes"])
     if name == "decode":
         return decode_row(clip, plan["decoder"], streams, plan.get("processes", 1))
     return detect_row(clip, model, streams, plan.get("batch", 8), plan.get("options", {}))

@@ -105,6 +105,7 @@ class RequestBatch:
     end: float
     """The expected one."""
     submitted: float
+    """When it was taken; `started` changes."""
 
 
 def least_margin(errors: Iterable[float], spare: Iterable[float]) -> float:
@@ -278,10 +279,16 @@ class RequestQueue:
             self._errors.append((error, error > most))
             self._answered += 1
             if self._answered in EARLY or self._answered % REFRESH == 0:
-                every, usual = ([error for error, stall in self._errors if keep or not stall] for keep in (True, False))
-                usual = usual if len(usual) >= (1 - STALLS) * len(every) else every
-                least = quantile(usual, USUAL) if len(every) > FEW else MORE * max(usual)
-                self._margin = max(least_margin(usual, self._spare), least)
+                self._margin = self._chosen_margin()
+
+    def _chosen_margin(self) -> float:
+        """By the latest errors, without those of stalls while these are few."""
+        count = len(self._errors)
+        errors = [error for error, is_stall in self._errors if not is_stall]
+        if count - len(errors) > STALLS * count:
+            errors = [error for error, _ in self._errors]
+        least = quantile(errors, USUAL) if count > FEW else MORE * max(errors)
+        return max(least_margin(errors, self._spare), least)
 
     def _work(self, request: Request, now: float) -> float:
         """Seconds until a request is answered, by the expected times of batches."""

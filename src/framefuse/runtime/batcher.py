@@ -435,7 +435,8 @@ class Batcher:
         for started in [one for one in self._running if one.items[0][0] in answers]:
             self._running.remove(started)
             self._end(started.batch)
-            self._resolve({number: answers[number] for number, _ in started.items}, started)
+            done = self._resolve({number: answers[number] for number, _ in started.items}, started)
+            self._answered.append((done, monotonic()))
 
     def _retry(self, error: Exception) -> None:
         """After an error, run the requests of all started batches one by one, so that only what is wrong fails."""
@@ -460,13 +461,10 @@ class Batcher:
                 self._runner.discard()
                 self._fail(number, own)
             else:
-                self._resolve(answers, started, again=True)
+                self._resolve(answers, started)  # which teaches nothing: it took longer because something failed
 
-    def _resolve(self, answers: dict[int, Any], started: _Started, *, again: bool = False) -> None:
-        """
-        Args:
-            again: they took longer, because something failed before.
-        """
+    def _resolve(self, answers: dict[int, Any], started: _Started) -> list[Request]:
+        """Complete the futures of a batch, and return its requests."""
         now = monotonic()
         with self._changed:
             done = [self._waiting.pop(number) for number in answers]
@@ -479,8 +477,7 @@ class Batcher:
         for one, (number, result), latency in zip(done, answers.items(), latencies, strict=True):
             queued = started.seconds - one.request.arrival
             _settle(one.future.set_result, Response(result, number, queued, latency, len(started.items)))
-        if not again:
-            self._answered.append(([one.request for one in done], monotonic()))
+        return [one.request for one in done]
 
     def _end(self, batch: RequestBatch, *, failed: bool = False) -> None:
         with self._changed:

@@ -51,6 +51,7 @@ from framefuse.runtime.readers import frames_of, is_live, open_sources
 from framefuse.runtime.rectilinear import rectilinear_for
 from framefuse.runtime.requested_sinks import SinkFactory, needs_frames, outputs_of, sinks_for
 from framefuse.runtime.stages import begun, decode, infer, sized, warm_up, watched, write
+from framefuse.runtime.threads import quick_handover
 from framefuse.runtime.tracking import Tracks, events_for, rate_of
 from framefuse.runtime.utilisation import Gauge
 from framefuse.runtime.views import Choose, viewer_for
@@ -237,9 +238,10 @@ class Pipeline:
             with self._lock, gpus.current(self._gpu, "start the run"):
                 results = iter(()) if self._closed else self._start()
             caller = self._recorder.stage("caller", thread="caller")
-            for result in results:
-                with caller.timed(items=1):
-                    yield result
+            with quick_handover(self.settings.on_gpu):
+                for result in results:
+                    with caller.timed(items=1):
+                        yield result
         except BaseException as error:
             known = self._explained(error)
             # A live source has no other end than these.

@@ -36,6 +36,7 @@ from framefuse.runtime.ahead import Ahead
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import EMPTY, JOIN_SECONDS, Threaded
 from framefuse.runtime.choices import choose_rung, without_effect
+from framefuse.runtime.decoder_process import DecoderProcess
 from framefuse.runtime.inputs import Inputs
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ladder import rungs_below, with_rungs
@@ -402,7 +403,8 @@ class Pipeline:
 
     def _decode(self, streams: Sequence[tuple[int, Iterable[Frame]]]) -> Threaded[Frame]:
         settings, count = self.settings, len(streams)
-        ahead = [source for source in self.sources if isinstance(source, Ahead)]  # its decoders have the threads
+        # Its decoders have the threads.
+        ahead = [source for source in self.sources if isinstance(source, (Ahead, DecoderProcess))]
         copies = sum(source.readers for source in ahead) or count
         decode_clock = self._recorder.stage("decode", parallel=settings.decode_threads * copies, copies=copies)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import multiprocessing
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -264,7 +265,15 @@ class Gpu:
             gpu.alive()
             gpu._here.device = number
 
+        class Memory:
+            """An allocation of its own, known to other processes by its address."""
+
+            def __init__(self, size: int) -> None:
+                self._bytes = gpu.limited(np.empty)(size, np.uint8)
+                self.ptr = self._bytes.ctypes.data
+
         runtime = SimpleNamespace(
+            ipcGetMemHandle=lambda address: b"%d" % address, ipcOpenMemHandle=int,
             getDevice=gpu.current_device, setDevice=set_device, getDeviceCount=lambda: gpu.count, memGetInfo=memory,
             getDeviceProperties=lambda number: {"name": b"a fake GPU"},
             streamSynchronize=lambda stream: None,
@@ -279,8 +288,9 @@ class Gpu:
             cuda=SimpleNamespace(
                 memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
                 runtime=runtime, get_elapsed_time=lambda start, end: 0.25, Event=Event, Stream=Stream, Device=Device,
-                alloc_pinned_memory=bytearray, UnownedMemory=lambda address, size, owner, device: address,
-                MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory + offset),
+                alloc_pinned_memory=bytearray, Memory=Memory,
+                UnownedMemory=lambda address, size, owner, device: SimpleNamespace(ptr=address),
+                MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset),
             ),
         )  # fmt: skip
 
@@ -415,6 +425,24 @@ def codec(**refused: str) -> Any:
     return module
 
 
+def decoding_thread() -> tuple[Any, Callable[[float], int]]:
+    """A thread in the place of a decoder process, to which GPUs are no fakes."""
+    from framefuse.runtime.decoder_process import Server
+
+    here, there = multiprocessing.Pipe()
+
+    thread = threading.Thread(target=lambda: Server(there).run(), name="decoder process")
+    thread.start()
+
+    def stop(patience: float) -> int:
+        here.close()
+        thread.join()
+        there.close()
+        return 0
+
+    return here, stop
+
+
 def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: bool = False, count: int = 1) -> Gpu:
     """Pretend that there are GPUs, CuPy and PyNvVideoCodec.
 
@@ -423,7 +451,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
         sources: kernels are the CUDA kernels' own source, not those of the CPU.
         count: GPUs.
     """
-    from framefuse.runtime import choices
+    from framefuse.runtime import choices, decoder_process
     from framefuse.runtime.cuda import captured_batch as captured_batch
     from framefuse.runtime.cuda import device_outputs as device_outputs
     from framefuse.sources import nvdec
@@ -439,6 +467,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(device, "capturing", gpu.capturing)
     monkeypatch.setattr(nvdec, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
+    monkeypatch.setattr(decoder_process, "start_process", decoding_thread)
     monkeypatch.setattr(kernel, "compile_ahead", lambda symbols: None)
     if not sources:
         monkeypatch.setattr(captured_batch, "PreprocessTable", Table)

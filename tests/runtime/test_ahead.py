@@ -136,6 +136,10 @@ def test_frames_of_a_gpu_keep_their_pixels(
     monkeypatch.setattr(fake_gpu.Decoder, "Decode", decoding)
     monkeypatch.setattr(Video, "_seek", seeking)
     fake_gpu.install(monkeypatch, module)
+    opened_segments, open_segments = list[Any](), Segmented.open
+    monkeypatch.setattr(
+        Segmented, "open", lambda *given: opened_segments.append(open_segments(*given)) or opened_segments[-1]
+    )
     path, held = odd(tmp_path / "odd.mp4"), deque[tuple[Any, Any]]()
     settings = settings_from({"device": "cuda", "vid_stride": stride})
     (source,) = open_sources(Segmented(path, 2, waiting), settings, 1)
@@ -157,7 +161,7 @@ def test_frames_of_a_gpu_keep_their_pixels(
     while held:
         give_back()
     assert "decoded by NVDEC (h264)" in notes and not threads()
-    parts = len(source._source.counts)
+    parts = len(opened_segments[-1].counts)  # of the decoder process
     assert (parts, len(decoders)) == (4, 2)
     assert parts - 2 <= len(sought) < parts, "the second may begin in the first second"
     assert len(flushed) == parts - len(decoders) + 1, "and at the end of the file"

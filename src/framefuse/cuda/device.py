@@ -118,6 +118,35 @@ def as_cupy(array: Any) -> Any:
     raise UsageError(message, remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU")
 
 
+def shared(size: int) -> tuple[Any, bytes]:
+    """Memory of the GPU that another process can open, and its handle (`opened`).
+
+    Raises:
+        MemoryError: there is not enough.
+        EngineError: CUDA shares none.
+    """
+    module = cupy()
+    try:
+        memory = module.cuda.Memory(size)
+        return memory, module.cuda.runtime.ipcGetMemHandle(memory.ptr)
+    except module.cuda.runtime.CUDARuntimeError as error:
+        if error.status == OUT_OF_MEMORY:
+            raise MemoryError(f"{size / 1e6:.0f} MB of the GPU are not free") from error
+        raise translate_cuda_error(error, "share memory") from error
+
+
+def opened(handle: bytes, size: int) -> Any:
+    """Memory that another process shares. It is that process's: nothing may read it once that has freed it."""
+    module = cupy()
+    return module.cuda.UnownedMemory(module.cuda.runtime.ipcOpenMemHandle(handle), size, None, current_gpu())
+
+
+def array_in(memory: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: Any = None) -> Any:
+    """A CuPy array over memory, from an offset in bytes on."""
+    module = cupy()
+    return module.ndarray(shape, np.dtype(dtype), module.cuda.MemoryPointer(memory, offset), strides)
+
+
 def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Zeros in page-locked host memory, which the GPU copies without the CPU.
 

@@ -45,6 +45,11 @@ class Ahead:
         self._lock, self._closed = threading.Lock(), False
         self._frames = PullSource(self.info, lambda closed: self._in_order(), self._stop, self._stop)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU decodes, as far as is known before it does."""
+        return self._source.on_gpu
+
     def __iter__(self) -> Iterator[Frame]:
         return self._frames
 

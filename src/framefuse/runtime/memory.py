@@ -200,6 +200,8 @@ def predict(
         parts.append(Part("decoders", decoders, DECODER + SURFACES * decoded))
         if (held := frames_held(plan.settings, batch, plan.ahead, live=plan.live)) > 1:  # and the one that is written
             parts.append(Part("rings of decoded frames", decoders, (held + 1) * decoded))
+        if plan.ahead:
+            parts.append(Part("CUDA of the process that decodes", 1, CONTEXT))
         if context and (more := CONTEXT + QUERY - MemoryPlan(parts).size) > 0:
             parts.append(Part("more at the start, to ask NVDEC what it decodes", 1, more))
     return MemoryPlan(parts)

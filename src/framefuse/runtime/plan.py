@@ -154,7 +154,7 @@ class RunPlan:
         if settings.on_gpu:
             one = memory.predict(self, self.batch, settings.slots or IN_FLIGHT, found.size, decoders=1, context=False)
             with gpus.current(self.gpu, "look at its memory"):
-                room = min(room, self._room() - one.size)
+                room = min(room, self._room() - one.size - memory.CONTEXT)  # and that of a `DecoderProcess`
         each = memory.surface(*found.size, found.bits)
         source, why = readers.ahead(path, asked, found, each, max(0, room) * AHEAD_SHARE)
         return replace(self, source=source or self.source, reasons={**self.reasons, "readers": why})

@@ -20,7 +20,7 @@ from framefuse.cuda import device as gpus
 from framefuse.kernels.masks.grids import TOGETHER
 from framefuse.kernels.masks.mattes import REACH
 from framefuse.runtime.adaptive import held_by
-from framefuse.runtime.ahead import Ahead
+from framefuse.runtime.decoder_process import DecoderProcess, Job
 from framefuse.sources import SharedList, Source, SourceOptions, is_camera, is_image_path, open_source, videos_in
 from framefuse.sources.segments import Segmented, Spacing, worth_cutting
 
@@ -149,8 +149,10 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     if isinstance(source, SharedList):
         return source.open(options)
     if isinstance(source, Segmented) and source.ahead:
-        segments, gpu = source.open(replace(options, vid_stride=1)), gpus.current_gpu() if settings.on_gpu else None
-        return [Ahead(segments, source.readers, source.ahead, stride=settings.vid_stride, gpu=gpu)]
+        gpu = gpus.current_gpu() if settings.on_gpu else None
+        job = Job(source, replace(options, vid_stride=1), settings.vid_stride, gpu)
+        own = job.open()
+        return [DecoderProcess(job, own) if own.on_gpu else own]
     if isinstance(source, Segmented):
         return [source.open(options)]
     if not _all_live(source):

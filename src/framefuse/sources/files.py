@@ -158,6 +158,11 @@ class Video:
         self.undecoded: dict[int | None, int] = {}
         """MPEG-TS: pts and position of the packets behind it."""
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU decodes."""
+        return not isinstance(self.decoder, HostDecoder)
+
     def _seconds(self) -> Fraction | None:
         """Duration of the video from its first frame."""
         if self.stream.duration:
@@ -290,7 +295,7 @@ class Video:
                 if packet.size:
                     at = self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
                     self.position = at if self.position < 0 else self.position
-                if not isinstance(self.decoder, HostDecoder) and changed_codec(self.stream, self.decoder.codec):
+                if self.on_gpu and changed_codec(self.stream, self.decoder.codec):
                     with suppress(EOFError):
                         yield from self._decode(av.Packet(), closed)
                     self.decoder = self._host_decoder()

@@ -73,7 +73,7 @@ def choose_decoder(
         return reason
     try:
         decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held,
-                            lasting=options.lasting)  # fmt: skip
+                            lasting=options.lasting, ring=options.ring)  # fmt: skip
     except av.FFmpegError as error:
         return str(error.strerror)
     for text in decoder.notes:
@@ -198,11 +198,11 @@ class NvDecoder:
     Args:
         sample: the first frame, decoded on the host: all frames have its colours and rotation.
         held: number of frames that readers hold at the same time.
-        lasting: see `SourceOptions`.
+        lasting, ring: see `SourceOptions`.
     """
 
     def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1,
-                 lasting: bool = False) -> None:  # fmt: skip
+                 lasting: bool = False, ring: Callable[[int, int], Sequence[Any]] | None = None) -> None:  # fmt: skip
         self._module, self._low_latency, self._held, self._lasting = module, low_latency, held, lasting
         self.codec = name = stream.codec_context.name
         twice = f"twice on the GPU, as readers hold up to {held} frames at a time"
@@ -211,6 +211,7 @@ class NvDecoder:
         self._colour = {name: getattr(sample, name) for name in ("matrix", "full_range", "rotation")}
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
         self._cupy, self._device, self._thread = device.cupy(), device.current_gpu(), 0
+        self._ring_memory = ring or (lambda count, size: list(self._cupy.empty((count, size), np.uint8)))
         # Not the null stream: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
         self._annexb = AnnexB(name, stream.codec_context.extradata or b"") if name in NAL_TYPES else None
@@ -356,8 +357,8 @@ class NvDecoder:
         self._ring.clear()
         self._unused.clear()
         # One allocation for all: each stalls the GPU's other threads.
-        block = self._cupy.empty((self._held + 1, geometry[0] * geometry[2]), np.uint8)
-        self._unused, self._ring_geometry = list(block), geometry
+        self._unused = list(self._ring_memory(self._held + 1, geometry[0] * geometry[2]))
+        self._ring_geometry = geometry
 
     def _copy(self, surface: Surface, lease: SurfaceLease) -> tuple[Any, ...]:
         """Copy the surface into the oldest entry of the ring whose lease is released; memory, planes and event."""
@@ -390,6 +391,5 @@ class NvDecoder:
         for address, shape in zip((luma, chroma), shapes, strict=True):
             strides = (surface.pitch, *(() if len(shape) == 2 else (2 * item,)), item)
             memory = self._cupy.cuda.UnownedMemory(address, surface.pitch * shape[0], None, self._device)
-            pointer = self._cupy.cuda.MemoryPointer(memory, 0)
-            arrays.append(self._cupy.ndarray(shape, np.dtype(self._format.dtype), pointer, strides))
+            arrays.append(device.array_in(memory, 0, shape, self._format.dtype, strides))
         return arrays[0], arrays[1]

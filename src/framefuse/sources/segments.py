@@ -119,6 +119,11 @@ class SegmentedSource:
         self.counts: dict[int, int] = {}
         self.streams: Sequence[PullSource] = [PullSource(self.info, self._frames) for _ in range(readers)]
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU decodes, as far as is known before it does."""
+        return self._first.on_gpu
+
     def __iter__(self) -> Iterator[Frame]:
         return iter(self.streams[0])
 

@@ -60,6 +60,9 @@ class SourceOptions:
     keeps this many."""
     lasting: bool = False
     """Whether `held` counts frames until their results are written, so that nobody has to copy them before that."""
+    ring: Callable[[int, int], Sequence[Any]] | None = None
+    """Memory of the GPU for the frames that `held` counts: given their number and the bytes of each, one-dimensional
+    arrays of bytes. None: the decoder allocates it. MemoryError: it is not free."""
     reconnect_max_delay: float = 10.0
     """Live sources: the delay between attempts doubles from 0.25 s up to this many seconds."""
     tls_verify: str = "auto"

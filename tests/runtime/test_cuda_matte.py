@@ -487,7 +487,7 @@ def test_several_decoders_of_a_long_video(
         assert "decoded by NVDEC (h264)" in pipeline.report.sources[0].notes
         assert pipeline.settings.batch == 1
     part = "cut at key frames, it has parts of up to 30 frames"
-    assert said[:2] == [[], [f"6 decoders read the file side by side: {part}, and up to 30 of each wait"]]
+    assert said[:2] == [[], [f"8 decoders read the file side by side: {part}, and up to 30 of each wait"]]
     assert said[2][0].startswith(f"one decoder reads the file: {part}, and ")
     for others in planes[1:]:
         for one, other in zip(planes[0], others, strict=True):

@@ -143,7 +143,7 @@ class RunPlan:
         """The plan with several decoders of a long video whose frames come in order, where these are worth it and
         memory is free for the frames that wait."""
         settings, card = self.settings, self.card
-        asked = settings.readers or (readers.AHEAD if settings.on_gpu and card.task == "semantic" else 1)
+        asked = settings.readers or (readers.READERS if settings.on_gpu and card.task == "semantic" else 1)
         if asked == 1 or (path := readers.alone(self.source)) is None:
             return self
         options = SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)

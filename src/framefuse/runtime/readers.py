@@ -29,9 +29,8 @@ ON_HOST = "packed", "png"
 SEGMENTS_NEED = 4e9
 """Bytes that are free on a GPU where a video is cut: each decoder has surfaces, and a ring of frames."""
 READERS = 8
-"""Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
-AHEAD = 6
-"""Decoders of one video on CUDA whose frames come in order. With more, threads wait for each other."""
+"""Videos, or parts of one, that are read at once on CUDA. Eight keep the seven decoders of an H200 busy; with more,
+threads wait for each other."""
 
 
 def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:

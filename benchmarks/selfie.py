@@ -8,9 +8,9 @@ framefuse decodes them, so that both see the same RGB.
 
 network    The converted network alone, in ONNX Runtime, beside mediapipe's API on frames of the size of the network,
            which mediapipe does not resize: the worst difference of any pixel of a mask.
-direct     framefuse's pipeline on the clip, beside mediapipe's own output. They resize frames differently: framefuse
-           maps centres of pixels to each other, mediapipe maps corners of frames to centres of pixels, and takes what
-           is then missing at the right and at the bottom as black. So mediapipe's mask is shifted by a part of a pixel.
+direct     framefuse's pipeline on the clip, beside mediapipe's own output. The card of the network says that frames are
+           resized with `interpolation: asymmetric`, as mediapipe does. They still differ at the right and at the
+           bottom, where mediapipe takes what is missing as black, and in what is resized: planes of YUV, or RGB.
 matched    framefuse's pipeline on frames that are stretched as mediapipe stretches them, beside the same output of
            mediapipe: all that is left when both networks see the same.
 
@@ -67,6 +67,7 @@ def write_model(name: str, file: Path, version: str) -> tuple[Path, tuple[int, i
     CACHE.mkdir(parents=True, exist_ok=True)
     height, width = convert(file, target)
     card = ["task: semantic", "names: [person]", f"imgsz: [{height}, {width}]", "stride: 1", "fit: stretch"]
+    card += ["interpolation: asymmetric"]
     card += ["mean: [0, 0, 0]", "std: [255, 255, 255]", "channel_order: rgb"]
     card += ["about:", "  licence: Apache-2.0", f"  source: {file.name} of mediapipe {version}"]
     target.with_suffix(".yaml").write_text("\n".join(card) + "\n", encoding="utf-8")

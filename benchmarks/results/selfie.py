@@ -14,7 +14,7 @@ def parity(records: Records) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for row in found["rows"]:
-        for way, kind in (("either side", "direct"), ("mediapipe", "matched")):
+        for way, kind in (("framefuse", "direct"), ("mediapipe", "matched")):
             ious, apart = row[kind]["iou"], row[kind]["difference"]["mean"]
             reached = f"{row[kind]['reached']} of {row['frames']}"
             figures = f"{ious['min']:.4f} | {ious['median']:.4f} | {ious['mean']:.4f} | {reached} | {apart:.1g}"

@@ -63,7 +63,9 @@ class Preprocess:
     """With padding only: shrink the padded axis to the next multiple of `stride` (1080p at 640 becomes 640x384)."""
     stride: int = 32
     interpolation: Interpolation = "linear"
-    """linear: as cv2.INTER_LINEAR. area: as cv2.INTER_AREA. antialias: as Pillow's BILINEAR. nearest: nearest pixel."""
+    """linear: as cv2.INTER_LINEAR. asymmetric: linear as ONNX's coordinate transformation of this name, as in
+    TensorFlow 1 and mediapipe: pixel i shows what is at i times the scale. area: as cv2.INTER_AREA. antialias: as
+    Pillow's BILINEAR. nearest: nearest pixel."""
     pad_value: float = 114.0
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Per output channel, in pixel values 0..255."""

@@ -39,7 +39,10 @@ def cases(formats: tuple[str, ...], number: int, seed: int = 0) -> Iterator[Case
         ((160, 96), (0, 3, 160, 90)),
     )
     turns = itertools.product(
-        ("linear", "nearest", "area", "antialias"), (0, 90, 180, 270), (False, True), ("bt601", "bt709", "bt2020")
+        ("linear", "nearest", "asymmetric", "area", "antialias"),
+        (0, 90, 180, 270),
+        (False, True),
+        ("bt601", "bt709", "bt2020"),
     )
     rng = np.random.default_rng(seed)
     everything = list(itertools.product(formats, sizes, placements, turns, ({**GREY}, IMAGENET), ("rgb", "bgr")))

@@ -18,7 +18,7 @@ IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 
 MATRICES = ("bt601", "bt709", "bt2020")
 ROTATIONS = (0, 90, 180, 270)
-INTERPOLATIONS = ("linear", "nearest", "area", "antialias")
+INTERPOLATIONS = ("linear", "nearest", "asymmetric", "area", "antialias")
 
 
 def random_frame(name: str, width: int, height: int, *, pitch: int = 0, seed: int = 0, **facts: Any) -> Frame:

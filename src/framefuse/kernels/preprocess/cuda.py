@@ -23,7 +23,7 @@ from framefuse.cuda.launch_plan import keep, keep_cached
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, PixelFormat
 from framefuse.kernels.arrays import place
-from framefuse.kernels.preprocess.filters import axis_taps
+from framefuse.kernels.preprocess.filters import LINEAR, axis_taps, corner
 from framefuse.kernels.preprocess.frame_row import ADDRESS, BYTES, COEFFICIENT, MODES, PLAIN, STORES, WORD, lanes, span
 from framefuse.kernels.preprocess.plan import OUTPUTS, Content, MemoryFormat, Request, coefficients
 
@@ -277,7 +277,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
     fractions[COEFFICIENT : COEFFICIENT + 21] = coefficients(request)
     packed, semiplanar = (request.format.layout == name for name in ("packed", "semiplanar"))
     beside = len(request.format.channels) if packed else 1, 2 if semiplanar else 1  # samples to that of the next pixel
-    direct, picked = request.interpolation in ("nearest", "linear"), True
+    direct, picked = request.interpolation in ("nearest", *LINEAR), True
     turned = request.rotation in (90, 270)
     x, y, roi_width, roi_height = request.roi
     left, top, content_width, content_height = request.content
@@ -300,7 +300,8 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
         for kind in range(1 if request.format.layout in ("packed", "gray") else 2):
             subsample = request.format.subsample[coded] if kind else 1
             unit = 2 * subsample * count
-            origin = (2 * (count - 1 + start) + 1 if backwards else 1 - 2 * start) * length + 2 * count * region
+            origin = (count - 1 + start if backwards else -start) * 2 * length + 2 * count * region
+            origin += corner(length, count, request.interpolation)
             if request.interpolation != "nearest":
                 origin -= subsample * count
             if max(abs(origin), abs(step * (extent + 8)), abs(origin + step * (extent + 8)), unit) >= 2**31:
@@ -308,7 +309,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
                     f"resizing {length} pixels to {count} needs numbers of more than 32 bits",
                     remedy="resize in two steps, or crop first",
                 )
-            if kind == 0 and request.interpolation == "linear":
+            if kind == 0 and request.interpolation in LINEAR:
                 picked = picked and origin % unit == 0 and step % unit == 0
             values = {"step": step, "whole": step // unit, "rest": step % unit, "offset": origin, "unit": unit}
             values |= {"lowest": region // subsample, "highest": -(-(region + length) // subsample) - 1}
@@ -316,7 +317,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
             for name, value in values.items():
                 integers[WORD[f"{axis}_{name}{kind}"]] = value
             fractions[WORD[f"{axis}_inverse{kind}"]] = 1 / unit
-            fractions[WORD[f"{axis}_weight{kind}"]] = 1 / unit if request.interpolation == "linear" else 0
+            fractions[WORD[f"{axis}_weight{kind}"]] = 1 / unit if request.interpolation in LINEAR else 0
             if not direct:
                 resize = region, length, count, subsample, request.interpolation
                 table = _filter(gpu, backwards, begin - start, end - start, *resize)

@@ -13,7 +13,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Interpolation = Literal["nearest", "linear", "area", "antialias"]
+Interpolation = Literal["nearest", "linear", "asymmetric", "area", "antialias"]
+LINEAR = "linear", "asymmetric"
+"""Interpolations between two pixels, which kernels compute without tables."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Taps:
         return Taps(self.first[part], count, self.weight[part, : count.max(initial=1)])
 
 
+def corner(length: int, target: int, interpolation: Interpolation) -> int:
+    """Where output 0 of an axis is centred, from the edge of the region, in units of 1 / (2 target) pixel."""
+    return target if interpolation == "asymmetric" else length
+
+
 @lru_cache(maxsize=256)
 def axis_taps(start: int, length: int, target: int, subsample: int, interpolation: Interpolation) -> Taps:
     """Taps that resize the pixels start .. start + length - 1 to `target` pixels.
@@ -42,7 +49,7 @@ def axis_taps(start: int, length: int, target: int, subsample: int, interpolatio
     """
     unit = 2 * subsample * target
     lowest, highest = start // subsample, -(-(start + length) // subsample) - 1
-    centre = (2 * np.arange(target, dtype=np.int64) + 1) * length + 2 * target * start
+    centre = 2 * np.arange(target, dtype=np.int64) * length + corner(length, target, interpolation) + 2 * target * start
     if interpolation == "nearest":
         first = last = centre // (2 * target) // subsample
     elif interpolation == "area":

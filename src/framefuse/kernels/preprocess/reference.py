@@ -40,6 +40,8 @@ def preprocess(
         nearest:   the pixel that holds the centre (OpenCV's INTER_NEAREST_EXACT).
         linear:    the two pixels whose centres are nearest, weighted by 1 - distance; at the ends the outermost one.
                    No low-pass filter when shrinking (OpenCV's INTER_LINEAR).
+        asymmetric: linear, but output i has its centre at i scale + 1/2, so that output 0 is pixel 0 (ONNX's coordinate
+                   transformation of this name; TensorFlow 1; mediapipe).
         area:      mean over the output pixel's footprint, i scale .. (i + 1) scale (OpenCV's INTER_AREA, shrinking).
         antialias: all pixels weighted by 1 - distance / max(scale, 1) where that is positive, normalised: linear with a
                    low-pass filter when shrinking (Pillow's BILINEAR; PyTorch's interpolate(antialias=True)).
@@ -58,7 +60,7 @@ def preprocess(
             mean = -zero point * scale; mean 0 and std 1 give plain grey levels.
         content: left, top, width, height of the image in `out`, as shown (after rotation). It may be smaller than
             `out` (the rest is padding) or reach beyond it (that part is cut off).
-        interpolation: "nearest", "linear", "area" or "antialias", as above.
+        interpolation: "nearest", "linear", "asymmetric", "area" or "antialias", as above.
         pad_value: grey level 0..255 of the padding, normalised like the image.
         mean, std: per output channel, in grey levels 0..255.
         channel_order: "rgb" or "bgr", of the output.
@@ -125,6 +127,8 @@ def _filter(start: int, pixels: int, target: int, subsample: int, samples: int, 
     for i in range(target):
         begin = 2 * (start * target + i * pixels)
         centre, end = begin + pixels, begin + 2 * pixels
+        if interpolation == "asymmetric":
+            centre = begin + target
         if interpolation == "nearest":
             weights[i, centre // (2 * target) // subsample] = 1
             continue

@@ -20,6 +20,7 @@ from framefuse.config import settings_from
 from framefuse.errors import CapabilityError, SinkError, SourceError, UsageError
 from framefuse.fleet import fleet as fleet_module
 from framefuse.fleet.fleet import about, parse_devices, several_pay
+from framefuse.fleet.ranges import merge
 from framefuse.runtime import choices
 from framefuse.sources import SharedList, SourceOptions
 from media import damage_packet, video
@@ -408,3 +409,24 @@ def test_readers_take_the_next_item_when_they_are_free(tmp_path: Path) -> None:
         reader.close()
     with pytest.raises(SourceError, match="it is empty"):
         SharedList(iter(()), readers=2).open(SourceOptions())
+
+
+def test_numbers_of_frames_are_shifted_and_nothing_else(tmp_path: Path) -> None:
+    lines = [
+        '{"schema": 2, "source": "a \\"frame\\": 7.png", "frame": 9, "detections": [{"class": "frame", "xyxy": [1.50]}]}',
+        '{"schema": 2, "frame": 99, "detections": []}',
+    ]
+    parts = [tmp_path / name for name in ("0", "1")]
+    for part in parts:
+        part.mkdir()
+        (part / "clip.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (out,) = merge(tmp_path, "clip", parts, [100, 2])
+    shifted = [lines[0].replace('"frame": 9,', '"frame": 109,'), lines[1].replace("99", "199")]
+    assert out.read_text().splitlines() == [*lines, *shifted]
+
+
+def test_one_video_is_read_as_a_pipeline_reads_it(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it is cut, and several decoders read it: a list of one would have one reader."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert not Fleet(long, "squares", devices=["cuda:0"])._job(0)["listed"]
+    assert Fleet([long, long], "squares", devices=["cuda:0"])._job(0)["listed"]

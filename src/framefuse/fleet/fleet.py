@@ -296,7 +296,7 @@ class Fleet:
         if self._ranges:
             start, end = self._ranges[number]
             values |= {"start": start, "end": end, "readers": self.settings.readers or (1 if on_cpu else decoders)}
-        return {"model": self._model, "settings": values, "readers": readers, "whole": not self._ranges}
+        return {"model": self._model, "settings": values, "readers": readers, "listed": len(self.inputs) > 1}
 
     def _report(self, started: float) -> FleetReport:
         workers = [worker.facts for worker in self._workers]

@@ -1,6 +1,7 @@
 """One process of a `Fleet`: python -m framefuse.fleet.worker FD. It reads JSON lines on stdin and writes them to FD.
 
-<- {"model": ..., "settings": {...}, "readers": 8, "whole": true}     once; not whole: the settings name a range
+<- {"model": ..., "settings": {...}, "readers": 8, "listed": true}    once; not listed: there is one input, of which the
+                                                       settings may name a range
 -> {"kind": "next"}                                    request the next input
 <- "clip.mp4", or null if there is none
 -> {"kind": "frames", "frames": 120, "first": t, "last": t}
@@ -67,7 +68,7 @@ def _work(connection: Connection) -> int:
         first = next(inputs, None)
         if first is None:
             return 0
-        source = SharedList(itertools.chain([first], inputs), job["readers"]) if job["whole"] else first
+        source = SharedList(itertools.chain([first], inputs), job["readers"]) if job["listed"] else first
         pipeline = Pipeline(source, job["model"], **job["settings"])
         for _ in pipeline:
             frames += 1

@@ -130,6 +130,7 @@ class Pipeline:
         self._counts: Counter[int] = Counter()
         self._error: ErrorFacts | None = None
         self._begun = self._closed = False
+        self._handover = ExitStack()
         self._frames: Threaded[Frame] | None = None
         self._answers: Threaded[Result] | None = None
         self._ended = threading.Event()
@@ -239,10 +240,9 @@ class Pipeline:
             with self._lock, gpus.current(self._gpu, "start the run"):
                 results = iter(()) if self._closed else self._start()
             caller = self._recorder.stage("caller", thread="caller")
-            with quick_handover(self.settings.on_gpu):
-                for result in results:
-                    with caller.timed(items=1):
-                        yield result
+            for result in results:
+                with caller.timed(items=1):
+                    yield result
         except BaseException as error:
             known = self._explained(error)
             # A live source has no other end than these.
@@ -329,6 +329,7 @@ class Pipeline:
     def _stop(self) -> None:
         with self._lock:  # if another thread is just starting the run, wait until all of its stages exist
             self._closed = True
+            self._handover.close()
         if self._last is not None:
             self._last.close()
         self._inputs.close()
@@ -394,6 +395,7 @@ class Pipeline:
 
     def _start(self) -> Iterator[Result]:
         """Connect the stages: decode | infer | write, each in a thread that runs ahead of the next."""
+        self._handover.enter_context(quick_handover(self.settings.on_gpu))
         self._open_sinks()
         streams = self._inputs.streams()
         if self.settings.on_gpu and not self.sources[0].info.live:
@@ -413,6 +415,7 @@ class Pipeline:
 
         for source in ahead:
             source.on_step = decoded
+        self._recorder.elsewhere = lambda: sum(it.cpu_seconds for it in ahead if isinstance(it, DecoderProcess))
         next_clock = self._recorder.stage("preprocess")
         self._last = self._frames = frames = Threaded(
             [self._read(number, stream) for number, stream in streams],

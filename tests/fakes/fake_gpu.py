@@ -69,7 +69,8 @@ class Array(np.ndarray[Any, Any]):
         if strides is None:
             strides = np.empty(shape, dtype).strides
         size = sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
-        memory = (ctypes.c_uint8 * (size + np.dtype(dtype).itemsize)).from_address(memptr.ptr)
+        memory: Any = (ctypes.c_uint8 * (size + np.dtype(dtype).itemsize)).from_address(memptr.ptr)
+        memory.owner = memptr  # lives as long as the array
         return np.lib.stride_tricks.as_strided(np.frombuffer(memory, dtype, 1), shape, strides).view(cls)
 
     @property
@@ -274,6 +275,7 @@ class Gpu:
 
         runtime = SimpleNamespace(
             ipcGetMemHandle=lambda address: b"%d" % address, ipcOpenMemHandle=int,
+            ipcCloseMemHandle=lambda address: None,
             getDevice=gpu.current_device, setDevice=set_device, getDeviceCount=lambda: gpu.count, memGetInfo=memory,
             getDeviceProperties=lambda number: {"name": b"a fake GPU"},
             streamSynchronize=lambda stream: None,
@@ -289,8 +291,8 @@ class Gpu:
                 memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
                 runtime=runtime, get_elapsed_time=lambda start, end: 0.25, Event=Event, Stream=Stream, Device=Device,
                 alloc_pinned_memory=bytearray, Memory=Memory,
-                UnownedMemory=lambda address, size, owner, device: SimpleNamespace(ptr=address),
-                MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset),
+                UnownedMemory=lambda address, size, owner, device: SimpleNamespace(ptr=address, owner=owner),
+                MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, memory=memory),
             ),
         )  # fmt: skip
 

@@ -413,7 +413,7 @@ def test_readers_take_the_next_item_when_they_are_free(tmp_path: Path) -> None:
 
 def test_numbers_of_frames_are_shifted_and_nothing_else(tmp_path: Path) -> None:
     lines = [
-        '{"schema": 2, "source": "a \\"frame\\": 7.png", "frame": 9, "detections": [{"class": "frame", "xyxy": [1.50]}]}',
+        '{"schema": 2, "source": "\\"frame\\": 7.png", "frame": 9, "detections": [{"class": "frame", "xyxy": [1.5]}]}',
         '{"schema": 2, "frame": 99, "detections": []}',
     ]
     parts = [tmp_path / name for name in ("0", "1")]

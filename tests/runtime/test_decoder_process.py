@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
 import fake_gpu
 from framefuse.config import settings_from
 from framefuse.cuda import device
-from framefuse.errors import DecodeError
+from framefuse.errors import DecodeError, EngineError, GpuLostError
 from framefuse.runtime import decoder_process
 from framefuse.runtime.decoder_process import DecoderProcess, Server, start_process
 from framefuse.runtime.readers import open_sources
 from framefuse.sources import open_source, segments
 from framefuse.sources.segments import Segmented
 from framefuse.sources.source import SourceOptions
-from media import cuttable, truncate
+from media import cuttable, truncate, video
 
 FRAMES = 100
 Reading = Callable[..., DecoderProcess]
@@ -45,8 +51,8 @@ def reading(path: Path) -> Iterator[Reading]:
     """Opens a video as a run does, and closes it after the test; no thread is left then."""
     sources = list[DecoderProcess]()
 
-    def read(waiting: int = 20, file: Path = path) -> DecoderProcess:
-        (source,) = open_sources(Segmented(file, 2, waiting), settings_from({"device": "cuda"}), 1)
+    def read(waiting: int = 20, file: Path = path, **options: Any) -> DecoderProcess:
+        (source,) = open_sources(Segmented(file, 2, waiting), settings_from({"device": "cuda", **options}), 1)
         assert isinstance(source, DecoderProcess)
         sources.append(source)
         return source
@@ -74,6 +80,24 @@ def check(source: DecoderProcess, path: Path, until: int | None = None) -> int:
         if number == until:
             break
     return number
+
+
+def resizing(path: Path) -> Path:
+    """Frames of two sizes, 20 of each by turns: the headers are in the stream."""
+    options = {"g": "10", "bf": "0", "x264-params": "open-gop=0:scenecut=0:repeat-headers=1"}
+    with av.open(str(path), "w") as whole:
+        stream, number = None, 0
+        for part in range(8):
+            size = (320, 192) if part % 2 else (192, 128)
+            piece = video(path.with_name(f"{part}.ts"), size=size, frames=20, rate=25, options=options)
+            with av.open(str(piece)) as source:
+                stream = stream or whole.add_stream_from_template(source.streams.video[0])
+                for packet in source.demux(video=0):
+                    if packet.size:
+                        packet.pts = packet.dts = number * 3600
+                        packet.time_base, packet.stream, number = Fraction(1, 90_000), stream, number + 1
+                        whole.mux(packet)
+    return path
 
 
 def notes_of(source: DecoderProcess) -> str:
@@ -153,7 +177,7 @@ def test_where_cuda_shares_no_memory_the_run_decodes(
 ) -> None:
     fake_gpu.install(monkeypatch)
 
-    def refused(handle: bytes, size: int) -> Any:
+    def refused(*given: Any) -> Any:
         raise fake_gpu.CudaError(801, "cudaErrorNotSupported")
 
     monkeypatch.setattr(device, "opened", refused)
@@ -186,6 +210,166 @@ def test_frames_for_which_there_is_no_memory_come_from_the_host(
     gpu.room = 100_000
     assert check(source, path) == FRAMES
     assert "decoded by FFmpeg on the host" in notes_of(source)
+
+
+def test_few_frames_of_the_host_wait(path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, servers, real = fake_gpu.codec(), list[Server](), Server.run
+
+    def fails(**options: Any) -> Any:
+        raise RuntimeError("no decoder is free")
+
+    module.CreateDecoder = fails
+    fake_gpu.install(monkeypatch, module)
+    monkeypatch.setattr(Server, "run", lambda server: servers.append(server) or real(server))
+    frames, most = iter(reading()), 0
+    for _ in range(20):
+        next(frames)
+        time.sleep(0.01)
+        most = max(most, len(servers[0]._decoded))
+    assert most <= decoder_process.HOST_FRAMES
+
+
+@pytest.mark.parametrize("number", [1, 97])
+def test_an_error_between_the_decoders_and_the_run_loses_no_frame_unsaid(
+    path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fake_gpu.install(monkeypatch)
+    row = Server._row
+
+    def failing(server: Server, at: int, frame: Any) -> Any:
+        if at == number:
+            raise GpuLostError("the GPU is lost")
+        return row(server, at, frame)
+
+    monkeypatch.setattr(Server, "_row", failing)
+    source = reading()
+    if number == 1:  # before anything was sent
+        assert check(source, path) == FRAMES
+        assert "decoded in the process of the run: the GPU is lost" in notes_of(source)
+    else:
+        with pytest.raises(GpuLostError, match="the GPU is lost"):
+            check(source, path)
+
+
+def test_a_lost_message_is_an_error(path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)
+    send = Server._send
+
+    def losing(server: Server, *message: Any) -> None:
+        if message[0] == "frames" and any(row.number == 50 for row in message[1]):
+            message = message[0], message[1][:-1], *message[2:]
+        send(server, *message)
+
+    monkeypatch.setattr(Server, "_send", losing)
+    with pytest.raises(EngineError, match=r"100 frames of .*a.mp4 were decoded, 99 have arrived"):
+        for frame in reading():
+            frame.lease.release()  # type: ignore[union-attr]
+
+
+def test_when_the_run_decodes_nothing_is_left_of_the_process_and_all_counts_are_its_own(
+    path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    row = Server._row
+
+    def failing(server: Server, at: int, frame: Any) -> Any:
+        row(server, at, frame)
+        raise GpuLostError("the GPU is lost")
+
+    monkeypatch.setattr(Server, "_row", failing)
+    source = reading()
+    frames = iter(source)
+    next(frames).lease.release()  # type: ignore[union-attr]
+    assert not [thread for thread in threading.enumerate() if thread.name == "decoder process"]
+    assert not source._memory and not source._planes
+    steps = list[Any]()
+    source.on_step = lambda *seconds: steps.append(seconds)  # as a pipeline sets it, after the first frame
+    for frame in frames:
+        frame.lease.release()  # type: ignore[union-attr]
+    assert len(steps) >= FRAMES - 1
+    size = fake_gpu.PITCH * 120 * 3 // 2
+    assert source.info.copied == 2 * size * FRAMES
+
+
+def test_an_error_of_the_video_is_no_reason_to_read_it_again(
+    tmp_path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    file = cuttable(tmp_path / "half.mp4", frames=FRAMES)
+    data = bytearray(file.read_bytes())
+    with av.open(str(file)) as container:
+        for number, packet in enumerate(container.demux(video=0)):
+            if packet.size and number >= FRAMES // 2:
+                data[packet.pos : packet.pos + packet.size] = bytes(packet.size)
+    file.write_bytes(data)
+    source = reading(20, file, start=2.4)
+    with pytest.raises(DecodeError, match="could be decoded"):
+        list(source)
+    assert "in the process of the run" not in notes_of(source)
+
+    def none() -> Any:
+        raise OSError("too many processes")
+
+    monkeypatch.setattr(decoder_process, "start_process", none)
+    (own,) = open_sources(Segmented(file, 2, 20), settings_from({"device": "cuda", "start": 2.4}), 1)
+    with pytest.raises(DecodeError, match="could be decoded"):
+        list(own)
+    assert source.info.drops == own.info.drops and source.info.drops["corrupt"] > 20
+
+
+def test_memory_of_frames_of_another_size_is_given_back(
+    tmp_path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    closed = list[int]()
+    monkeypatch.setattr(device, "close_opened", closed.append)
+    path = resizing(tmp_path / "sizes.mkv")
+    source, sizes = reading(20, path), Counter[tuple[int, int]]()
+    for frame, wanted in zip(source, open_source(path, SourceOptions()), strict=True):
+        sizes[frame.width, frame.height] += 1
+        np.testing.assert_array_equal(np.array(frame.planes[0]), wanted.planes[0])
+        frame.lease.release()  # type: ignore[union-attr]
+        del frame
+    assert len(sizes) == 2
+    lent, kept = len(source._memory), sum(memory is not None for memory in source._memory)
+    assert lent > 4 and kept <= 4 and len(closed) == lent - kept
+
+
+def test_frames_arrive_when_the_run_gets_them(path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)
+    frames = iter(reading())
+    next(frames)
+    time.sleep(0.3)
+    assert monotonic() - next(frames).arrival < 0.1  # type: ignore[operator]
+
+
+def test_copies_of_all_decoders_count_in_a_run_that_ends_early(
+    path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    source, size = reading(5), fake_gpu.PITCH * 120 * 3 // 2
+    assert check(source, path, 60) == 60
+    source.close()
+    assert source.info.copied >= 2 * size * 60
+
+
+def test_where_no_process_can_be_started_the_run_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)
+    monkeypatch.setattr(decoder_process, "start_process", start_process)
+    monkeypatch.setattr(sys, "executable", "")
+    (source,) = open_sources(Segmented(path, 2, 20), settings_from({"device": "cuda"}), 1)
+    assert check(source, path) == FRAMES  # type: ignore[arg-type]
+    assert any("no other can be started" in note for note in source.info.notes)
+
+
+def test_no_file_stays_open(path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)
+    counts = []
+    for source in [reading() for _ in range(3)]:
+        assert check(source, path) == FRAMES
+        gc.collect()  # what the test itself has opened
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts == sorted(counts, reverse=True)
 
 
 @pytest.mark.parametrize("after", [0, 1, 30])

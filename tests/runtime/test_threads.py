@@ -2,10 +2,14 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from framefuse import Pipeline
+from framefuse import pipeline as pipeline_module
 from framefuse.runtime.threads import HANDOVER_SECONDS, quick_handover
+from media import video
 
 USUAL = 5e-3
 
@@ -61,3 +65,18 @@ def test_a_shorter_interval_of_the_program_is_not_made_longer() -> None:
 def test_nothing_changes_where_it_is_not_wanted() -> None:
     with quick_handover(False):
         assert interval() == USUAL
+
+
+def test_a_run_that_is_closed_leaves_nothing_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while its iterator is kept; here one on the CPU, as if it were on a GPU."""
+    monkeypatch.setattr(pipeline_module, "quick_handover", lambda wanted: quick_handover(not wanted))
+    pipeline = Pipeline(video(tmp_path / "clip.mp4", frames=30), "squares", device="cpu", engine="null")
+    assert interval() == USUAL
+    results = iter(pipeline)
+    next(results)
+    assert interval() == HANDOVER_SECONDS
+    pipeline.close()
+    assert interval() == USUAL
+    pipeline.close()
+    list(results)
+    assert interval() == USUAL

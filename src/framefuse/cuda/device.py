@@ -126,19 +126,35 @@ def shared(size: int) -> tuple[Any, bytes]:
         EngineError: CUDA shares none.
     """
     module = cupy()
+    failed = module.cuda.runtime.CUDARuntimeError
     try:
-        memory = module.cuda.Memory(size)
+        try:
+            memory = module.cuda.Memory(size)
+        except failed as error:
+            if error.status != OUT_OF_MEMORY:
+                raise
+            free_cached_memory()  # it is no memory of CuPy's pool, which would have done so
+            memory = module.cuda.Memory(size)
         return memory, module.cuda.runtime.ipcGetMemHandle(memory.ptr)
-    except module.cuda.runtime.CUDARuntimeError as error:
+    except failed as error:
         if error.status == OUT_OF_MEMORY:
             raise MemoryError(f"{size / 1e6:.0f} MB of the GPU are not free") from error
         raise translate_cuda_error(error, "share memory") from error
 
 
-def opened(handle: bytes, size: int) -> Any:
-    """Memory that another process shares. It is that process's: nothing may read it once that has freed it."""
+def opened(handle: bytes, size: int, owner: Any = None) -> Any:
+    """Memory that another process shares. It is that process's: nothing may use it once that has freed it.
+
+    Args:
+        owner: is kept as long as arrays over the memory are.
+    """
     module = cupy()
-    return module.cuda.UnownedMemory(module.cuda.runtime.ipcOpenMemHandle(handle), size, None, current_gpu())
+    return module.cuda.UnownedMemory(module.cuda.runtime.ipcOpenMemHandle(handle), size, owner, current_gpu())
+
+
+def close_opened(address: int) -> None:
+    """Leave memory of another process. No work that uses it may be on the way."""
+    cupy().cuda.runtime.ipcCloseMemHandle(address)
 
 
 def array_in(memory: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: Any = None) -> Any:

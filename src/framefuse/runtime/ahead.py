@@ -50,6 +50,11 @@ class Ahead:
         """Whether a GPU decodes, as far as is known before it does."""
         return self._source.on_gpu
 
+    @property
+    def copied(self) -> int:
+        """Bytes that the decoders have copied within GPU memory by now."""
+        return self._source.copied
+
     def __iter__(self) -> Iterator[Frame]:
         return self._frames
 

@@ -23,8 +23,9 @@ The processes exchange pickled tuples over a pair of sockets:
 -> ("look", Look)                          what frames have in common, numbered from 0
 -> ("frames", [Row, ...], [seconds of a step, ...], Facts)
 -> ("host", Frame)                         one that NVDEC could not decode
+-> ("retired", number of a block)          nothing uses this memory any more: frames have another size
 <- ("released", [numbers of frames])
--> ("end", Facts)
+-> ("end", Facts, number of frames)
 -> ("error", kind, message, remedy)
 """
 
@@ -34,11 +35,12 @@ import select
 import subprocess
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from time import sleep
+from time import monotonic, process_time, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +48,7 @@ import numpy as np
 from framefuse import errors
 from framefuse.common.text import first_line
 from framefuse.cuda import device, driver
-from framefuse.errors import DecodeError, EngineError, FramefuseError
+from framefuse.errors import DecodeError, EngineError, FramefuseError, SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.runtime.ahead import Ahead
 from framefuse.sources.segments import Segmented
@@ -56,6 +58,8 @@ POLL_MS = 5
 """For which the run waits for frames before it looks at what was released meanwhile."""
 GATHER_SECONDS = 2e-3
 """For which frames are gathered for a message: each costs both processes as much as some frames."""
+HOST_FRAMES = 8
+"""Frames decoded on the host that may wait to be sent: memory of the GPU limits only those that are in it."""
 DYING_SECONDS = 5.0
 """For which the exit code of a process is waited for that has closed its connection."""
 COMMON = "matrix", "full_range", "rotation", "time_base", "sample_aspect_ratio", "source_id", "connection"
@@ -101,8 +105,9 @@ class Row(NamedTuple):
     """Memory that was lent: the first is 0."""
     offsets: tuple[int, ...]
     """Of the planes in it, in bytes."""
-    facts: tuple[int, int | None, float | None]
-    """Index, pts and arrival."""
+    position: int
+    """`Frame.index`."""
+    pts: int | None
 
 
 class Facts(NamedTuple):
@@ -111,6 +116,8 @@ class Facts(NamedTuple):
     copied: int
     drops: dict[str, int]
     notes: list[str]
+    cpu_seconds: float = 0.0
+    """Of the decoder process, since it decodes."""
 
 
 class Returned:
@@ -137,13 +144,19 @@ class DecoderProcess:
 
     Attributes:
         info, readers, on_step: as of `Ahead`.
+        cpu_seconds: of the process by now.
+
+    Raises:
+        OSError: no process can be started.
     """
 
     def __init__(self, job: Job, own: Ahead) -> None:
         self.info: SourceInfo = own.info
         self.readers = own.readers
         self.on_step: Callable[[float, float, float], None] = lambda busy, blocked, cpu: None
+        self.cpu_seconds = 0.0
         self._own, self._lasting = own, job.options.lasting
+        self._before = Facts(own.info.copied, dict(own.info.drops), list(own.info.notes))
         self._memory: list[Any] = []
         self._looks: list[tuple[Look, Frame | None]] = []
         self._planes: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -152,6 +165,7 @@ class DecoderProcess:
         """Released frames whose readers have not ended on the GPU, and the event after them."""
         self._spare: list[Any] = []
         self._stream: Any = None
+        self._delivered = 0
         self._connection, self._stop = start_process()
         with suppress(OSError):  # it has ended: that is found where frames are expected
             self._connection.send(job)
@@ -167,25 +181,32 @@ class DecoderProcess:
     def _close(self) -> None:
         self._stop(0)
         self._connection.close()
+        self._own.close()
 
     def _received(self, closed: threading.Event) -> Frames:
-        delivered, failure = 0, None
+        failure: FramefuseError | None = None
+        of_video = False
         try:
             for frame in self._messages(closed):
+                self._delivered += 1
                 yield frame
-                delivered += 1
         except FramefuseError as error:
-            failure = error
+            failure, of_video = error, isinstance(error, SourceError | DecodeError)
         except (EOFError, OSError):
             reason = f"the process that decodes {self.info.uri} ended with code {self._stop(DYING_SECONDS)}"
             failure = DecodeError(reason, remedy="run it again; with readers 1, the process of the run decodes")
         if failure is None or closed.is_set():
             return
-        if delivered:
+        if self._delivered or of_video:
             raise failure
+        self._stop(0)
+        for kept in (self._memory, self._planes, self._looks):
+            kept.clear()
+        self.info.drops.clear()
+        self._learn(self._before)
         self.info.note(f"decoded in the process of the run: {failure.message}")
-        self._own.on_step = self.on_step
-        yield from self._own  # an error of the video comes again
+        self._own.on_step = lambda *seconds: self.on_step(*seconds)
+        yield from self._own
 
     def _messages(self, closed: threading.Event) -> Iterator[Frame]:
         poll = select.poll()
@@ -202,8 +223,11 @@ class DecoderProcess:
                     self.on_step(*step)
                 for row in rows:
                     yield self._frame(row)
+                    self._give_back()
             elif kind == "host":
-                yield content[0]
+                yield content[0].replace_unchecked(arrival=monotonic())
+            elif kind == "retired":
+                self._retire(content[0])
             elif kind == "look":
                 self._looks.append((content[0], None))
             elif kind == "memory":
@@ -212,12 +236,22 @@ class DecoderProcess:
                 name, message, remedy = content
                 raise getattr(errors, name, EngineError)(message, remedy=remedy)
             else:
-                self._learn(content[0])
+                facts, sent = content
+                self._learn(facts)
+                if sent != self._delivered:
+                    raise EngineError(f"{sent} frames of {self.info.uri} were decoded, {self._delivered} have arrived")
                 return
 
     def _learn(self, facts: Facts) -> None:
         self.info.copied, self.info.notes[:] = facts.copied, facts.notes
         self.info.drops.update(facts.drops)
+        self.cpu_seconds = facts.cpu_seconds
+
+    def _retire(self, block: int) -> None:
+        """Keep memory only as long as its frames do."""
+        self._memory[block] = None
+        self._planes = {key: planes for key, planes in self._planes.items() if key[1] != block}
+        self._looks = [(look, None) for look, _ in self._looks]
 
     def _lend(self, size: int) -> bytes | None:
         """The handle of new memory; None: there is not enough."""
@@ -242,9 +276,8 @@ class DecoderProcess:
             template = Frame(planes, PIXEL_FORMATS[look.format], owner=memory, **look.facts)
             self._looks[row.look] = look, template
         lease = Returned(row.number, self._released, self._lasting)
-        index, pts, arrival = row.facts
         return template.replace_unchecked(
-            planes=planes, owner=memory, lease=lease, index=index, pts=pts, arrival=arrival
+            planes=planes, owner=memory, lease=lease, index=row.position, pts=row.pts, arrival=monotonic()
         )
 
     def _give_back(self) -> None:
@@ -274,16 +307,25 @@ class DecoderProcess:
 
 def start_process() -> tuple[Any, Callable[[float], int]]:
     """Start a decoder process; the connection to it, and what ends it unless it does so within some seconds, and
-    returns its exit code."""
+    returns its exit code.
+
+    Raises:
+        OSError: there is no executable of Python, or the system allows no more files or processes.
+    """
     from multiprocessing.connection import Pipe
 
+    path = os.pathsep.join(os.fspath(entry) for entry in sys.path if entry)
+    if not sys.executable:
+        raise OSError("this program does not say which Python runs it")
     here, there = Pipe()
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     try:
         # In a session of its own, it does not get the Ctrl-C after which the run still completes its outputs.
         process = subprocess.Popen([sys.executable, "-P", "-m", MODULE, str(there.fileno())],
                                    pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=2,
                                    start_new_session=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+    except BaseException:
+        here.close()
+        raise
     finally:
         there.close()
 
@@ -306,32 +348,42 @@ class Server:
     def __init__(self, connection: Any) -> None:
         self._connection, self._sending, self._asking = connection, threading.Lock(), threading.Lock()
         self._lent = queue.SimpleQueue[Any]()
-        self._blocks: list[tuple[int, int]] = []
-        """First and last address of the memory that was lent."""
+        self._blocks: list[tuple[int, int] | None] = []
+        """First and last address of the memory that was lent; None: nothing uses it any more."""
+        self._unused = deque[int]()
+        """Blocks of which the run is to be told that."""
         self._looks: dict[tuple[Any, ...], int] = {}
         self._leases: dict[int, Any] = {}
         self._decoded = deque[tuple[int, Frame]]()
+        self._room = threading.Semaphore(HOST_FRAMES)
         self._there, self._ended = threading.Event(), False
-        self._steps: list[tuple[float, float, float]] = []
-        self._failure: FramefuseError | None = None
+        self._steps = deque[tuple[float, float, float]]()
+        self._cpu_before = 0.0
+        self._failure: Exception | None = None
         """Why frames cannot reach the run."""
 
     def run(self) -> None:
         """Decode the video of the job, and stay until the run has gone."""
         job: Job = self._connection.recv()
         threads = [
-            threading.Thread(target=target, args=(job.gpu,), name=name, daemon=True)
+            threading.Thread(target=self._guarded, args=(job.gpu, target), name=name, daemon=True)
             for name, target in (("ff-listen", self._listen), ("ff-send", self._send_frames))
         ]
         try:
             with device.current(job.gpu, "decode"):
                 self._ahead = job.open(self._ring)
+                if not self._ahead.on_gpu:
+                    raise EngineError("; ".join(self._ahead.info.notes))
                 self._ahead.on_step = lambda *seconds: self._steps.append(seconds)
+                self._cpu_before = process_time()
                 for thread in threads:
                     thread.start()
+                number = 0
                 try:
-                    for decoded in enumerate(self._ahead):
-                        self._decoded.append(decoded)
+                    for number, frame in enumerate(self._ahead, 1):
+                        if frame.lease is None:
+                            self._room.acquire()
+                        self._decoded.append((number, frame))
                         self._there.set()
                 finally:
                     self._ended = True
@@ -339,71 +391,92 @@ class Server:
                     threads[1].join()
             if self._failure:
                 raise self._failure
-            self._send("end", self._facts())
+            self._send("end", self._facts(), number)
         except Exception as error:
             message = getattr(error, "message", None) or str(error) or type(error).__name__
             self._send("error", type(error).__name__, message, getattr(error, "remedy", None))
         if threads[0].is_alive():
             threads[0].join()
 
+    def _guarded(self, gpu: int | None, work: Callable[[], None]) -> None:
+        """Run a thread; what ends it ends the decoders, too."""
+        try:
+            with device.current(gpu, "decode"):
+                work()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._lent.put(None)
+        self._ahead.close()
+        self._room.release(HOST_FRAMES)
+
     def _facts(self) -> Facts:
         info = self._ahead.info
-        return Facts(info.copied, dict(info.drops), list(info.notes))
+        return Facts(self._ahead.copied, dict(info.drops), list(info.notes), process_time() - self._cpu_before)
 
     def _send(self, *message: Any) -> None:
         with self._sending, suppress(OSError):  # the run has gone: `_listen` ends the decoders
             self._connection.send(message)
 
-    def _listen(self, gpu: int | None) -> None:
-        try:
-            while True:
+    def _listen(self) -> None:
+        while True:
+            try:
                 kind, content = self._connection.recv()
-                if kind == "memory":
-                    self._lent.put(content)
-                else:
-                    for number in content:
-                        self._leases.pop(number).release()
-        except (EOFError, OSError):
-            self._lent.put(None)
-            self._ahead.close()
+            except (EOFError, OSError) as error:
+                self._fail(error)
+                return
+            if kind == "memory":
+                self._lent.put(content)
+            else:
+                for number in content:
+                    self._leases.pop(number).release()
 
     def _ring(self, count: int, size: int) -> list[Any]:
-        """Memory of `count` frames, lent by the run."""
+        """Memory of `count` frames, lent by the run, as long as anything uses it."""
         with self._asking:
             self._send("memory", count * size)
             if (handle := self._lent.get()) is None:
                 raise MemoryError(f"{count * size / 1e6:.0f} MB for frames are not free")
+            user = _User()
             try:
-                block = device.opened(handle, count * size)
+                block = device.opened(handle, count * size, user)
             except Exception as error:
-                self._failure = self._failure or EngineError(f"CUDA shares no memory: {first_line(error)}")
-                self._ahead.close()
+                self._fail(EngineError(f"CUDA shares no memory: {first_line(error)}"))
                 raise
             self._blocks.append((block.ptr, block.ptr + count * size))
+            weakref.finalize(user, self._unused.append, len(self._blocks) - 1).atexit = False
         return list(device.array_in(block, 0, (count, size), np.uint8))
 
-    def _send_frames(self, gpu: int | None) -> None:
-        with device.current(gpu, "decode"):
-            while not self._ended or self._decoded:
-                self._there.wait()
-                self._there.clear()
-                sleep(0.0 if self._ended else GATHER_SECONDS)
-                rows = list[Row]()
-                while self._decoded:
-                    number, frame = self._decoded.popleft()
-                    if frame.lease is None and not self._failure:
-                        self._send_rows(rows)
-                        self._send("host", frame.replace_unchecked(owner=None))
-                        rows = []
-                    elif frame.lease is not None:
-                        rows.append(self._row(number, frame))
-                self._send_rows(rows)
+    def _send_frames(self) -> None:
+        while not self._ended or self._decoded:
+            self._there.wait()
+            self._there.clear()
+            sleep(0.0 if self._ended else GATHER_SECONDS)
+            rows = list[Row]()
+            while self._decoded and not self._failure:
+                number, frame = self._decoded.popleft()
+                if frame.lease is None:
+                    self._send_rows(rows)
+                    self._send("host", frame.replace_unchecked(owner=None))
+                    self._room.release()
+                    rows = []
+                else:
+                    rows.append(self._row(number, frame))
+                del frame
+            if self._failure:  # without memory, a decoder goes on to decode on the host
+                return
+            self._send_rows(rows)
 
     def _send_rows(self, rows: list[Row]) -> None:
-        if self._failure:  # without memory, a decoder goes on to decode on the host
-            return
-        steps, self._steps = self._steps, []
+        steps = [self._steps.popleft() for _ in range(len(self._steps))]
         self._send("frames", rows, steps, self._facts())
+        while self._unused:
+            if block := self._blocks[at := self._unused.popleft()]:
+                self._blocks[at] = None
+                device.close_opened(block[0])  # before the run frees it
+            self._send("retired", at)
 
     def _row(self, number: int, frame: Frame) -> Row:
         """What the run needs to know of a frame in its memory, once that is written."""
@@ -412,15 +485,20 @@ class Server:
         self._leases[number] = frame.lease
         planes: Sequence[Any] = frame.planes
         addresses = [plane.data.ptr for plane in planes]
-        block = next(at for at, (first, end) in enumerate(self._blocks) if first <= addresses[0] < end)
+        block, start = next(
+            (at, known[0]) for at, known in enumerate(self._blocks) if known and known[0] <= addresses[0] < known[1]
+        )
         shapes, strides = (tuple(getattr(plane, name) for plane in planes) for name in ("shape", "strides"))
         facts = {name: getattr(frame, name) for name in COMMON}
         key = frame.format.name, shapes, strides, *facts.values()
         if (look := self._looks.get(key)) is None:
             look = self._looks[key] = len(self._looks)
             self._send("look", Look(frame.format.name, shapes, strides, facts))
-        offsets = tuple(address - self._blocks[block][0] for address in addresses)
-        return Row(number, look, block, offsets, (frame.index, frame.pts, frame.arrival))
+        return Row(number, look, block, tuple(address - start for address in addresses), frame.index, frame.pts)
+
+
+class _User:
+    """Something that memory belongs to: once it is gone, nothing uses the memory."""
 
 
 def main() -> None:

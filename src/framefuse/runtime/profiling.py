@@ -254,6 +254,8 @@ class Recorder:
         self._now = clock
         self._clocks: dict[str, StageClock] = {}
         self._lock = threading.Lock()
+        self.elsewhere: Callable[[], float] = lambda: 0.0
+        """CPU seconds of other processes that work for the run."""
         self.start()
 
     def start(self, meter: Meter | None = None, gauge: Gauge | None = None) -> None:
@@ -274,7 +276,8 @@ class Recorder:
         self._next_sample = 0.0
 
     def _read(self) -> _Reading:
-        return _Reading(datetime.now(UTC), self._now(), time.process_time(), _usage()[1], *_machine_ticks())
+        cpu = time.process_time() + self.elsewhere()
+        return _Reading(datetime.now(UTC), self._now(), cpu, _usage()[1], *_machine_ticks())
 
     def stage(
         self, name: str, *, thread: str | None = None, parallel: int | None = None, copies: int | None = None

@@ -151,7 +151,13 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
         gpu = gpus.current_gpu() if settings.on_gpu else None
         job = Job(source, replace(options, vid_stride=1), settings.vid_stride, gpu)
         own = job.open()
-        return [DecoderProcess(job, own) if own.on_gpu else own]
+        if not own.on_gpu:
+            return [own]
+        try:
+            return [DecoderProcess(job, own)]
+        except OSError as error:
+            own.info.note(f"decoded in the process of the run: no other can be started ({error})")
+            return [own]
     if isinstance(source, Segmented):
         return [source.open(options)]
     if not _all_live(source):

@@ -108,6 +108,7 @@ class SegmentedSource:
         self._open = partial(open_video, path, options, list[Frame]())
         self._first = self._open()
         self._unused = [self._first]
+        self._videos = [self._first]
         self._cuts = Cuts(path, options)
         self._begin: Fraction | None = options.span[0]
         """Of the next segment; None: the last one has been taken."""
@@ -123,6 +124,11 @@ class SegmentedSource:
     def on_gpu(self) -> bool:
         """Whether a GPU decodes, as far as is known before it does."""
         return self._first.on_gpu
+
+    @property
+    def copied(self) -> int:
+        """Bytes that all readers have copied within GPU memory by now."""
+        return self.info.copied if self._noted else sum(video.info.copied for video in self._videos)
 
     def __iter__(self) -> Iterator[Frame]:
         return iter(self.streams[0])
@@ -155,7 +161,9 @@ class SegmentedSource:
             video = self._unused.pop() if self._unused else None
         passed = 0
         try:
-            video = video or self._open()
+            if video is None:
+                video = self._open()
+                self._videos.append(video)
             video.shared = True
             with closing(video.between(begin, cut or self._end, closed, cut=cut is not None)) as frames:
                 while True:

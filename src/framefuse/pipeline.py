@@ -395,7 +395,7 @@ class Pipeline:
 
     def _start(self) -> Iterator[Result]:
         """Connect the stages: decode | infer | write, each in a thread that runs ahead of the next."""
-        self._handover.enter_context(quick_handover(self.settings.on_gpu))
+        self._handover.enter_context(quick_handover(self.settings.on_gpu and self._matting is not None))
         self._open_sinks()
         streams = self._inputs.streams()
         if self.settings.on_gpu and not self.sources[0].info.live:

@@ -68,7 +68,7 @@ def test_nothing_changes_where_it_is_not_wanted() -> None:
 
 
 def test_a_run_that_is_closed_leaves_nothing_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while its iterator is kept; here one on the CPU, as if it were on a GPU."""
+    """Also while its iterator is kept; here one on the CPU, as if it made mattes on a GPU."""
     monkeypatch.setattr(pipeline_module, "quick_handover", lambda wanted: quick_handover(not wanted))
     pipeline = Pipeline(video(tmp_path / "clip.mp4", frames=30), "squares", device="cpu", engine="null")
     assert interval() == USUAL

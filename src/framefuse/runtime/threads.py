@@ -25,8 +25,9 @@ from math import isclose
 from pathlib import Path
 
 HANDOVER_SECONDS = 100e-6
-"""After which a thread gives Python's lock up to one that waits. With Python's own 5 ms, six decoders beside a model on
-an H200 wait 2 ms a frame for what they then need for 20 us, and a file takes 1.2 times as long."""
+"""After which a thread gives Python's lock up to one that waits. With Python's own 5 ms, six decoders beside the mattes
+of 4K on an H200 wait 2 ms a frame for what they then need for 20 us, and a file takes 1.2 times as long. What it does to
+detections is not known."""
 _TASKS = "/proc/self/task"
 """A text: `Path` interns its parts, which Python 3.12 then keeps for good, and new threads have new numbers."""
 COMM_LENGTH = 15
@@ -99,9 +100,9 @@ class _Handover:
 def quick_handover(wanted: bool = True) -> Iterator[None]:
     """Let a thread of this process that waits for Python's lock have it soon, as long as a block runs.
 
-    Work on a GPU is started by many threads, each of which needs the lock for microseconds, again and again. Blocks may
-    overlap, in any threads; what was set before the first is restored after the last, unless somebody has set another
-    value.
+    Mattes on a GPU are made by several threads, each of which needs the lock for microseconds, again and again. Blocks
+    may overlap, in any threads; what was set before the first is restored after the last, unless somebody has set
+    another value.
 
     Args:
         wanted: False: change nothing.

@@ -54,5 +54,5 @@ def test_the_table_says_where_the_reach_is_missed(tmp_path: Path, monkeypatch: p
     lines, table = selfie.parity(pages.Records()), selfie.shipped(pages.Records())
     pages.load.cache_clear()
     assert table[2] == "| body-n | carphone | 4 | 0.970 | 0.980 |"
-    assert "| general | either side | 0.9700 | 0.9900 | 0.9800 | 3 of 4 |" in lines[2]
+    assert "| general | framefuse | 0.9700 | 0.9900 | 0.9800 | 3 of 4 |" in lines[2]
     assert "| mediapipe |" in lines[3] and "4 of 4" in lines[3] and "8x6" in lines[-1]

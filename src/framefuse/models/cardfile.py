@@ -56,7 +56,9 @@ class CardFile(BaseModel):
     stride: PositiveInt | None = Field(None, description="input sides are multiples of this")
     rect: bool | None = Field(None, description="shrink the padded side to the next multiple of the stride")
     fit: Fit | None = Field(None, description="how an image is fitted to the input size")
-    interpolation: Interpolation | None = Field(None, description="interpolation for resizing")
+    interpolation: Interpolation | None = Field(
+        None, description="interpolation for resizing; asymmetric: linear, as TensorFlow 1 and mediapipe resize"
+    )
     pad_value: float | None = Field(None, ge=0, le=255, description="grey level of the padding, 0..255")
     mean: GreyLevels | None = Field(None, description="subtracted from each channel, grey levels 0..255")
     std: GreyLevels | None = Field(None, description="divides each channel, grey levels 0..255")

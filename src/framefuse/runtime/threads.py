@@ -26,8 +26,8 @@ from pathlib import Path
 
 HANDOVER_SECONDS = 100e-6
 """After which a thread gives Python's lock up to one that waits. With Python's own 5 ms, six decoders beside the mattes
-of 4K on an H200 wait 2 ms a frame for what they then need for 20 us, and a file takes 1.2 times as long. What it does to
-detections is not known."""
+of 4K on an H200 wait 2 ms a frame for what they then need for 20 us, and a file takes 1.2 times as long. What it does
+to detections is not known."""
 _TASKS = "/proc/self/task"
 """A text: `Path` interns its parts, which Python 3.12 then keeps for good, and new threads have new numbers."""
 COMM_LENGTH = 15

@@ -450,3 +450,37 @@ def test_answers_that_take_a_multiple_of_their_work_are_predicted_so() -> None:
     assert behind == pytest.approx([0.0] * 3, abs=0.004)
     alone = Request(1000, 100.0, deadline=100.02)
     queue.admit(alone, 100.0)  # though it was answered after 30 ms: refusals must not go on for ever
+
+
+def test_after_a_slow_first_batch_requests_are_not_refused_for_ever() -> None:
+    """A function whose first call compiles something, and whose callers all have short deadlines."""
+    queue, refused = RequestQueue(Costs([1, 8])), 0
+    for number in range(20):
+        now = 10.0 * number
+        try:
+            queue.admit(Request(number, now, deadline=now + 0.02), now)
+        except DeadlineError:
+            refused += 1
+            continue
+        batch = queue.take(now)
+        assert batch is not None
+        queue.ended(batch, now + (0.005 if number else 2.0))
+        queue.answered(batch.requests, now + (0.005 if number else 2.0))
+    assert not refused
+    assert queue.costs.seconds(1) == pytest.approx(0.005)
+    with pytest.raises(DeadlineError, match="passed"):
+        RequestQueue(Costs([1])).admit(Request(0, 5.0, deadline=4.0), 5.0)
+
+
+def test_a_model_that_stays_slow_has_one_late_request_more() -> None:
+    queue, admitted = RequestQueue(Costs([1, 8])), 0
+    for number in range(20):
+        now = 10.0 * number
+        with suppress(DeadlineError):
+            queue.admit(Request(number, now, deadline=now + 0.02), now)
+            admitted += 1
+            batch = queue.take(now)
+            assert batch is not None
+            queue.ended(batch, now + 2.0)
+            queue.answered(batch.requests, now + 2.0)
+    assert admitted == 2, "of which nothing, and little, was known"

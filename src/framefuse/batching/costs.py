@@ -46,6 +46,8 @@ class Costs:
         self._known = dict(seconds or {})
         self._least = dict(self._known)
         """What was measured with nothing else at work, or less where that was found since."""
+        self._first = set[int]()
+        """Sizes of which one batch has run, and nothing was known before."""
         self._ran: dict[int, int] = {}
         """Size -> how many batches had been learnt when it last ran."""
         self._latest: deque[tuple[float, float]] = deque(maxlen=WINDOW)
@@ -60,8 +62,17 @@ class Costs:
     def seconds(self, size: int) -> float:
         """The expected time of a batch; for a size that has not run yet, that of the next smaller one that has, so that
         it gets its try. 0 as long as nothing has run."""
+        return self._known.get(self._nearest(size), 0.0)
+
+    def is_sure(self, size: int) -> bool:
+        """Whether `seconds` tells more than how long the first batch took, which may have prepared something."""
+        nearest = self._nearest(size)
+        return nearest in self._known and nearest not in self._first
+
+    def _nearest(self, size: int) -> int:
+        """The size by whose time that of another is expected; 0: nothing has run."""
         known = max((other for other in self._known if other <= size), default=0)
-        return self._known.get(known or min(self._known, default=0), 0.0)
+        return known or min(self._known, default=0)
 
     def bound(self, size: int) -> float:
         """Nearly all batches of this size take no longer. A busy machine makes a batch longer by a share; a thread that
@@ -85,6 +96,10 @@ class Costs:
         expected = self._known.get(size)
         if expected is None:
             self._known[size] = seconds
+            self._first.add(size)
+        elif size in self._first:
+            self._known[size] = min(expected, seconds)
+            self._first.discard(size)
         else:
             self._latest.append((seconds / max(1e-9, expected), seconds - expected))
             taken = max(AT_MOST * expected, self._least.get(size, 0.0)) if at_most else 2 * expected

@@ -239,7 +239,9 @@ class RequestQueue:
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
             end = request.end + (0.0 if at_once else self._margin_of(request))
-            if end > request.deadline:
+            # After a slow first batch, all would be refused for ever: one by itself tells how long the others take.
+            tries = at_once and left > 0 and not self.costs.is_sure(self.costs.fit(1))
+            if end > request.deadline and not tries:
                 needed = end - now
                 message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
                 if left <= 0:

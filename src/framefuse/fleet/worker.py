@@ -62,7 +62,7 @@ def _work(connection: Connection) -> int:
     from framefuse.report.facts import ErrorFacts
     from framefuse.sources import SharedList
 
-    pipeline, frames, begin, sent = None, 0, 0.0, 0.0
+    pipeline, frames, begin, now, sent = None, 0, 0.0, 0.0, 0.0
     try:
         inputs = iter(connection.next_input, None)
         first = next(inputs, None)
@@ -84,7 +84,7 @@ def _work(connection: Connection) -> int:
         return error.exit_code if isinstance(error, FramefuseError) else 130
     finally:
         if frames:
-            connection.send("frames", frames=frames, first=begin, last=perf_counter())
+            connection.send("frames", frames=frames, first=begin, last=now)  # what is freed after it takes time, too
         if pipeline is not None:
             connection.send("report", report=pipeline.report.to_dict())
     return 0

@@ -391,6 +391,7 @@ class Server:
                     threads[1].join()
             if self._failure:
                 raise self._failure
+            self._send_rows([])  # the seconds of the last steps
             self._send("end", self._facts(), number)
         except Exception as error:
             message = getattr(error, "message", None) or str(error) or type(error).__name__

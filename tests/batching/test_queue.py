@@ -466,6 +466,9 @@ def test_after_a_slow_first_batch_requests_are_not_refused_for_ever() -> None:
         assert batch is not None
         queue.ended(batch, now + (0.005 if number else 2.0))
         queue.answered(batch.requests, now + (0.005 if number else 2.0))
+        if not number:
+            with pytest.raises(DeadlineError, match="predicted end in 2500"):
+                queue.admit(Request(99, 2.1, deadline=2.12), 2.1)
     assert not refused
     assert queue.costs.seconds(1) == pytest.approx(0.005)
     with pytest.raises(DeadlineError, match="passed"):

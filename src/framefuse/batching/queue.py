@@ -66,6 +66,8 @@ DELAY = 2
 queue and a long one."""
 AHEAD = 0.25
 """Share of a batch before the end of the running one from which the next, not yet full one may be submitted."""
+TRY = 1.0
+"""Seconds without a batch after which one may tell more, as long as only one has run."""
 _key = attrgetter("key")
 
 
@@ -239,9 +241,7 @@ class RequestQueue:
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
             end = request.end + (0.0 if at_once else self._margin_of(request))
-            # After a slow first batch, all would be refused for ever: one by itself tells how long the others take.
-            tries = at_once and left > 0 and not self.costs.is_sure(self.costs.fit(1))
-            if end > request.deadline and not tries:
+            if end > request.deadline and not (at_once and left > 0 and self._tries(now)):
                 needed = end - now
                 message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
                 if left <= 0:
@@ -261,6 +261,11 @@ class RequestQueue:
         for other in overtaken:
             other.end += delay
             other.work += self._per_request if other.work else 0.0
+
+    def _tries(self, now: float) -> bool:
+        """Whether a request may run that is expected to be late: after a slow first batch, all would be refused for
+        ever, and one by itself tells how long others take."""
+        return now - self._ended >= TRY and not self.costs.is_sure(self.costs.fit(1))
 
     def _margin_of(self, request: Request) -> float:
         slower = SLOWER if self._delay < math.inf else 0.0  # until then, `_stretch` is UNKNOWN, which is as much

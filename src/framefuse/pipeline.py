@@ -415,7 +415,7 @@ class Pipeline:
 
         for source in ahead:
             source.on_step = decoded
-        self._recorder.elsewhere = lambda: sum(it.cpu_seconds for it in ahead if isinstance(it, DecoderProcess))
+        self._recorder.elsewhere = lambda: sum(source.cpu_seconds for source in ahead)
         next_clock = self._recorder.stage("preprocess")
         self._last = self._frames = frames = Threaded(
             [self._read(number, stream) for number, stream in streams],

@@ -23,10 +23,11 @@ import fake_gpu
 from framefuse.config import settings_from
 from framefuse.cuda import device
 from framefuse.errors import DecodeError, EngineError, GpuLostError
+from framefuse.frame import Frame
 from framefuse.runtime import decoder_process
 from framefuse.runtime.decoder_process import DecoderProcess, Server, start_process
 from framefuse.runtime.readers import open_sources
-from framefuse.sources import open_source, segments
+from framefuse.sources import Source, open_source, segments
 from framefuse.sources.segments import Segmented
 from framefuse.sources.source import SourceOptions
 from media import cuttable, truncate, video
@@ -64,7 +65,7 @@ def reading(path: Path) -> Iterator[Reading]:
     assert not [name for name in threads if name.startswith(("ff-", "decoder process"))]
 
 
-def check(source: DecoderProcess, path: Path, until: int | None = None) -> int:
+def check(source: Source, path: Path, until: int | None = None) -> int:
     """Compare frames, which are released one by one, with those of one decoder; how many came."""
     number = 0
     for number, (frame, wanted) in enumerate(zip(source, open_source(path, SourceOptions()), strict=False), 1):
@@ -104,6 +105,33 @@ def notes_of(source: DecoderProcess) -> str:
     return "; ".join(source.info.notes)
 
 
+def before_rows(monkeypatch: pytest.MonkeyPatch, act: Callable[[Server, int], None]) -> None:
+    """Let the thread that sends frames do something before it describes each of them, which it numbers from 1."""
+    row = Server._row
+
+    def acting(server: Server, number: int, frame: Any) -> Any:
+        act(server, number)
+        return row(server, number, frame)
+
+    monkeypatch.setattr(Server, "_row", acting)
+
+
+def without_decoders() -> Any:
+    """PyNvVideoCodec where no decoder can be made."""
+
+    def fails(**options: Any) -> Any:
+        raise RuntimeError("no decoder is free")
+
+    module = fake_gpu.codec()
+    module.CreateDecoder = fails
+    return module
+
+
+def give_back(frame: Frame) -> None:
+    assert frame.lease is not None
+    frame.lease.release()
+
+
 def cut_off(connection: Any) -> None:
     """End a connection as a process does that is killed."""
     with socket.socket(fileno=os.dup(connection.fileno())) as other:
@@ -136,14 +164,12 @@ def test_a_process_that_ends_in_the_middle_is_an_error_and_its_frames_stay(
     path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpu.install(monkeypatch)
-    row = Server._row
 
-    def dying(server: Server, number: int, frame: Any) -> Any:
+    def dies(server: Server, number: int) -> None:
         if number == 40:
             cut_off(server._connection)
-        return row(server, number, frame)
 
-    monkeypatch.setattr(Server, "_row", dying)
+    before_rows(monkeypatch, dies)
     source, kept = reading(), list[Any]()
     with pytest.raises(DecodeError, match="ended with code 0") as caught:
         for frame in source:
@@ -160,13 +186,7 @@ def test_a_process_that_ends_before_the_first_frame_leaves_the_video_to_the_run(
     path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpu.install(monkeypatch)
-    row = Server._row
-
-    def dying(server: Server, number: int, frame: Any) -> Any:
-        cut_off(server._connection)
-        return row(server, number, frame)
-
-    monkeypatch.setattr(Server, "_row", dying)
+    before_rows(monkeypatch, lambda server, number: cut_off(server._connection))
     source = reading()
     assert check(source, path) == FRAMES
     assert "decoded in the process of the run: the process" in notes_of(source)
@@ -190,13 +210,7 @@ def test_where_cuda_shares_no_memory_the_run_decodes(
 def test_frames_that_nvdec_does_not_decode_come_from_the_host(
     path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = fake_gpu.codec()
-
-    def fails(**options: Any) -> Any:
-        raise RuntimeError("no decoder is free")
-
-    module.CreateDecoder = fails
-    fake_gpu.install(monkeypatch, module)
+    fake_gpu.install(monkeypatch, without_decoders())
     source = reading()
     assert check(source, path) == FRAMES
     assert "decoded by FFmpeg on the host" in notes_of(source)
@@ -213,18 +227,13 @@ def test_frames_for_which_there_is_no_memory_come_from_the_host(
 
 
 def test_few_frames_of_the_host_wait(path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, servers, real = fake_gpu.codec(), list[Server](), Server.run
-
-    def fails(**options: Any) -> Any:
-        raise RuntimeError("no decoder is free")
-
-    module.CreateDecoder = fails
-    fake_gpu.install(monkeypatch, module)
+    servers, real = list[Server](), Server.run
+    fake_gpu.install(monkeypatch, without_decoders())
     monkeypatch.setattr(Server, "run", lambda server: servers.append(server) or real(server))
     frames, most = iter(reading()), 0
     for _ in range(20):
         next(frames)
-        time.sleep(0.01)
+        time.sleep(0.01)  # in which the process would decode far more
         most = max(most, len(servers[0]._decoded))
     assert most <= decoder_process.HOST_FRAMES
 
@@ -234,14 +243,12 @@ def test_an_error_between_the_decoders_and_the_run_loses_no_frame_unsaid(
     path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     fake_gpu.install(monkeypatch)
-    row = Server._row
 
-    def failing(server: Server, at: int, frame: Any) -> Any:
+    def fails(server: Server, at: int) -> None:
         if at == number:
             raise GpuLostError("the GPU is lost")
-        return row(server, at, frame)
 
-    monkeypatch.setattr(Server, "_row", failing)
+    before_rows(monkeypatch, fails)
     source = reading()
     if number == 1:  # before anything was sent
         assert check(source, path) == FRAMES
@@ -263,7 +270,7 @@ def test_a_lost_message_is_an_error(path: Path, reading: Reading, monkeypatch: p
     monkeypatch.setattr(Server, "_send", losing)
     with pytest.raises(EngineError, match=r"100 frames of .*a.mp4 were decoded, 99 have arrived"):
         for frame in reading():
-            frame.lease.release()  # type: ignore[union-attr]
+            give_back(frame)
 
 
 def test_when_the_run_decodes_nothing_is_left_of_the_process_and_all_counts_are_its_own(
@@ -279,13 +286,13 @@ def test_when_the_run_decodes_nothing_is_left_of_the_process_and_all_counts_are_
     monkeypatch.setattr(Server, "_row", failing)
     source = reading()
     frames = iter(source)
-    next(frames).lease.release()  # type: ignore[union-attr]
+    give_back(next(frames))
     assert not [thread for thread in threading.enumerate() if thread.name == "decoder process"]
     assert not source._memory and not source._planes
     steps = list[Any]()
     source.on_step = lambda *seconds: steps.append(seconds)  # as a pipeline sets it, after the first frame
     for frame in frames:
-        frame.lease.release()  # type: ignore[union-attr]
+        give_back(frame)
     assert len(steps) >= FRAMES - 1
     size = fake_gpu.PITCH * 120 * 3 // 2
     assert source.info.copied == 2 * size * FRAMES
@@ -328,7 +335,7 @@ def test_memory_of_frames_of_another_size_is_given_back(
     for frame, wanted in zip(source, open_source(path, SourceOptions()), strict=True):
         sizes[frame.width, frame.height] += 1
         np.testing.assert_array_equal(np.array(frame.planes[0]), wanted.planes[0])
-        frame.lease.release()  # type: ignore[union-attr]
+        give_back(frame)
         del frame
     assert len(sizes) == 2
     lent, kept = len(source._memory), sum(memory is not None for memory in source._memory)
@@ -339,8 +346,9 @@ def test_frames_arrive_when_the_run_gets_them(path: Path, reading: Reading, monk
     fake_gpu.install(monkeypatch)
     frames = iter(reading())
     next(frames)
-    time.sleep(0.3)
-    assert monotonic() - next(frames).arrival < 0.1  # type: ignore[operator]
+    time.sleep(0.3)  # in which the next ones are decoded, and wait
+    arrival = next(frames).arrival
+    assert arrival is not None and monotonic() - arrival < 0.1
 
 
 def test_copies_of_all_decoders_count_in_a_run_that_ends_early(
@@ -358,7 +366,7 @@ def test_where_no_process_can_be_started_the_run_decodes(path: Path, monkeypatch
     monkeypatch.setattr(decoder_process, "start_process", start_process)
     monkeypatch.setattr(sys, "executable", "")
     (source,) = open_sources(Segmented(path, 2, 20), settings_from({"device": "cuda"}), 1)
-    assert check(source, path) == FRAMES  # type: ignore[arg-type]
+    assert check(source, path) == FRAMES
     assert any("no other can be started" in note for note in source.info.notes)
 
 

@@ -1,9 +1,10 @@
-"""Facts about the machine, and its memory."""
+"""Facts about the machine, its memory, and where Python finds modules."""
 
 import ctypes
 import os
 import platform
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,11 @@ OWN = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
 MEMORY_FILES = ("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
 """Controller of cgroup v2 and of v1, and the files with the limit and the use of a group."""
+
+
+def python_path() -> str:
+    """PYTHONPATH with which another process of Python finds the modules that this one does."""
+    return os.pathsep.join(os.fspath(entry) for entry in sys.path if entry)
 
 
 def available_cores() -> int:

@@ -58,7 +58,7 @@ def _merge_lines(parts: Sequence[tuple[Path, int]], out: Path) -> None:
         for path, shift in parts:
             with path.open("rb") as lines:
                 for line in lines:
-                    merged.write(_shifted(line, shift))
+                    merged.write(_shifted(line, shift) if shift else line)
 
 
 def _shifted(line: bytes, shift: int) -> bytes:

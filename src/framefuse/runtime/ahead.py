@@ -29,7 +29,10 @@ class Ahead:
 
     Attributes:
         on_step: as of `Threaded`, for each frame that is delivered, with the seconds of those left out before it.
+        cpu_seconds: that another process has taken for it: none, but in a `DecoderProcess`.
     """
+
+    cpu_seconds = 0.0
 
     def __init__(self, source: SegmentedSource, readers: int, waiting: int, *, stride: int, gpu: int | None) -> None:
         self.info: SourceInfo = source.info

@@ -25,7 +25,7 @@ The processes exchange pickled tuples over a pair of sockets:
 -> ("host", Frame)                         one that NVDEC could not decode
 -> ("retired", number of a block)          nothing uses this memory any more: frames have another size
 <- ("released", [numbers of frames])
--> ("end", Facts, number of frames)
+-> ("end", number of frames)
 -> ("error", kind, message, remedy)
 """
 
@@ -46,6 +46,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from framefuse import errors
+from framefuse.common.machine import python_path
 from framefuse.common.text import first_line
 from framefuse.cuda import device, driver
 from framefuse.errors import DecodeError, EngineError, FramefuseError, SourceError
@@ -236,9 +237,7 @@ class DecoderProcess:
                 name, message, remedy = content
                 raise getattr(errors, name, EngineError)(message, remedy=remedy)
             else:
-                facts, sent = content
-                self._learn(facts)
-                if sent != self._delivered:
+                if (sent := content[0]) != self._delivered:
                     raise EngineError(f"{sent} frames of {self.info.uri} were decoded, {self._delivered} have arrived")
                 return
 
@@ -314,7 +313,6 @@ def start_process() -> tuple[Any, Callable[[float], int]]:
     """
     from multiprocessing.connection import Pipe
 
-    path = os.pathsep.join(os.fspath(entry) for entry in sys.path if entry)
     if not sys.executable:
         raise OSError("this program does not say which Python runs it")
     here, there = Pipe()
@@ -322,7 +320,7 @@ def start_process() -> tuple[Any, Callable[[float], int]]:
         # In a session of its own, it does not get the Ctrl-C after which the run still completes its outputs.
         process = subprocess.Popen([sys.executable, "-P", "-m", MODULE, str(there.fileno())],
                                    pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=2,
-                                   start_new_session=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+                                   start_new_session=True, env={**os.environ, "PYTHONPATH": python_path()})  # fmt: skip
     except BaseException:
         here.close()
         raise
@@ -391,8 +389,8 @@ class Server:
                     threads[1].join()
             if self._failure:
                 raise self._failure
-            self._send_rows([])  # the seconds of the last steps
-            self._send("end", self._facts(), number)
+            self._send_rows([])  # the last steps and facts
+            self._send("end", number)
         except Exception as error:
             message = getattr(error, "message", None) or str(error) or type(error).__name__
             self._send("error", type(error).__name__, message, getattr(error, "remedy", None))

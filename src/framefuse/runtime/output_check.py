@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Self
 
+from framefuse.common.machine import python_path
 from framefuse.common.version import __version__
 from framefuse.cuda import device as gpus
 from framefuse.engines import Engine, EngineOptions, find_backend, open_engine
@@ -233,14 +234,14 @@ class OutputCheck:
         return "" if gpus.memory()[0] >= GPU_BYTES else "too little GPU memory is free"
 
     def _asked(self, scratch: str) -> Verdict | str:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
         with self._lock:
             if self._stopped.is_set():
                 return ""
             # In a session of its own, it does not get the Ctrl-C that the run answers by killing it.
             self._process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE,
                                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                                             env={**os.environ, "PYTHONPATH": path, "TMPDIR": scratch})  # fmt: skip
+                                             env={**os.environ, "PYTHONPATH": python_path(),
+                                                  "TMPDIR": scratch})  # fmt: skip
         with self._process as process:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, 19)

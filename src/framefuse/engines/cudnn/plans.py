@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.common.files import user_cache, write_atomically
+from framefuse.common.machine import python_path
 from framefuse.cuda import device
 from framefuse.cuda.cubins import describe
 from framefuse.engines import cache
@@ -85,9 +86,8 @@ class Workers:
         process: subprocess.Popen[bytes] | None = getattr(self._local, "process", None)
         if process is None or process.poll() is not None:
             command = [sys.executable, "-m", WORKER_MODULE, str(self._max_workspace)]
-            path = os.pathsep.join(entry for entry in sys.path if entry)
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+                                       env={**os.environ, "PYTHONPATH": python_path()})  # fmt: skip
             self._local.process = process
             self._processes.append(process)
         assert process.stdin and process.stdout

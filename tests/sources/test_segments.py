@@ -151,6 +151,15 @@ def test_behind_a_long_group_of_pictures_a_video_is_cut_again(tmp_path: Path) ->
     assert found == [25, 25, PACKETS + 75, 25]
 
 
+def test_the_last_segments_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SECONDS", 4)
+    monkeypatch.setattr(segments, "AHEAD_SECONDS", Fraction(2, 5))
+    source = Segmented(cuttable(tmp_path / "a.mp4", frames=500), 2).open(SourceOptions(start=4))
+    frames = [sum(1 for _ in part) for part in iter(source.segment, None)]
+    assert frames == sorted(frames, reverse=True) and sum(frames) == 400
+    assert frames[0] == 100 and frames[-3:] == [10, 10, 10]
+
+
 def test_leaving_early_ends_all_readers(tmp_path: Path) -> None:
     path = cuttable(tmp_path / "a.mp4", frames=400)
     pipeline = Pipeline(path, "squares", readers=4, imgsz=[160])

@@ -21,11 +21,13 @@ from framefuse.frame import Frame
 from framefuse.sources.source import Frames, PullSource, SourceInfo, SourceOptions
 
 SECONDS = 20
-"""Of a segment whose results wait, about."""
+"""Of a segment whose results wait, about; the last ones are shorter, so that all readers end at about the same time."""
 WORTH = 3 * SECONDS
 """Seconds of a video from which on it is cut."""
 AHEAD_SECONDS, AHEAD_WORTH = 2, 10
-"""The same where frames wait: segments go on to the next cut."""
+"""The same where frames wait: segments go on to the next cut. No segment is to be shorter."""
+SHARES = 2
+"""A reader takes at most one part in so many of what would be its share of the rest."""
 FURTHER = 6000
 """Packets in which the next cut is looked for: without one, all that is left is a single segment."""
 LOOKS = 4
@@ -112,6 +114,7 @@ class SegmentedSource:
         self._cuts = Cuts(path, options)
         self._begin: Fraction | None = options.span[0]
         """Of the next segment; None: the last one has been taken."""
+        self._last = options.span[0] + self._cuts.seconds
         self._taken = self._done = self._busy = 0
         """Segments that were handed out, of which the readers are done, and that they read."""
         self._closed = self._ended = self._noted = False
@@ -142,7 +145,9 @@ class SegmentedSource:
         with self._lock:
             if (begin := self._begin) is None or self._closed:
                 return None
-            self._begin = self._cuts.after(begin + self._seconds, FURTHER)
+            share = (self._last - begin) / (SHARES * len(self.streams))
+            wanted = min(Fraction(self._seconds), max(Fraction(AHEAD_SECONDS), share))
+            self._begin = self._cuts.after(begin + wanted, FURTHER)
             self._taken += 1
             return self._taken - 1, begin, self._begin
 

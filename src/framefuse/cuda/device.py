@@ -401,6 +401,12 @@ def translate_cuda_error(error: Exception, doing: str) -> EngineError:
     return EngineError(f"CUDA could not {doing}: {text}")
 
 
+def packed(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where parts of so many bytes begin in a single allocation, and its size."""
+    *starts, end = accumulate((-(-size // GRAIN) * GRAIN for size in sizes), initial=0)
+    return starts, end
+
+
 def packed_allocation(
     shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[int], Any]
 ) -> tuple[list[Any], Any]:
@@ -410,8 +416,8 @@ def packed_allocation(
         shapes: shape and dtype of each array.
         allocate: number of bytes -> uint8 array of that size.
     """
-    sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes]
-    *starts, end = accumulate((-(-size // GRAIN) * GRAIN for size in sizes), initial=0)
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes]
+    starts, end = packed(sizes)
     memory, parts = allocate(end), zip(shapes, starts, sizes, strict=True)
     return [memory[at : at + size].view(dtype).reshape(shape) for (shape, dtype), at, size in parts], memory
 

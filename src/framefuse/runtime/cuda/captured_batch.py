@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, pairwise, zip_longest
+from math import prod
 from os import sched_yield
 from time import monotonic, sleep
 from typing import Any
@@ -199,15 +200,15 @@ class CapturedBatch:
         """Start copying the planes of a loaded frame into memory of their own on the GPU: the planes, whole when the
         next launch has ended, and that memory."""
         cp = device.cupy()
-        sizes = [plane.strides[0] * (len(plane) - 1) + plane[:1].nbytes for plane in loaded.planes]
+        given: Sequence[Any] = loaded.planes
+        sizes = [one.strides[0] * (len(one) - 1) + one.itemsize * prod(one.shape[1:]) for one in given]
+        starts, end = device.packed(sizes)
         with self._stream:
-            bytes_of = [((size,), np.uint8) for size in sizes]
-            parts, memory = device.packed_allocation(bytes_of, lambda size: cp.empty((size,), np.uint8))
+            memory = cp.empty((end,), np.uint8)
         planes = list[Any]()
-        plane: Any
-        for plane, to in zip(loaded.planes, parts, strict=True):
-            driver.copy(to.data.ptr, plane.data.ptr, to.nbytes, self._stream)
-            planes.append(cp.ndarray(plane.shape, plane.dtype, to.data, plane.strides))
+        for plane, start, size in zip(given, starts, sizes, strict=True):
+            driver.copy(memory.data.ptr + start, plane.data.ptr, size, self._stream)
+            planes.append(device.array_in(memory.data.mem, start, plane.shape, plane.dtype, plane.strides))
         self._ledger.add("preprocess", "d2d", "pixels", sum(sizes))
         return tuple(planes), memory
 

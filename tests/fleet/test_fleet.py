@@ -20,10 +20,10 @@ from framefuse.config import settings_from
 from framefuse.errors import CapabilityError, SinkError, SourceError, UsageError
 from framefuse.fleet import fleet as fleet_module
 from framefuse.fleet.fleet import about, parse_devices, several_pay
-from framefuse.fleet.ranges import merge
+from framefuse.fleet.ranges import Piece, merge
 from framefuse.runtime import choices
-from framefuse.sources import SharedList, SourceOptions
-from media import damage_packet, video
+from framefuse.sources import SharedList, SourceOptions, segments
+from media import cuttable, damage_packet, video
 
 
 def clips(folder: Path, count: int, frames: int = 12) -> list[Path]:
@@ -90,6 +90,67 @@ def test_a_single_video_is_read_in_ranges(tmp_path: Path, share: float) -> None:
     assert not list((tmp_path / "fleet").glob("*_cpu/*.jsonl"))
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of a second at most: the fleet cuts, not its workers."""
+    monkeypatch.setattr(segments, "SECONDS", 1)
+    monkeypatch.setattr(segments, "AHEAD_SECONDS", 0.5)
+    monkeypatch.setattr(segments, "WORTH", 2)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("share", "readers"), [(1.0, 2), pytest.param(0.6, 1, marks=pytest.mark.slow)])
+def test_the_segments_of_a_video_are_shared(tmp_path: Path, share: float, readers: int) -> None:
+    """By workers of which each reads several at once; also where the video ends before its header says."""
+    clip = cuttable(tmp_path / "clip.mkv", frames=300)
+    clip.write_bytes(clip.read_bytes()[: int(clip.stat().st_size * share)])
+    options: dict[str, Any] = {"save_jsonl": True, "save_parquet": True, "imgsz": [160], "conf": 0.1}
+    fleet = Fleet(clip, "squares", devices=["cpu"] * 2, project=tmp_path, name="fleet", readers=readers, **options)
+    report = fleet.run()
+    single = Pipeline(str(clip), "squares", device="cpu", project=tmp_path, name="single", readers=1, **options).run()
+    assert report.frames == single.frames and fleet._segments is not None
+    assert len(fleet._segments.taken) > (6 if share == 1 else 2)
+    assert (tmp_path / "fleet" / "clip.jsonl").read_text() == (tmp_path / "single" / "clip.jsonl").read_text()
+    merged, expected = (parquet.read_table(tmp_path / name / "clip.parquet") for name in ("fleet", "single"))
+    assert merged.equals(expected) and merged.num_rows > report.frames
+    assert (
+        "of 1 input " in report.table() and not report.errors and not list((tmp_path / "fleet").glob("*_cpu/*.jsonl"))
+    )
+    assert not any("header states" in text for text in report.warnings) or share < 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short")
+def test_segments_of_a_worker_that_cannot_start_are_read_by_others(tmp_path: Path) -> None:
+    clip = cuttable(tmp_path / "clip.mp4", frames=200)
+    report = Fleet(clip, "squares", devices=["cuda:7", "cpu"], project=tmp_path, name="fleet", save_jsonl=True).run()
+    assert report.frames == 200 and report.workers[0].error is not None
+    assert len((tmp_path / "fleet" / "clip.jsonl").read_text().splitlines()) == 200
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short")
+def test_the_segments_of_a_killed_worker_are_missed(tmp_path: Path) -> None:
+    clip = cuttable(tmp_path / "clip.mp4", frames=1500)
+    fleet = Fleet(clip, "squares", devices=["cpu", "cpu"], project=tmp_path, name="fleet", save_jsonl=True)
+
+    def kill(frames: int) -> None:
+        if fleet._workers[0].facts.frames:
+            fleet._workers[0]._process.kill()
+
+    report = fleet.run(kill)
+    assert report.errors and not list((tmp_path / "fleet").glob("*.jsonl"))
+    assert len((tmp_path / "fleet" / "1_cpu" / "clip.jsonl").read_text().splitlines()) == report.workers[1].frames > 0
+
+
+@pytest.mark.usefixtures("short")
+def test_videos_whose_results_are_large_are_not_shared(tmp_path: Path) -> None:
+    clip = cuttable(tmp_path / "clip.mp4", frames=100)
+    assert Fleet(clip, "squares", devices=["cpu", "cpu"], save_jsonl=True)._shares_segments
+    masks = Fleet(clip, "body-n", devices=["cpu", "cpu"], save_jsonl=True)
+    assert not masks._shares_segments and len(masks._ranges) == 2
+
+
 @pytest.mark.slow
 def test_the_ranges_of_a_failed_run_stay(long: Path, tmp_path: Path) -> None:
     fleet = Fleet(long, "squares", devices=["cpu", "cpu"], project=tmp_path, save_jsonl=True)
@@ -106,8 +167,9 @@ def test_the_ranges_of_a_failed_run_stay(long: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"track": "bytetrack"}, {"save": True}, {"vid_stride": 2}, {"start": 1.0}])
 def test_what_needs_the_whole_video_is_not_cut(long: Path, options: dict[str, Any]) -> None:
     given = {"save_jsonl": True, **options}
-    assert len(Fleet(long, "squares", devices=["cpu", "cpu"], save_jsonl=True)._ranges) == 2
-    assert not Fleet(long, "squares", devices=["cpu", "cpu"], **given)._ranges
+    assert Fleet(long, "squares", devices=["cpu", "cpu"], save_jsonl=True)._shares_segments
+    whole = Fleet(long, "squares", devices=["cpu", "cpu"], **given)
+    assert not whole._ranges and not whole._shares_segments
 
 
 def test_files_of_one_name_lose_nothing(tmp_path: Path) -> None:
@@ -160,7 +222,7 @@ def test_one_long_video_gets_several_processes(long: Path, monkeypatch: pytest.M
     monkeypatch.setattr(fleet_module, "WORTH", 3000)
     devices, why = several_pay(str(long), settings_from({"save_jsonl": True})) or ([], "")
     assert devices == ["cuda:0"] * 3
-    assert "3 processes on each of 1 GPU: a part of the video each, which has about 3,000 frames" in why
+    assert "3 processes on each of 1 GPU: they share the video, which has about 3,000 frames" in why
     assert several_pay(str(long), settings_from({"save_jsonl": True, "save": True})) is None
 
 
@@ -392,6 +454,7 @@ def test_processes_of_one_gpu_share_its_decoders(tmp_path: Path, monkeypatch: py
     assert readers(["cuda:0", "cuda:0", "cuda:0", "cuda:1", "cpu"]) == [6, 6, 6, 8, 1]
     assert readers(["cuda:0", "cuda:0", "cuda:0"], count=7) == [3, 3, 3]
     assert readers(["cuda:0", "cuda:0", "cuda:0"], readers=9) == [9, 9, 9]
+    assert readers(["cpu", "cpu"], readers=2) == [2, 2]
 
 
 def test_readers_take_the_next_item_when_they_are_free(tmp_path: Path) -> None:
@@ -420,7 +483,7 @@ def test_numbers_of_frames_are_shifted_and_nothing_else(tmp_path: Path) -> None:
     for part in parts:
         part.mkdir()
         (part / "clip.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (out,) = merge(tmp_path, "clip", parts, [100, 2])
+    (out,) = merge(tmp_path, "clip", [Piece(parts[0], 0, 100), Piece(parts[1], 0, 2)])
     shifted = [lines[0].replace('"frame": 9,', '"frame": 109,'), lines[1].replace("99", "199")]
     assert out.read_text().splitlines() == [*lines, *shifted]
 
@@ -428,5 +491,5 @@ def test_numbers_of_frames_are_shifted_and_nothing_else(tmp_path: Path) -> None:
 def test_one_video_is_read_as_a_pipeline_reads_it(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU it is cut, and several decoders read it: a list of one would have one reader."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert not Fleet(long, "squares", devices=["cuda:0"])._job(0)["listed"]
-    assert Fleet([long, long], "squares", devices=["cuda:0"])._job(0)["listed"]
+    assert Fleet(long, "squares", devices=["cuda:0"])._job(0)["source"] == "whole"
+    assert Fleet([long, long], "squares", devices=["cuda:0"])._job(0)["source"] == "list"

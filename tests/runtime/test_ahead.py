@@ -161,7 +161,7 @@ def test_frames_of_a_gpu_keep_their_pixels(
     while held:
         give_back()
     assert "decoded by NVDEC (h264)" in notes and not threads()
-    parts = len(opened_segments[-1].counts)  # of the decoder process
+    parts = len(opened_segments[-1].segments.counts)  # of the decoder process
     assert (parts, len(decoders)) == (4, 2)
     assert parts - 2 <= len(sought) < parts, "the second may begin in the first second"
     assert len(flushed) == parts - len(decoders) + 1, "and at the end of the file"

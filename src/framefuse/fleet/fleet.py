@@ -4,8 +4,9 @@
            -> worker on cuda:1: Pipeline(SharedList) -> its sinks
 
 A worker requests the next input whenever one of its readers has finished one, so a faster GPU processes more of them.
-If a worker dies, only the inputs it was reading are lost; the others process the rest. Of a single video, each worker
-reads a range, if the outputs can be made whole of parts (`ranges.py`).
+If a worker dies, only the inputs it was reading are lost; the others process the rest. Of a single video, the workers
+take segments in the same way, if the outputs can be made whole of parts (`ranges.py`); where it cannot be cut at key
+frames, or segments would have to wait for each other with large masks, each worker reads a range.
 
 The processes exchange lines of JSON: names of inputs, frame counts, reports. `worker.py` is the other end. Each writes
 into a folder of its own; at the end, complete outputs are moved into that of the run, where they have the names that
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,16 +34,18 @@ from framefuse.common.redact import brief, redact_source
 from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
 from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
-from framefuse.fleet.ranges import Range, can_be_cut, merge, ranges, seconds_of
+from framefuse.fleet.ranges import Piece, Range, can_be_cut, merge, ranges, seconds_of
 from framefuse.models import find_model
+from framefuse.models.card import read_card
 from framefuse.report.facts import ErrorFacts, few
 from framefuse.report.report import Report
 from framefuse.runtime import choices
 from framefuse.runtime.job import of_shard, share
-from framefuse.runtime.readers import READERS
+from framefuse.runtime.readers import READERS, alone
 from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save, shorten
-from framefuse.sources import endless, is_image_path, open_source, videos_in
+from framefuse.sources import SourceOptions, endless, is_image_path, open_source, videos_in
+from framefuse.sources.segments import Cutter, worth_cutting
 
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
@@ -198,8 +202,11 @@ class Fleet:
         self._model = str(model)
         self._environments = {device: _environment(device) for device in devices}
         self._devices, self._why = tuple(devices), why
-        self._ranges: list[Range] = self._cut() if len(self.inputs) == 1 < len(devices) else []
-        """Of the only input, one for each device; none: the inputs are not cut."""
+        shared = len(self.inputs) == 1 < len(devices) and can_be_cut(self.settings)
+        self._shares_segments = shared and self._can_share_segments()
+        self._ranges: list[Range] = self._cut() if shared and not self._shares_segments else []
+        """Of the only input, one for each device; none: the inputs are not cut into ranges."""
+        self._segments: Cutter | None = None
         self.report: FleetReport | None = None
         self._workers: list[_Worker] = []
 
@@ -221,10 +228,15 @@ class Fleet:
             output_path(self.folder, RESULT, Files([Path(name) for name in read if name]))
         shared, started = deque(self.inputs), perf_counter()
         self._workers = []
+        one_for_each = self._ranges or self._shares_segments
         try:
+            if self._shares_segments:
+                self._segments = Cutter(
+                    Path(self.inputs[0]), _options(settings), sum(map(self._decoders, self._devices))
+                )
             for number, device in enumerate(self._devices):
-                waiting = deque(self.inputs) if self._ranges else shared
-                self._workers.append(_Worker(device, self._environments[device], waiting, self._job(number)))
+                given = deque(self.inputs) if one_for_each else shared, self._job(number), self._segments
+                self._workers.append(_Worker(device, self._environments[device], *given))
             while any(worker.running(0.2) for worker in self._workers):
                 on_count(sum(worker.facts.frames for worker in self._workers))
         except BaseException:
@@ -235,9 +247,11 @@ class Fleet:
                 worker.stop()
             raise
         finally:
+            if self._segments is not None:
+                self._segments.close()
             report = self.report = self._report(started)
             if self.folder is not None:
-                (self._join if self._ranges else self._collect)(self.folder)
+                (self._join if one_for_each else self._collect)(self.folder)
                 save(self.folder / RESULT, report.to_json().encode())
         on_count(report.frames)
         if not report.frames:
@@ -248,21 +262,40 @@ class Fleet:
             raise SourceError(reason, remedy="check that they are videos, or run one of them by itself")
         return report
 
+    def _can_share_segments(self) -> bool:
+        """Whether workers take segments of the only input. Those of which one has to wait for another keep its results,
+        so these must be small."""
+        with suppress(FramefuseError):  # the worker will say what is wrong
+            card, path = read_card(find_model(self._model)), alone(self.inputs[0])
+            small = card.task != "semantic" and not card.states
+            return small and path is not None and worth_cutting(path, _options(self.settings))
+        return False
+
     def _cut(self) -> list[Range]:
         """The ranges of the only input, of equal length."""
         count = len(self._devices)
-        if not can_be_cut(self.settings):
-            return []
         with suppress(FramefuseError):  # the worker will say what is wrong
             if seconds := seconds_of(self.inputs[0]):
                 return ranges([seconds * number / count for number in range(1, count)])
         return []
 
     def _join(self, folder: Path) -> None:
-        """Make the outputs of a video from those of its ranges; they stay as they are if a worker failed."""
-        if not any(worker.facts.error for worker in self._workers):
-            parts = [folder / _folder_of(number, device) for number, device in enumerate(self._devices)]
-            merge(folder, shorten(Path(self.inputs[0]).stem), parts, [w.facts.frames for w in self._workers])
+        """Make the outputs of a video from those of its parts; they stay as they are if one is missing."""
+        parts = [folder / _folder_of(number, device) for number, device in enumerate(self._devices)]
+        if self._segments is None:
+            complete = not any(worker.facts.error for worker in self._workers)
+            pieces = [Piece(part, 0, worker.facts.frames) for part, worker in zip(parts, self._workers, strict=True)]
+        else:
+            found = list[tuple[int, Piece]]()
+            for part, worker in zip(parts, self._workers, strict=True):
+                firsts = accumulate((frames for _, frames in worker.counts), initial=0)
+                found += [(number, Piece(part, first, frames))
+                          for (number, frames), first in zip(worker.counts, firsts, strict=False)]  # fmt: skip
+            found.sort()
+            complete = self._segments.over and self._segments.taken == [number for number, _ in found]
+            pieces = [piece for _, piece in found]
+        if complete:
+            merge(folder, shorten(Path(self.inputs[0]).stem), pieces)
             for part in parts:
                 for path in [*part.glob("*.jsonl"), *part.glob("*.parquet")]:
                     path.unlink()
@@ -290,13 +323,20 @@ class Fleet:
         values = self.settings.model_dump(mode="json", exclude_unset=True) | {"device": "cpu" if on_cpu else "cuda"}
         if self.folder is not None:
             values |= {"project": str(self.folder), "name": _folder_of(number, device)}
-        share = -(-len(self.inputs) // len(self._devices))
-        decoders = -(-DECODERS // self._devices.count(device))
-        readers = self.settings.readers or (1 if on_cpu else min(READERS, decoders, share))
+        if self._ranges or self._shares_segments:
+            readers = values["readers"] = self._decoders(device)
+        else:
+            share = -(-len(self.inputs) // len(self._devices))
+            readers = self.settings.readers or min(READERS, self._decoders(device), share)
         if self._ranges:
             start, end = self._ranges[number]
-            values |= {"start": start, "end": end, "readers": self.settings.readers or (1 if on_cpu else decoders)}
-        return {"model": self._model, "settings": values, "readers": readers, "listed": len(self.inputs) > 1}
+            values |= {"start": start, "end": end}
+        source = "segments" if self._shares_segments else "list" if len(self.inputs) > 1 else "whole"
+        return {"model": self._model, "settings": values, "readers": readers, "source": source}
+
+    def _decoders(self, device: str) -> int:
+        """Most inputs, or parts of the only one, that a worker of a device reads at once."""
+        return self.settings.readers or (1 if device == "cpu" else -(-DECODERS // self._devices.count(device)))
 
     def _report(self, started: float) -> FleetReport:
         workers = [worker.facts for worker in self._workers]
@@ -310,14 +350,27 @@ class Fleet:
         )
 
 
+def _options(settings: Settings) -> SourceOptions:
+    return SourceOptions(max_pixels=settings.max_pixels)
+
+
 class _Worker:
     """The fleet's side of one worker process: a thread that answers its messages."""
 
-    def __init__(self, device: str, environment: dict[str, str], waiting: deque[str], job: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        device: str,
+        environment: dict[str, str],
+        waiting: deque[str],
+        job: dict[str, Any],
+        segments: Cutter | None,
+    ) -> None:
         self.facts = WorkerFacts(device)
         self.span: tuple[float, float] | None = None
         """Time of its first and its last frame (`perf_counter`)."""
-        self._waiting = waiting
+        self.counts: list[tuple[int, int]] = []
+        """Numbers of the segments that it has read, in order, and their frames."""
+        self._waiting, self._segments = waiting, segments
         reading, writing = os.pipe()  # not stdout, on which libraries print
         self._messages = os.fdopen(reading, encoding="utf-8")
         try:
@@ -361,6 +414,11 @@ class _Worker:
                         self._send(None)
                     else:
                         self._send(facts.inputs[-1])
+                elif message["kind"] == "segment":
+                    found = self._segments and self._segments.take()
+                    self._send(found and (found.number, str(found.begin), found.end and str(found.end)))
+                elif message["kind"] == "segments":
+                    self.counts = message["counts"]
                 elif message["kind"] == "frames":
                     facts.frames, self.span = message["frames"], (message["first"], message["last"])
                 elif message["kind"] == "report":
@@ -420,7 +478,7 @@ def several_pay(sources: Any, settings: Settings) -> tuple[list[str], str] | Non
         return None
     gpus = parse_devices("all")
     why = f"{counted(PROCESSES, 'process', 'processes')} on each of {counted(len(gpus), 'GPU')}: "
-    what = "a part of the video each, which has" if cut else f"{counted(len(inputs), 'video')} with"
+    what = "they share the video, which has" if cut else f"{counted(len(inputs), 'video')} with"
     why += f"{what} about {frames:,} frames; --gpus 0 runs one process"
     return gpus * PROCESSES, why
 

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from contextlib import closing
-from itertools import accumulate, pairwise
+from contextlib import ExitStack, closing
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from framefuse.config import Settings
 from framefuse.runtime.requested_sinks import outputs_of
@@ -40,25 +41,38 @@ def ranges(bounds: Sequence[float]) -> list[Range]:
     return list(pairwise([None, *bounds, None]))
 
 
-def merge(folder: Path, stem: str, parts: Sequence[Path], frames: Sequence[int]) -> list[Path]:
-    """Make the outputs of a file from those of its ranges, in order; frames: of each range. SinkError: no space."""
-    shifts = list(accumulate(frames, initial=0))
+class Piece(NamedTuple):
+    """Frames that follow each other in a file, and where their results are."""
+
+    folder: Path
+    first: int
+    """Number of the first frame there."""
+    frames: int
+
+
+def merge(folder: Path, stem: str, pieces: Sequence[Piece]) -> list[Path]:
+    """Make the outputs of a file from those of its pieces, in order. Those of one folder have their frames in the same
+    order there. SinkError: no space."""
     outputs = []
     for suffix, merge_all in (("jsonl", _merge_lines), ("parquet", merge_parquet)):
-        found = [(file, shift) for part, shift in zip(parts, shifts, strict=False) for file in part.glob(f"*.{suffix}")]
+        found, done = list[tuple[Path, range, int]](), 0
+        for part, first, frames in pieces:
+            found += [(file, range(first, first + frames), done - first) for file in part.glob(f"*.{suffix}")]
+            done += frames
         if found:
             outputs.append(folder / f"{stem}.{suffix}")
             merge_all(found, outputs[-1])
     return outputs
 
 
-def _merge_lines(parts: Sequence[tuple[Path, int]], out: Path) -> None:
-    """One file of the JSON lines of parts, with their frame numbers shifted."""
-    with written_whole(out) as merged:
-        for path, shift in parts:
-            with path.open("rb") as lines:
-                for line in lines:
-                    merged.write(_shifted(line, shift) if shift else line)
+def _merge_lines(parts: Sequence[tuple[Path, range, int]], out: Path) -> None:
+    """One file of the JSON lines of frames in parts, with their numbers shifted."""
+    with ExitStack() as opened:
+        merged = opened.enter_context(written_whole(out))
+        lines = {path: opened.enter_context(path.open("rb")) for path in {path for path, _, _ in parts}}
+        for path, frames, shift in parts:
+            for line in islice(lines[path], len(frames)):
+                merged.write(_shifted(line, shift) if shift else line)
 
 
 def _shifted(line: bytes, shift: int) -> bytes:

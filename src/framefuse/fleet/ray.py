@@ -24,7 +24,7 @@ from framefuse.common.redact import brief, redact_source
 from framefuse.config import Settings, settings_from
 from framefuse.errors import CapabilityError, FramefuseError, SourceError, UsageError
 from framefuse.fleet.fleet import PROCESSES, inputs_of
-from framefuse.fleet.ranges import MERGED, can_be_cut, merge, ranges, seconds_of
+from framefuse.fleet.ranges import MERGED, Piece, can_be_cut, merge, ranges, seconds_of
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import Pipeline
@@ -232,7 +232,9 @@ class RayFleet:
         """Make the outputs of a file of its parts, in order."""
         assert self.folder is not None
         parts = [self.folder / PARTS / unit.key for unit in units]
-        return merge(self.folder, stem, parts, [json.loads((part / DONE).read_bytes())["frames"] for part in parts])
+        return merge(
+            self.folder, stem, [Piece(part, 0, json.loads((part / DONE).read_bytes())["frames"]) for part in parts]
+        )
 
 
 class Worker:

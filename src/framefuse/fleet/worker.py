@@ -1,9 +1,13 @@
 """One process of a `Fleet`: python -m framefuse.fleet.worker FD. It reads JSON lines on stdin and writes them to FD.
 
-<- {"model": ..., "settings": {...}, "readers": 8, "listed": true}    once; not listed: there is one input, of which the
-                                                       settings may name a range
+<- {"model": ..., "settings": {...}, "readers": 8, "source": "list"}   once
+                                                       "segments": of one input, which others take, too; "whole": one
+                                                       input, of which the settings may name a range
 -> {"kind": "next"}                                    request the next input
 <- "clip.mp4", or null if there is none
+-> {"kind": "segment"}                                 request the next segment
+<- [number, begin, end] in seconds, as fractions; the end of the last is null; or null if there is none
+-> {"kind": "segments", "counts": [[number, frames], ...]}    those that were read to their end
 -> {"kind": "frames", "frames": 120, "first": t, "last": t}
 -> {"kind": "skipped", "texts": [...]}, {"kind": "report", "report": {...}}, {"kind": "error", "error": {...}}
 """
@@ -16,6 +20,8 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TextIO
 
@@ -61,14 +67,30 @@ def _work(connection: Connection) -> int:
     from framefuse.pipeline import Pipeline
     from framefuse.report.facts import ErrorFacts
     from framefuse.sources import SharedList
+    from framefuse.sources.segments import Segment, Segmented, Segments
+
+    class Asked(Segments):
+        """Those that the fleet gives to no other process."""
+
+        def _next(self) -> Segment | None:
+            connection.send("segment")
+            if (answer := connection.receive()) is None:
+                return None
+            number, begin, end = answer
+            return Segment(number, Fraction(begin), None if end is None else Fraction(end))
 
     pipeline, frames, begin, now, sent = None, 0, 0.0, 0.0, 0.0
+    segments = Asked(whole=False)
     try:
         inputs = iter(connection.next_input, None)
         first = next(inputs, None)
         if first is None:
             return 0
-        source = SharedList(itertools.chain([first], inputs), job["readers"]) if job["listed"] else first
+        source: Any = first
+        if job["source"] == "list":
+            source = SharedList(itertools.chain([first], inputs), job["readers"])
+        elif job["source"] == "segments":
+            source = Segmented(Path(first), job["readers"], segments=segments)
         pipeline = Pipeline(source, job["model"], **job["settings"])
         for _ in pipeline:
             frames += 1
@@ -85,6 +107,8 @@ def _work(connection: Connection) -> int:
     finally:
         if frames:
             connection.send("frames", frames=frames, first=begin, last=now)  # what is freed after it takes time, too
+        if segments.counts:
+            connection.send("segments", counts=sorted(segments.counts.items()))
         if pipeline is not None:
             connection.send("report", report=pipeline.report.to_dict())
     return 0

@@ -63,7 +63,7 @@ class Inputs:
     def in_order(self, results: Iterator[FrameResult]) -> Iterator[FrameResult]:
         """The results of a source that is read in segments, in the order of its frames."""
         source = self.numbered[0]
-        return in_order(results, source.counts) if isinstance(source, SegmentedSource) else results
+        return in_order(results, source.segments) if isinstance(source, SegmentedSource) else results
 
     def add(self, source: Source) -> int:
         """Add a source while the run goes on, and return its number. An error ends this source, not the run.

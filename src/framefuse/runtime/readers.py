@@ -42,7 +42,7 @@ def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:
     Raises:
         SourceError: a folder or glob is empty.
     """
-    if isinstance(source, SharedList) or is_camera(source):
+    if isinstance(source, SharedList | Segmented) or is_camera(source):
         return source
     count = settings.readers or (READERS if settings.on_gpu else 1)
     if isinstance(source, (str, Path)):

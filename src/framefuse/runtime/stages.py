@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import cast
@@ -19,6 +19,7 @@ from framefuse.runtime.program import FrameResult, Program
 from framefuse.runtime.views import Viewer
 from framefuse.sinks import SinkSet
 from framefuse.sources import SourceInfo
+from framefuse.sources.segments import Segments
 
 POLL_SECONDS = 0.002
 """How often to look for a new frame while waiting for the engine."""
@@ -104,13 +105,9 @@ def sized(results: Iterator[FrameResult], area: float) -> Iterator[FrameResult]:
         yield found._replace(result=replace(found.result, detections=kept))
 
 
-def in_order(results: Iterator[FrameResult], counts: Mapping[int, int]) -> Iterator[FrameResult]:
-    """The results of segments of a video in the order and with the numbers of its frames; those of later ones wait.
-
-    Args:
-        counts: segment -> its frames, once it has been read to its end.
-    """
-    waiting, passed = defaultdict[int, list[FrameResult]](list), Counter[int]()
+def in_order(results: Iterator[FrameResult], segments: Segments) -> Iterator[FrameResult]:
+    """The results of segments of a video in their order, numbered from 0; those of later ones wait."""
+    waiting, passed, taken = defaultdict[int, list[FrameResult]](list), Counter[int](), segments.taken
     now = first = 0
 
     def numbered(found: FrameResult) -> FrameResult:
@@ -120,16 +117,17 @@ def in_order(results: Iterator[FrameResult], counts: Mapping[int, int]) -> Itera
     for found in results:
         number = found.result.frame.connection
         passed[number] += 1
-        if number == now:
+        if number == taken[now]:
             yield numbered(found)
         else:
             waiting[number].append(found)
-        while counts.get(now) == passed[now]:
-            first, now = first + passed[now], now + 1
-            yield from map(numbered, waiting.pop(now, ()))
+        while now < len(taken) and segments.counts.get(taken[now]) == passed[taken[now]]:
+            first, now = first + passed[taken[now]], now + 1
+            yield from map(numbered, waiting.pop(taken[now], ()) if now < len(taken) else ())
+    first += passed[taken[now]] if now < len(taken) else 0
     for number in sorted(waiting):
-        first, now = first + passed[now], number
         yield from map(numbered, waiting[number])
+        first += passed[number]
 
 
 def _infer(

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -157,18 +157,25 @@ def complete(stream: Path) -> int:
     return count
 
 
-def merge(parts: Sequence[tuple[Path, int]], out: Path) -> None:
-    """One file of several, with the frame numbers of each shifted. SinkError: it cannot be written."""
+def merge(parts: Sequence[tuple[Path, range, int]], out: Path) -> None:
+    """One file of frames of several, with the numbers of each part shifted. SinkError: it cannot be written."""
     arrow = load()
-    schema = arrow.parquet.read_schema(parts[0][0])
+    sources = {path: arrow.parquet.ParquetFile(path) for path in {path for path, _, _ in parts}}
+    schema = sources[parts[0][0]].schema_arrow
     place = schema.get_field_index("frame")
+    read = lru_cache(len(sources))(lambda path, group: sources[path].read_row_group(group))
     with written_whole(out) as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for path, shift in parts:
-            source = arrow.parquet.ParquetFile(path)
-            for group in range(source.num_row_groups):
-                table = source.read_row_group(group)
-                frames = arrow.compute.add(table.column(place), shift)
-                writer.write_table(table.set_column(place, schema.field(place), frames))
+        for path, frames, shift in parts:
+            about = sources[path].metadata
+            for group in range(about.num_row_groups if frames else 0):
+                known = about.row_group(group).column(place).statistics
+                if known.max < frames.start or known.min >= frames.stop:
+                    continue
+                table = read(path, group)
+                begin, end = np.searchsorted(table.column(place).to_numpy(), (frames.start, frames.stop))
+                table = table.slice(begin, end - begin)
+                shifted = arrow.compute.add(table.column(place), shift)
+                writer.write_table(table.set_column(place, schema.field(place), shifted))
 
 
 def _batches(arrow: Any, file: BinaryIO) -> Iterator[Any]:

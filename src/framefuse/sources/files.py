@@ -409,11 +409,12 @@ class Video:
         self.decoded, self.hidden = self.decoded + other.decoded, self.hidden + other.hidden
         self.end = max(self.end, other.end)
 
-    def note_counts(self, ended: bool) -> None:
+    def note_counts(self, ended: bool, *, whole: bool = True) -> None:
         """Note what was unusual.
 
         Args:
             ended: the file has been read to its end.
+            whole: no other process has read parts of it.
         """
         if corrupt := self.info.drops.get("corrupt"):
             self.info.note(f"damaged packets skipped: {corrupt} ({self.reason})")
@@ -423,7 +424,7 @@ class Video:
             return
         # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
-        if frames and not self.options.start:
+        if frames and whole and not self.options.start:
             if self.decoded + self.hidden < frames:
                 self.info.note(f"the header states {frames} frames, {self.decoded} could be decoded")
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:

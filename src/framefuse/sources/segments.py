@@ -8,6 +8,7 @@ Title: what is cut
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -77,6 +78,80 @@ def spacing(path: Path, options: SourceOptions) -> Spacing | None:
         return None
 
 
+class Segment(NamedTuple):
+    """A part of a video."""
+
+    number: int
+    begin: Fraction
+    """In seconds from the beginning of the video."""
+    end: Fraction | None
+    """Where the next one begins; None: it is the last."""
+
+
+class Segments(ABC):
+    """The segments of a video, each of which is taken once, from any thread.
+
+    Attributes:
+        taken: numbers of those that were taken here, in order; other processes may have taken others.
+        over: whether there are no more.
+        counts: frames of each that has been read to its end.
+        whole: whether no other process takes any.
+    """
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self.taken, self.over, self.whole = list[int](), False, whole
+        self.counts: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def take(self) -> Segment | None:
+        """The next one; None: there is none."""
+        with self._lock:
+            found = None if self.over else self._next()
+            self.over = found is None or found.end is None
+            if found is not None:
+                self.taken.append(found.number)
+        return found
+
+    @abstractmethod
+    def _next(self) -> Segment | None:
+        """As `take`."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what is open."""
+
+
+class Cutter(Segments):
+    """Cuts a video as segments are taken.
+
+    Args:
+        readers: how many take them.
+        seconds: see SECONDS.
+
+    Raises:
+        SourceError, DecodeError: as `open_file`.
+    """
+
+    def __init__(self, path: Path, options: SourceOptions, readers: int, seconds: int = SECONDS) -> None:
+        from framefuse.sources.cuts import Cuts
+
+        super().__init__()
+        self._cuts, self._readers, self._seconds = Cuts(path, options), readers, seconds
+        self._begin: Fraction | None = options.span[0]
+        """Of the next segment; None: the last one has been taken."""
+        self._end = options.span[0] + self._cuts.seconds
+
+    def _next(self) -> Segment | None:
+        if (begin := self._begin) is None:
+            return None
+        share = (self._end - begin) / (SHARES * self._readers)
+        wanted = min(Fraction(self._seconds), max(Fraction(AHEAD_SECONDS), share))
+        self._begin = self._cuts.after(begin + wanted, FURTHER)
+        return Segment(len(self.taken), begin, self._begin)
+
+    def close(self) -> None:
+        self._cuts.close()
+
+
 @dataclass(frozen=True)
 class Segmented:
     """A video that several readers share."""
@@ -87,10 +162,15 @@ class Segmented:
     """Frames of a segment that may wait for those before them; 0: results wait instead, any number."""
     bits: int = 12
     """Of a pixel of a decoded frame; by default those of NV12."""
+    segments: Segments | None = None
+    """Those that other processes take, too; None: it is cut here."""
 
     def open(self, options: SourceOptions) -> "SegmentedSource":
         """Open the first reader; the errors are those of `open_file`."""
-        return SegmentedSource(self.path, self.readers, options, AHEAD_SECONDS if self.ahead else SECONDS)
+        seconds = AHEAD_SECONDS if self.ahead else SECONDS
+        return SegmentedSource(
+            self.path, self.readers, options, self.segments or Cutter(self.path, options, self.readers, seconds)
+        )
 
 
 class SegmentedSource:
@@ -99,28 +179,22 @@ class SegmentedSource:
     Attributes:
         info: facts of the whole file.
         streams: the readers. Each has a decoder of its own, which the first has opened.
-        counts: frames of each segment that has been read to its end.
+        segments: what they take.
     """
 
-    def __init__(self, path: Path, readers: int, options: SourceOptions, seconds: int = SECONDS) -> None:
-        from framefuse.sources.cuts import Cuts
+    def __init__(self, path: Path, readers: int, options: SourceOptions, segments: Segments) -> None:
         from framefuse.sources.files import open_video
 
-        self._end, self._seconds, self._lock = options.span[1], seconds, threading.Lock()
+        self._end, self._lock, self.segments = options.span[1], threading.Lock(), segments
         self._open = partial(open_video, path, options, list[Frame]())
         self._first = self._open()
         self._unused = [self._first]
         self._videos = [self._first]
-        self._cuts = Cuts(path, options)
-        self._begin: Fraction | None = options.span[0]
-        """Of the next segment; None: the last one has been taken."""
-        self._last = options.span[0] + self._cuts.seconds
-        self._taken = self._done = self._busy = 0
-        """Segments that were handed out, of which the readers are done, and that they read."""
+        self._done = self._busy = 0
+        """Segments of which the readers are done, and that they read."""
         self._closed = self._ended = self._noted = False
         """Whether the file has been read to its end, and what was found has been noted."""
         self.info: SourceInfo = self._first.info
-        self.counts: dict[int, int] = {}
         self.streams: Sequence[PullSource] = [PullSource(self.info, self._frames) for _ in range(readers)]
 
     @property
@@ -138,27 +212,25 @@ class SegmentedSource:
 
     def segment(self) -> PullSource | None:
         """The next segment by itself; None: there is none."""
-        return None if (taken := self._next()) is None else PullSource(self.info, partial(self._segment, *taken))
+        return None if (taken := self._next()) is None else PullSource(self.info, partial(self._segment, taken))
 
-    def _next(self) -> tuple[int, Fraction, Fraction | None] | None:
-        """Number, begin and end of the next segment, None if it is the last; None: there is none."""
+    def _next(self) -> Segment | None:
+        """The next segment; None: there is none."""
         with self._lock:
-            if (begin := self._begin) is None or self._closed:
-                return None
-            share = (self._last - begin) / (SHARES * len(self.streams))
-            wanted = min(Fraction(self._seconds), max(Fraction(AHEAD_SECONDS), share))
-            self._begin = self._cuts.after(begin + wanted, FURTHER)
-            self._taken += 1
-            return self._taken - 1, begin, self._begin
+            taken = None if self._closed else self.segments.take()
+        if taken is None:
+            self._finish()
+        return taken
 
     def _frames(self, closed: threading.Event) -> Frames:
         while not closed.is_set() and (taken := self._next()) is not None:
-            yield from self._segment(*taken, closed)
+            yield from self._segment(taken, closed)
         if not closed.is_set():
             self.check_decoded()
 
-    def _segment(self, number: int, begin: Fraction, cut: Fraction | None, closed: threading.Event) -> Frames:
+    def _segment(self, taken: Segment, closed: threading.Event) -> Frames:
         """The frames of a segment, counted."""
+        number, begin, cut = taken
         with self._lock:
             if self._closed:
                 return
@@ -179,7 +251,7 @@ class SegmentedSource:
                         break
                     yield frame.replace_unchecked(connection=number)
                     passed += 1
-            self.counts[number] = passed
+            self.segments.counts[number] = passed
         finally:
             with self._lock:
                 self._unused += [video] if video else []
@@ -189,17 +261,17 @@ class SegmentedSource:
     def _finish(self) -> None:
         """Close the decoders and note what they have found together, once the last is done."""
         with self._lock:
-            over = self._closed or (self._begin is None and self._done == self._taken)
+            over = self._closed or (self.segments.over and self._done == len(self.segments.taken))
             if self._busy or not over or self._noted:
                 return
             self._noted = True
             for video in self._unused:
                 if video is not self._first:
                     self._first.add(video)
-            self._first.note_counts(self._ended)
+            self._first.note_counts(self._ended, whole=self.segments.whole)
             for video in self._unused:
                 video.close()
-            self._cuts.close()
+            self.segments.close()
 
     def check_decoded(self) -> None:
         """As `Video.check_decoded`, once the readers are done with all segments."""

@@ -221,8 +221,8 @@ def test_one_long_video_gets_several_processes(long: Path, monkeypatch: pytest.M
     assert several_pay(str(long), settings_from({"save_jsonl": True})) is None
     monkeypatch.setattr(fleet_module, "WORTH", 3000)
     devices, why = several_pay(str(long), settings_from({"save_jsonl": True})) or ([], "")
-    assert devices == ["cuda:0"] * 3
-    assert "3 processes on each of 1 GPU: they share the video, which has about 3,000 frames" in why
+    assert devices == ["cuda:0"] * 4
+    assert "4 processes on each of 1 GPU: they share the video, which has about 3,000 frames" in why
     assert several_pay(str(long), settings_from({"save_jsonl": True, "save": True})) is None
 
 

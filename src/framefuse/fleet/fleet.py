@@ -51,8 +51,8 @@ DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
 sooner. A single worker reads up to READERS of them, or one on a CPU."""
 RESULT = "fleet.json"
-PROCESSES = 3
-"""Of a GPU: with one, its decoders wait for Python (docs/guide/gpu.md)."""
+PROCESSES, FOR_ONE = 3, 4
+"""Of a GPU, for a list and for a single video: with one, its decoders wait for Python (docs/guide/gpu.md)."""
 WORTH = 15_000
 """Frames from which on several processes pay: those of a few seconds, which their start takes longer."""
 SAMPLED = 16
@@ -477,10 +477,11 @@ def several_pay(sources: Any, settings: Settings) -> tuple[list[str], str] | Non
     if frames < WORTH:
         return None
     gpus = parse_devices("all")
-    why = f"{counted(PROCESSES, 'process', 'processes')} on each of {counted(len(gpus), 'GPU')}: "
+    processes = FOR_ONE if cut else PROCESSES
+    why = f"{counted(processes, 'process', 'processes')} on each of {counted(len(gpus), 'GPU')}: "
     what = "they share the video, which has" if cut else f"{counted(len(inputs), 'video')} with"
     why += f"{what} about {frames:,} frames; --gpus 0 runs one process"
-    return gpus * PROCESSES, why
+    return gpus * processes, why
 
 
 def about(inputs: Sequence[str]) -> int:

@@ -90,7 +90,7 @@ def files(records: Records) -> list[str]:
         def rate(fps: float | None, best: float = best) -> str:
             return "" if fps is None else f"{fps:,.0f}" + (f" ({fps / best:.2f})" if best else "")
 
-        fleet = picked(found["rows"], row="fleet", streams=streams, times=times, processes=4 if streams == 1 else 3)
+        fleet = picked(found["rows"], row="fleet", streams=streams, times=times, processes=3)
         one = picked(found["rows"], row="detect", streams=streams, times=times)
         seconds = f" in {fleet['seconds']:.0f} s" if fleet else ""
         steady = f"{fleet['fps']:,.0f}" if fleet else ""
@@ -100,7 +100,7 @@ def files(records: Records) -> list[str]:
             f"| {rate(fleet.get('whole_fps'))}{seconds} | {steady} | {rate(one.get('fps'))} |"
         )
     return table(
-        "streams | frames a file | decode only | Fleet of 3 processes, of 4 for one file, first frame to last | the same, while all run "
+        "streams | frames a file | decode only | Fleet of 3 processes, first frame to last | the same, while all run "
         "| one Pipeline",
         lines,
     )

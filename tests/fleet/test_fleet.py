@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from framefuse.fleet.fleet import about, parse_devices, several_pay
 from framefuse.fleet.ranges import Piece, merge
 from framefuse.runtime import choices
 from framefuse.sources import SharedList, SourceOptions, segments
-from media import cuttable, damage_packet, video
+from media import cuttable, damage_packet, damage_units, video
 
 
 def clips(folder: Path, count: int, frames: int = 12) -> list[Path]:
@@ -92,7 +93,7 @@ def test_a_single_video_is_read_in_ranges(tmp_path: Path, share: float) -> None:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of a second at most: the fleet cuts, not its workers."""
+    """Segments of a second at most. The fleet cuts, not its workers."""
     monkeypatch.setattr(segments, "SECONDS", 1)
     monkeypatch.setattr(segments, "AHEAD_SECONDS", 0.5)
     monkeypatch.setattr(segments, "WORTH", 2)
@@ -116,7 +117,7 @@ def test_the_segments_of_a_video_are_shared(tmp_path: Path, share: float, reader
     assert (
         "of 1 input " in report.table() and not report.errors and not list((tmp_path / "fleet").glob("*_cpu/*.jsonl"))
     )
-    assert not any("header states" in text for text in report.warnings) or share < 1
+    assert any("header states" in text for text in report.warnings) == (share < 1)
 
 
 @pytest.mark.slow
@@ -141,6 +142,67 @@ def test_the_segments_of_a_killed_worker_are_missed(tmp_path: Path) -> None:
     report = fleet.run(kill)
     assert report.errors and not list((tmp_path / "fleet").glob("*.jsonl"))
     assert len((tmp_path / "fleet" / "1_cpu" / "clip.jsonl").read_text().splitlines()) == report.workers[1].frames > 0
+    assert any("results are missing" in text for text in report.warnings)
+
+
+@pytest.mark.usefixtures("short")
+def test_what_an_interrupted_worker_has_begun_is_missed(tmp_path: Path) -> None:
+    """Also if it comes when all segments were taken: their ends are not there."""
+    clip = cuttable(tmp_path / "clip.mp4", frames=600)
+    fleet = Fleet(clip, "squares", devices=["cpu", "cpu"], project=tmp_path, name="fleet", save_jsonl=True)
+
+    def interrupt(frames: int) -> None:
+        if fleet._segments is not None and fleet._segments.over:
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):  # they may be faster
+        fleet.run(interrupt)
+    parts = [len(path.read_text().splitlines()) for path in (tmp_path / "fleet").glob("*_cpu/clip.jsonl")]
+    merged = tmp_path / "fleet" / "clip.jsonl"
+    assert sum(parts) > 0 if not merged.exists() else len(merged.read_text().splitlines()) == 600
+
+
+@pytest.mark.usefixtures("short")
+def test_results_that_could_not_be_written_are_missed(tmp_path: Path) -> None:
+    """What was decoded has not therefore been written."""
+    clip = cuttable(tmp_path / "clip.mp4", frames=300)
+    fleet = Fleet(clip, "squares", devices=["cpu", "cpu"], project=tmp_path, name="fleet", exist_ok=True,
+                  save_jsonl=True, save_parquet=True)  # fmt: skip
+    (tmp_path / "fleet" / "0_cpu" / "clip.parquet").mkdir(parents=True)  # where a file should be
+    (tmp_path / "fleet" / "1_cpu").mkdir()
+    (tmp_path / "fleet" / "1_cpu" / "other.jsonl").write_text("of an earlier run\n")
+    report = fleet.run()
+    assert report.errors and not [*(tmp_path / "fleet").glob("*.jsonl"), *(tmp_path / "fleet").glob("*.parquet")]
+    assert any("results are missing" in text for text in report.warnings)
+    (tmp_path / "fleet" / "0_cpu" / "clip.parquet").rmdir()
+    assert not fleet.run().errors
+    assert len((tmp_path / "fleet" / "clip.jsonl").read_text().splitlines()) == 300
+    assert (tmp_path / "fleet" / "1_cpu" / "other.jsonl").read_text() == "of an earlier run\n"
+
+
+@pytest.mark.usefixtures("short")
+def test_a_video_that_is_gone(tmp_path: Path) -> None:
+    clip = cuttable(tmp_path / "clip.mp4", frames=100)
+    fleet = Fleet(clip, "squares", devices=["cpu", "cpu"], project=tmp_path, name="fleet", save_jsonl=True)
+    clip.unlink()
+    with pytest.raises(SourceError, match="No such file"):
+        fleet.run()
+    assert (tmp_path / "fleet" / "fleet.json").exists()
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_is_damaged_is_said_of_the_whole_video(tmp_path: Path, late: bool) -> None:
+    """And nothing else, although no process has read all of it."""
+    clip = cuttable(tmp_path / "clip.mp4", frames=300)
+    damage_units(clip, *(range(290, 300) if late else range(150, 160)))
+    given: dict[str, Any] = {"project": tmp_path, "save_jsonl": True, "imgsz": [160]}
+    report = Fleet(clip, "squares", devices=["cpu", "cpu"], name="fleet", **given).run()
+    with Pipeline(clip, "squares", device="cpu", name="single", readers=1, **given) as single:
+        frames = sum(1 for _ in single)
+        said = [text for text in single.sources[0].info.notes if "header states" in text]
+    assert report.frames == frames and not report.unreadable
+    assert [text for text in report.warnings if "header states" in text] == [f"{clip}: {text}" for text in said] != []
 
 
 @pytest.mark.usefixtures("short")
@@ -221,8 +283,8 @@ def test_one_long_video_gets_several_processes(long: Path, monkeypatch: pytest.M
     assert several_pay(str(long), settings_from({"save_jsonl": True})) is None
     monkeypatch.setattr(fleet_module, "WORTH", 3000)
     devices, why = several_pay(str(long), settings_from({"save_jsonl": True})) or ([], "")
-    assert devices == ["cuda:0"] * 4
-    assert "4 processes on each of 1 GPU: they share the video, which has about 3,000 frames" in why
+    assert devices == ["cuda:0"] * 3
+    assert "3 processes on each of 1 GPU: they share the video, which has about 3,000 frames" in why
     assert several_pay(str(long), settings_from({"save_jsonl": True, "save": True})) is None
 
 
@@ -483,13 +545,17 @@ def test_numbers_of_frames_are_shifted_and_nothing_else(tmp_path: Path) -> None:
     for part in parts:
         part.mkdir()
         (part / "clip.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (out,) = merge(tmp_path, "clip", [Piece(parts[0], 0, 100), Piece(parts[1], 0, 2)])
-    shifted = [lines[0].replace('"frame": 9,', '"frame": 109,'), lines[1].replace("99", "199")]
+    (out,) = merge(tmp_path, "clip", [Piece([part / "clip.jsonl"], 0, 2) for part in parts])
+    shifted = [lines[0].replace('"frame": 9,', '"frame": 11,'), lines[1].replace("99", "101")]
     assert out.read_text().splitlines() == [*lines, *shifted]
+    with pytest.raises(SinkError, match="has fewer than 3 lines"):
+        merge(tmp_path, "clip", [Piece([parts[0] / "clip.jsonl"], 0, 3)])
 
 
 def test_one_video_is_read_as_a_pipeline_reads_it(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU it is cut, and several decoders read it: a list of one would have one reader."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert Fleet(long, "squares", devices=["cuda:0"])._job(0)["source"] == "whole"
+    shared = Fleet(long, "squares", devices=["cuda:0", "cuda:1"])._job(0)
+    assert (shared["source"], shared["readers"]) == ("segments", 8)
     assert Fleet([long, long], "squares", devices=["cuda:0"])._job(0)["source"] == "list"

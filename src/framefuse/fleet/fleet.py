@@ -6,7 +6,7 @@
 A worker requests the next input whenever one of its readers has finished one, so a faster GPU processes more of them.
 If a worker dies, only the inputs it was reading are lost; the others process the rest. Of a single video, the workers
 take segments in the same way, if the outputs can be made whole of parts (`ranges.py`); where it cannot be cut at key
-frames, or segments would have to wait for each other with large masks, each worker reads a range.
+frames, or results are large masks, each worker reads a range. If one of them fails, what all have found stays in parts.
 
 The processes exchange lines of JSON: names of inputs, frame counts, reports. `worker.py` is the other end. Each writes
 into a folder of its own; at the end, complete outputs are moved into that of the run, where they have the names that
@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -43,16 +42,17 @@ from framefuse.runtime import choices
 from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS, alone
 from framefuse.runtime.requested_sinks import outputs_of
-from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save, shorten
-from framefuse.sources import SourceOptions, endless, is_image_path, open_source, videos_in
+from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save
+from framefuse.sources import SourceOptions, endless, is_image_path, open_source, segments, videos_in
 from framefuse.sources.segments import Cutter, worth_cutting
+from framefuse.sources.source import FEWER
 
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
 sooner. A single worker reads up to READERS of them, or one on a CPU."""
 RESULT = "fleet.json"
-PROCESSES, FOR_ONE = 3, 4
-"""Of a GPU, for a list and for a single video: with one, its decoders wait for Python (docs/guide/gpu.md)."""
+PROCESSES = 3
+"""Of a GPU: with one, its decoders wait for Python (docs/guide/gpu.md)."""
 WORTH = 15_000
 """Frames from which on several processes pay: those of a few seconds, which their start takes longer."""
 SAMPLED = 16
@@ -92,6 +92,8 @@ class FleetReport:
     workers: list[WorkerFacts]
     choices: list[str] = field(default_factory=list)
     """Automatic choices, each with its reason."""
+    notes: list[str] = field(default_factory=list)
+    """What is unusual about an input that workers share."""
 
     @property
     def fps(self) -> float:
@@ -109,7 +111,7 @@ class FleetReport:
     @property
     def warnings(self) -> list[str]:
         """Those of all workers, each once."""
-        return list(dict.fromkeys(text for worker in self.workers for text in worker.warnings))
+        return [*self.notes, *dict.fromkeys(text for worker in self.workers for text in worker.warnings)]
 
     def failure(self) -> FramefuseError:
         """The error of the first worker that ended early, with its original type."""
@@ -202,9 +204,7 @@ class Fleet:
         self._model = str(model)
         self._environments = {device: _environment(device) for device in devices}
         self._devices, self._why = tuple(devices), why
-        shared = len(self.inputs) == 1 < len(devices) and can_be_cut(self.settings)
-        self._shares_segments = shared and self._can_share_segments()
-        self._ranges: list[Range] = self._cut() if shared and not self._shares_segments else []
+        self._shares_segments, self._ranges = self._cut() if len(self.inputs) == 1 < len(devices) else (False, [])
         """Of the only input, one for each device; none: the inputs are not cut into ranges."""
         self._segments: Cutter | None = None
         self.report: FleetReport | None = None
@@ -228,15 +228,17 @@ class Fleet:
             output_path(self.folder, RESULT, Files([Path(name) for name in read if name]))
         shared, started = deque(self.inputs), perf_counter()
         self._workers = []
+        self._segments = None
         one_for_each = self._ranges or self._shares_segments
         try:
             if self._shares_segments:
-                self._segments = Cutter(
-                    Path(self.inputs[0]), _options(settings), sum(map(self._decoders, self._devices))
-                )
+                given = _options(settings), sum(map(self._decoders, self._devices)), segments.SECONDS
+                self._segments = Cutter(Path(self.inputs[0]), *given)
             for number, device in enumerate(self._devices):
-                given = deque(self.inputs) if one_for_each else shared, self._job(number), self._segments
-                self._workers.append(_Worker(device, self._environments[device], *given))
+                waiting = deque(self.inputs) if one_for_each else shared
+                self._workers.append(
+                    _Worker(device, self._environments[device], waiting, self._job(number), self._segments)
+                )
             while any(worker.running(0.2) for worker in self._workers):
                 on_count(sum(worker.facts.frames for worker in self._workers))
         except BaseException:
@@ -262,43 +264,44 @@ class Fleet:
             raise SourceError(reason, remedy="check that they are videos, or run one of them by itself")
         return report
 
-    def _can_share_segments(self) -> bool:
-        """Whether workers take segments of the only input. Those of which one has to wait for another keep its results,
-        so these must be small."""
-        with suppress(FramefuseError):  # the worker will say what is wrong
-            card, path = read_card(find_model(self._model)), alone(self.inputs[0])
-            small = card.task != "semantic" and not card.states
-            return small and path is not None and worth_cutting(path, _options(self.settings))
-        return False
-
-    def _cut(self) -> list[Range]:
-        """The ranges of the only input, of equal length."""
+    def _cut(self) -> tuple[bool, list[Range]]:
+        """Whether workers take segments of the only input; if not, its ranges of equal length, where it can be cut.
+        Segments of which one has to wait for another keep its results, so these must be small."""
         count = len(self._devices)
         with suppress(FramefuseError):  # the worker will say what is wrong
+            card, path = read_card(find_model(self._model)), alone(self.inputs[0])
+            if card.states or not can_be_cut(self.settings):
+                return False, []
+            if card.task != "semantic" and path is not None and worth_cutting(path, _options(self.settings)):
+                return True, []
             if seconds := seconds_of(self.inputs[0]):
-                return ranges([seconds * number / count for number in range(1, count)])
-        return []
+                return False, ranges([seconds * number / count for number in range(1, count)])
+        return False, []
 
     def _join(self, folder: Path) -> None:
         """Make the outputs of a video from those of its parts; they stay as they are if one is missing."""
-        parts = [folder / _folder_of(number, device) for number, device in enumerate(self._devices)]
+        pieces = self._pieces()
+        files = [file for piece in pieces or () for file in piece.files]
+        if pieces and files:
+            merge(folder, files[0].stem, pieces)
+            for file in dict.fromkeys(files):
+                file.unlink()
+
+    def _pieces(self) -> list[Piece] | None:
+        """Where the results of the only input are, in order; None: some are missing."""
+        if len(self._workers) < len(self._devices) or any(worker.failed for worker in self._workers):
+            return None
         if self._segments is None:
-            complete = not any(worker.facts.error for worker in self._workers)
-            pieces = [Piece(part, 0, worker.facts.frames) for part, worker in zip(parts, self._workers, strict=True)]
-        else:
-            found = list[tuple[int, Piece]]()
-            for part, worker in zip(parts, self._workers, strict=True):
-                firsts = accumulate((frames for _, frames in worker.counts), initial=0)
-                found += [(number, Piece(part, first, frames))
-                          for (number, frames), first in zip(worker.counts, firsts, strict=False)]  # fmt: skip
-            found.sort()
-            complete = self._segments.over and self._segments.taken == [number for number, _ in found]
-            pieces = [piece for _, piece in found]
-        if complete:
-            merge(folder, shorten(Path(self.inputs[0]).stem), pieces)
-            for part in parts:
-                for path in [*part.glob("*.jsonl"), *part.glob("*.parquet")]:
-                    path.unlink()
+            return [Piece(worker.outputs, 0, worker.facts.frames) for worker in self._workers]
+        found = list[tuple[int, Piece]]()
+        for worker in self._workers:
+            first = 0
+            for number, frames in worker.counts:
+                found.append((number, Piece(worker.outputs, first, frames)))
+                first += frames
+        found.sort()
+        whole = self._segments.over and self._segments.taken == [number for number, _ in found]
+        return [piece for _, piece in found] if whole else None
 
     def _collect(self, folder: Path) -> None:
         """Move the outputs of complete inputs into the folder of the run, and make one manifest of all. What has the
@@ -327,7 +330,7 @@ class Fleet:
             readers = values["readers"] = self._decoders(device)
         else:
             share = -(-len(self.inputs) // len(self._devices))
-            readers = self.settings.readers or min(READERS, self._decoders(device), share)
+            readers = self.settings.readers or min(self._decoders(device), share)
         if self._ranges:
             start, end = self._ranges[number]
             values |= {"start": start, "end": end}
@@ -336,7 +339,9 @@ class Fleet:
 
     def _decoders(self, device: str) -> int:
         """Most inputs, or parts of the only one, that a worker of a device reads at once."""
-        return self.settings.readers or (1 if device == "cpu" else -(-DECODERS // self._devices.count(device)))
+        if self.settings.readers:
+            return self.settings.readers
+        return 1 if device == "cpu" else min(READERS, -(-DECODERS // self._devices.count(device)))
 
     def _report(self, started: float) -> FleetReport:
         workers = [worker.facts for worker in self._workers]
@@ -347,7 +352,20 @@ class Fleet:
             start_seconds=max(first for first, _ in spans) - started if spans else 0.0,
             workers=[replace(facts, inputs=[redact_source(item) for item in facts.inputs]) for facts in workers],
             choices=[self._why] if self._why else [],
+            notes=self._notes(),
         )
+
+    def _notes(self) -> list[str]:
+        """What is unusual about the only input, if workers share it."""
+        name, found = redact_source(self.inputs[0]), list[str]()
+        if not self._ranges and not self._shares_segments:
+            return found
+        if self.folder is not None and self._pieces() is None:
+            found.append(f"{name}: results are missing, so those of each process stay in its folder in {self.folder}")
+        elif self._segments is not None and sum(worker.read for worker in self._workers) < self._segments.frames:
+            count = sum(frames for worker in self._workers for _, frames in worker.counts)
+            found.append(f"{name}: {FEWER.format(self._segments.frames, count)}")
+        return found
 
 
 def _options(settings: Settings) -> SourceOptions:
@@ -369,8 +387,10 @@ class _Worker:
         self.span: tuple[float, float] | None = None
         """Time of its first and its last frame (`perf_counter`)."""
         self.counts: list[tuple[int, int]] = []
-        """Numbers of the segments that it has read, in order, and their frames."""
-        self._waiting, self._segments = waiting, segments
+        """Numbers of the segments that it has read to their end, in order, and their frames."""
+        self.read = 0
+        """Frames in them, with those that are not to be shown."""
+        self._waiting, self._segments, self._taken = waiting, segments, 0
         reading, writing = os.pipe()  # not stdout, on which libraries print
         self._messages = os.fdopen(reading, encoding="utf-8")
         try:
@@ -384,6 +404,17 @@ class _Worker:
         self._send(job)
         self._thread = threading.Thread(target=self._listen, name=f"fleet {device}", daemon=True)
         self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether results of its part of the only input are missing. One that has taken no segment misses none."""
+        if self._segments is None:
+            return self.facts.error is not None
+        return self._taken > 0 and (self.facts.error is not None or bool(self.facts.skipped))
+
+    @property
+    def outputs(self) -> list[Path]:
+        return [Path(path) for path in self.facts.report.outputs] if self.facts.report else []
 
     def running(self, seconds: float) -> bool:
         """Whether it still runs after waiting up to `seconds` for its end."""
@@ -416,9 +447,10 @@ class _Worker:
                         self._send(facts.inputs[-1])
                 elif message["kind"] == "segment":
                     found = self._segments and self._segments.take()
+                    self._taken += found is not None
                     self._send(found and (found.number, str(found.begin), found.end and str(found.end)))
                 elif message["kind"] == "segments":
-                    self.counts = message["counts"]
+                    self.counts, self.read = message["counts"], message["read"]
                 elif message["kind"] == "frames":
                     facts.frames, self.span = message["frames"], (message["first"], message["last"])
                 elif message["kind"] == "report":
@@ -477,11 +509,10 @@ def several_pay(sources: Any, settings: Settings) -> tuple[list[str], str] | Non
     if frames < WORTH:
         return None
     gpus = parse_devices("all")
-    processes = FOR_ONE if cut else PROCESSES
-    why = f"{counted(processes, 'process', 'processes')} on each of {counted(len(gpus), 'GPU')}: "
+    why = f"{counted(PROCESSES, 'process', 'processes')} on each of {counted(len(gpus), 'GPU')}: "
     what = "they share the video, which has" if cut else f"{counted(len(inputs), 'video')} with"
     why += f"{what} about {frames:,} frames; --gpus 0 runs one process"
-    return gpus * processes, why
+    return gpus * PROCESSES, why
 
 
 def about(inputs: Sequence[str]) -> int:

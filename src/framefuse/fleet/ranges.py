@@ -3,11 +3,12 @@
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from framefuse.config import Settings
+from framefuse.errors import SinkError
 from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks.parquet import merge as merge_parquet
 from framefuse.sinks.run_folder import written_whole
@@ -42,25 +43,29 @@ def ranges(bounds: Sequence[float]) -> list[Range]:
 
 
 class Piece(NamedTuple):
-    """Frames that follow each other in a file, and where their results are."""
+    """Frames that follow each other in a video, and where their results are."""
 
-    folder: Path
+    files: Sequence[Path]
+    """Outputs of a process, in which frames have their order, too."""
     first: int
     """Number of the first frame there."""
     frames: int
 
 
 def merge(folder: Path, stem: str, pieces: Sequence[Piece]) -> list[Path]:
-    """Make the outputs of a file from those of its pieces, in order. Those of one folder have their frames in the same
-    order there. SinkError: no space."""
+    """Make the outputs of a file from those of its pieces, in order.
+
+    Raises:
+        SinkError: there is no space, or results of a piece are missing.
+    """
     outputs = []
-    for suffix, merge_all in (("jsonl", _merge_lines), ("parquet", merge_parquet)):
+    for suffix, merge_all in ((".jsonl", _merge_lines), (".parquet", merge_parquet)):
         found, done = list[tuple[Path, range, int]](), 0
-        for part, first, frames in pieces:
-            found += [(file, range(first, first + frames), done - first) for file in part.glob(f"*.{suffix}")]
+        for files, first, frames in pieces:
+            found += [(file, range(first, first + frames), done - first) for file in files if file.suffix == suffix]
             done += frames
         if found:
-            outputs.append(folder / f"{stem}.{suffix}")
+            outputs.append(folder / f"{stem}{suffix}")
             merge_all(found, outputs[-1])
     return outputs
 
@@ -71,7 +76,9 @@ def _merge_lines(parts: Sequence[tuple[Path, range, int]], out: Path) -> None:
         merged = opened.enter_context(written_whole(out))
         lines = {path: opened.enter_context(path.open("rb")) for path in {path for path, _, _ in parts}}
         for path, frames, shift in parts:
-            for line in islice(lines[path], len(frames)):
+            for _ in frames:
+                if not (line := lines[path].readline()):
+                    raise SinkError(f"{path} has fewer than {frames.stop} lines", remedy="run it again")
                 merged.write(_shifted(line, shift) if shift else line)
 
 

@@ -231,10 +231,11 @@ class RayFleet:
     def _merge(self, stem: str, units: Sequence[Unit]) -> list[Path]:
         """Make the outputs of a file of its parts, in order."""
         assert self.folder is not None
-        parts = [self.folder / PARTS / unit.key for unit in units]
-        return merge(
-            self.folder, stem, [Piece(part, 0, json.loads((part / DONE).read_bytes())["frames"]) for part in parts]
-        )
+        pieces = list[Piece]()
+        for unit in units:
+            part = self.folder / PARTS / unit.key
+            pieces.append(Piece(sorted(part.iterdir()), 0, json.loads((part / DONE).read_bytes())["frames"]))
+        return merge(self.folder, stem, pieces)
 
 
 class Worker:

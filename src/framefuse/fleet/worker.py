@@ -7,7 +7,8 @@
 <- "clip.mp4", or null if there is none
 -> {"kind": "segment"}                                 request the next segment
 <- [number, begin, end] in seconds, as fractions; the end of the last is null; or null if there is none
--> {"kind": "segments", "counts": [[number, frames], ...]}    those that were read to their end
+-> {"kind": "segments", "counts": [[number, frames], ...], "read": 250}    those that were read to their end, and the
+                                                       frames in them with those that are not shown
 -> {"kind": "frames", "frames": 120, "first": t, "last": t}
 -> {"kind": "skipped", "texts": [...]}, {"kind": "report", "report": {...}}, {"kind": "error", "error": {...}}
 """
@@ -107,8 +108,8 @@ def _work(connection: Connection) -> int:
     finally:
         if frames:
             connection.send("frames", frames=frames, first=begin, last=now)  # what is freed after it takes time, too
-        if segments.counts:
-            connection.send("segments", counts=sorted(segments.counts.items()))
+        if segments.taken:
+            connection.send("segments", counts=sorted(segments.counts.items()), read=segments.read)
         if pipeline is not None:
             connection.send("report", report=pipeline.report.to_dict())
     return 0

@@ -302,7 +302,8 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None,
     if isinstance(shared, Segmented) and settings.on_gpu:
         with gpus.current(gpu, "look at its memory"):
             room = min(gpus.memory()[0], (settings.max_memory or math.inf) * 2**20)
-        shared = shared if room > readers.SEGMENTS_NEED else source
+        if room <= readers.SEGMENTS_NEED:
+            shared = replace(source, readers=1) if isinstance(source, Segmented) else source
     batch, grown = choices.choose_batch(card, settings, readers.count(shared))
     reasons = {"device": device, "engine": why, "batch": grown, "track": tracker}
     plan = RunPlan(card, settings, shared, name, batch, gpu, reasons, spec)

@@ -57,6 +57,11 @@ class Cuts:
         return max(Fraction(0), min(seconds, self._end or seconds) - self._begin)
 
     @property
+    def frames(self) -> int:
+        """Of the whole file, by its header; 0: unknown."""
+        return self._stream.frames if self._stream is not None else 0
+
+    @property
     def rate(self) -> Fraction:
         """Frames a second; 0: unknown."""
         return exact(self._stream.average_rate) or exact(self._stream.guessed_rate) or Fraction(0)

@@ -26,7 +26,7 @@ from framefuse.sources.ffmpeg import (
     exact,
     open_container,
 )
-from framefuse.sources.source import SYNTHETIC_TITLE, Frames, PullSource, SourceInfo, SourceOptions
+from framefuse.sources.source import FEWER, SYNTHETIC_TITLE, Frames, PullSource, SourceInfo, SourceOptions
 
 if TYPE_CHECKING:
     from framefuse.sources.nvdec import NvDecoder
@@ -414,7 +414,7 @@ class Video:
 
         Args:
             ended: the file has been read to its end.
-            whole: no other process has read parts of it.
+            whole: no other process has read parts of it: what their frames are compared with is known elsewhere.
         """
         if corrupt := self.info.drops.get("corrupt"):
             self.info.note(f"damaged packets skipped: {corrupt} ({self.reason})")
@@ -424,9 +424,9 @@ class Video:
             return
         # Compare what was read with the header, because a truncated file often ends without an error.
         frames, seconds = self.stream.frames, self._seconds()
-        if frames and whole and not self.options.start:
-            if self.decoded + self.hidden < frames:
-                self.info.note(f"the header states {frames} frames, {self.decoded} could be decoded")
+        if frames and not self.options.start:
+            if whole and self.decoded + self.hidden < frames:
+                self.info.note(FEWER.format(frames, self.decoded))
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:
             read = float(self.end * self.time_base)
             self.info.note(f"the header states {float(seconds):.2f} s, the video ends after {read:.2f} s")

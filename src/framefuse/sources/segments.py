@@ -95,18 +95,22 @@ class Segments(ABC):
         taken: numbers of those that were taken here, in order; other processes may have taken others.
         over: whether there are no more.
         counts: frames of each that has been read to its end.
+        read: frames that the decoders have found by the end, with those that are not to be shown.
         whole: whether no other process takes any.
     """
 
     def __init__(self, *, whole: bool = True) -> None:
         self.taken, self.over, self.whole = list[int](), False, whole
         self.counts: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self.read = 0
+        self._lock, self._closed = threading.Lock(), False
 
     def take(self) -> Segment | None:
         """The next one; None: there is none."""
         with self._lock:
-            found = None if self.over else self._next()
+            if self.over or self._closed:
+                return None
+            found = self._next()
             self.over = found is None or found.end is None
             if found is not None:
                 self.taken.append(found.number)
@@ -116,8 +120,10 @@ class Segments(ABC):
     def _next(self) -> Segment | None:
         """As `take`."""
 
-    def close(self) -> None:  # noqa: B027
-        """Free what is open."""
+    def close(self) -> None:
+        """Free what is open: there are no more. Callable from any thread, any number of times."""
+        with self._lock:
+            self._closed = True
 
 
 class Cutter(Segments):
@@ -131,7 +137,7 @@ class Cutter(Segments):
         SourceError, DecodeError: as `open_file`.
     """
 
-    def __init__(self, path: Path, options: SourceOptions, readers: int, seconds: int = SECONDS) -> None:
+    def __init__(self, path: Path, options: SourceOptions, readers: int, seconds: int) -> None:
         from framefuse.sources.cuts import Cuts
 
         super().__init__()
@@ -139,6 +145,8 @@ class Cutter(Segments):
         self._begin: Fraction | None = options.span[0]
         """Of the next segment; None: the last one has been taken."""
         self._end = options.span[0] + self._cuts.seconds
+        self.frames = self._cuts.frames
+        """By the header of the file; 0: unknown."""
 
     def _next(self) -> Segment | None:
         if (begin := self._begin) is None:
@@ -149,6 +157,7 @@ class Cutter(Segments):
         return Segment(len(self.taken), begin, self._begin)
 
     def close(self) -> None:
+        super().close()
         self._cuts.close()
 
 
@@ -247,11 +256,14 @@ class SegmentedSource:
                     try:
                         frame = next(frames)
                     except StopIteration as stopped:
-                        self._ended = self._ended or (cut is None and bool(stopped.value))
+                        # Where the end of the video is damaged, another process may know where it ends.
+                        known = self.segments.whole or passed > 0
+                        self._ended = self._ended or (cut is None and bool(stopped.value) and known)
                         break
                     yield frame.replace_unchecked(connection=number)
                     passed += 1
-            self.segments.counts[number] = passed
+            if not closed.is_set():
+                self.segments.counts[number] = passed
         finally:
             with self._lock:
                 self._unused += [video] if video else []
@@ -269,6 +281,7 @@ class SegmentedSource:
                 if video is not self._first:
                     self._first.add(video)
             self._first.note_counts(self._ended, whole=self.segments.whole)
+            self.segments.read = self._first.decoded + self._first.hidden
             for video in self._unused:
                 video.close()
             self.segments.close()

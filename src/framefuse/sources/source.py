@@ -118,6 +118,7 @@ def check_timeout(timeout: Any) -> None:
         raise UsageError(f"timeout is {brief(timeout)}", remedy="give a number of seconds from 0, or None")
 
 
+FEWER = "the header states {} frames, {} could be decoded"
 SYNTHETIC_TITLE = "The synthetic world of framefuse"
 """Title of its videos."""
 

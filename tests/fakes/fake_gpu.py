@@ -78,6 +78,7 @@ class Array(np.ndarray[Any, Any]):
         address, gpu = self.ctypes.data, Array.gpu
         return SimpleNamespace(
             ptr=address,
+            mem=SimpleNamespace(ptr=address, owner=self),
             copy_from_host_async=lambda source, size, stream: gpu.copy(address, source, size, 1, stream.ptr),
             memset_async=lambda value, size, stream: gpu.do(stream.ptr, lambda: ctypes.memset(address, value, size)),
         )

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,24 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return video(tmp_path_factory.mktemp("long") / "long.mp4", frames=3000)
 
 
-def test_workers_share_the_list_and_nothing_is_read_twice(tmp_path: Path) -> None:
+def test_workers_share_the_list_and_nothing_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first input of each waits until both are there: on a busy machine, one could read all before that."""
+    both, there = threading.Barrier(2, timeout=60), set[int]()
+
+    class Waiting(deque[str]):
+        def popleft(self) -> str:
+            if threading.get_ident() not in there:
+                there.add(threading.get_ident())
+                both.wait()
+            return super().popleft()
+
+    monkeypatch.setattr(fleet_module, "deque", Waiting)
     files = clips(tmp_path, 5)
     fleet = Fleet(files, "squares", devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True, engine="null")
     report = fleet.run()
     assert report.frames == 5 * 12
     assert sorted(name for worker in report.workers for name in worker.inputs) == sorted(map(str, files))
+    assert all(worker.inputs for worker in report.workers)
     assert fleet.folder is not None
     written = sorted(fleet.folder.glob("*.jsonl"))
     assert [path.name for path in written] == [*(f"clip{number}.jsonl" for number in range(5)), "manifest.jsonl"]

@@ -27,7 +27,8 @@ from benchmarks.clips import long_clip
 from benchmarks.protocol import save
 from framefuse import Fleet, Pipeline
 from framefuse.errors import FramefuseError
-from framefuse.fleet.fleet import FleetReport, parse_devices
+from framefuse.fleet.fleet import parse_devices
+from framefuse.fleet.report import FleetReport
 
 Samples = list[tuple[float, int]]
 """When, and how many frames there were in all."""

@@ -12,7 +12,7 @@ import media
 from command_line import spawn
 from framefuse.cli import console
 from framefuse.cli.app import main
-from framefuse.fleet.fleet import FleetReport, WorkerFacts
+from framefuse.fleet.report import FleetReport, WorkerFacts
 from framefuse.report import bar
 
 

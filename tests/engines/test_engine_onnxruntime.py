@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import small_models
-from command_line import importable, spawn
+from command_line import spawn
+from framefuse.common.machine import python_path
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, engine_names, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, profile_of
@@ -177,7 +178,7 @@ def test_it_writes_nothing_down_for_its_maker(tmp_path: Path, known: dict[str, s
         "from framefuse.models import find_model\n"
         "open_engine('onnxruntime', find_model('squares'), EngineOptions())"
     )
-    environment = {"HOME": str(tmp_path), "PYTHONPATH": importable()}
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": python_path()}
     subprocess.run([sys.executable, "-c", code], env=environment | known, check=True)
     assert sorted(path.name for path in tmp_path.glob(".cache/*")) == []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import importable
+from framefuse.common.machine import python_path
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_every_call_that_can_fail(library: Path, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    env = {**os.environ, "LD_PRELOAD": str(library), "FAULT_FOLDER": str(folder), "PYTHONPATH": importable()}
+    env = {**os.environ, "LD_PRELOAD": str(library), "FAULT_FOLDER": str(folder), "PYTHONPATH": python_path()}
     command = [sys.executable, str(HERE / "every_call.py"), name, str(folder)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from targets import TARGETS, Target, try_one
 
-from command_line import importable
+from framefuse.common.machine import python_path
 from fuzz import Findings, fuzz
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def test_an_input_that_once_went_wrong(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_damaged_inputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FUZZ_SECONDS: for each kind; the seed is fixed, so that a run can be repeated."""
-    monkeypatch.setenv("PYTHONPATH", importable())
+    monkeypatch.setenv("PYTHONPATH", python_path())
     seconds = float(os.environ.get("FUZZ_SECONDS", "1"))
     findings = Findings()
     fuzz(name, seconds, 0, tmp_path, findings)
@@ -38,7 +38,7 @@ def test_damaged_inputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_program() -> None:
     command = [sys.executable, HERE / "fuzz.py", "config", "--seconds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": importable()})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": python_path()})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["cases"]["config"] > 0
 

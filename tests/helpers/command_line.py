@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -21,11 +20,6 @@ def run_python(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def importable() -> str:
-    """The PYTHONPATH with which another Python process imports the same modules."""
-    return os.pathsep.join(filter(None, sys.path))
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:

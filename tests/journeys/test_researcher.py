@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import COMMAND, importable, run_python, spawn
+from command_line import COMMAND, run_python, spawn
+from framefuse.common.machine import python_path
 from pages import DOCS, block
 
 pytestmark = pytest.mark.slow
@@ -68,7 +69,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "\n".join(f"[{group}]\n" + "\n".join(f"{key} = {value}" for key, value in rows.items())
                   for group, rows in points.items())
     )  # fmt: skip
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), importable()]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), python_path()]))
 
 
 @pytest.mark.usefixtures("package")

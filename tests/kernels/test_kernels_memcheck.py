@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import importable
+from framefuse.common.machine import python_path
 from framefuse.kernels.cpu import LIBRARIES
 
 CALLS = Path(__file__).parents[1] / "helpers" / "awkward_kernels.py"
@@ -34,7 +34,7 @@ def errors(folder: Path, *arguments: str) -> tuple[list[str], str]:
         ["valgrind", *strict, "--xml=yes", f"--xml-file={report}", sys.executable, str(CALLS), *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONMALLOC": "malloc", "PYTHONPATH": importable()},
+        env={**os.environ, "PYTHONMALLOC": "malloc", "PYTHONPATH": python_path()},
     )
     assert done.returncode == 0, done.stderr
     found = []

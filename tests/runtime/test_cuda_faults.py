@@ -16,8 +16,8 @@ import av
 import numpy as np
 import pytest
 
-from command_line import importable
 from fake_gpu import CudaError, OutOfMemory
+from framefuse.common.machine import python_path
 from framefuse.config import settings_from
 from framefuse.cuda import device
 from framefuse.cuda.device import translate_cuda_error
@@ -202,7 +202,7 @@ def script(body: str) -> str:
 
 def surroundings() -> dict[str, str]:
     """In which another Python imports what this one does."""
-    return {**os.environ, "PYTHONPATH": importable()}
+    return {**os.environ, "PYTHONPATH": python_path()}
 
 
 def run(body: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,7 @@ import pytest
 
 from framefuse import Pipeline
 from framefuse.common.files import user_cache
+from framefuse.common.machine import python_path
 from framefuse.engines import EngineOptions
 from framefuse.engines.cache import KEYS
 from framefuse.errors import CapabilityError
@@ -155,7 +156,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_two_processes_share_the_work(opened: Path, cache: Path) -> None:
     command = [sys.executable, "-m", MODULE]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
     for process in both:
         assert process.stdin

@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 
-from command_line import importable
+from framefuse.common.machine import python_path
 from framefuse.runtime import profiling, threads
 from framefuse.runtime.profiling import Histogram, Recorder, Spread
 from framefuse.runtime.threads import HelperCpu, name_thread, thread_named
@@ -256,7 +256,7 @@ def test_engine_threads_are_charged_to_inference() -> None:
     pytest.importorskip("openvino")
     program = "import test_profiling; print(*test_profiling.charged_to_inference())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": importable()})  # fmt: skip
+                          env={**os.environ, "PYTHONPATH": python_path()})  # fmt: skip
     assert done.returncode == 0, done.stderr
     charged, used = map(float, done.stdout.split())
     assert charged == pytest.approx(used, rel=0.1)

@@ -268,7 +268,7 @@ def run(
 
 def run_fleet(fleet: Fleet | RayFleet, *, quiet: bool = False, print_report: bool = False) -> int:
     """Run a fleet to the end, then print its report on stderr; the exit code, as of `run`."""
-    from framefuse.fleet.fleet import FleetReport
+    from framefuse.fleet.report import FleetReport
 
     try:
         with _bar([], quiet) as bar:

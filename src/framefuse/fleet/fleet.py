@@ -22,28 +22,28 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from framefuse import errors
 from framefuse.common.files import Files
 from framefuse.common.redact import brief, redact_source
 from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
-from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
+from framefuse.errors import FramefuseError, SourceError, UsageError
 from framefuse.fleet.ranges import Piece, Range, can_be_cut, merge, ranges, seconds_of
+from framefuse.fleet.report import FleetReport, WorkerFacts
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.report.facts import ErrorFacts, few
+from framefuse.report.facts import ErrorFacts
 from framefuse.report.report import Report
 from framefuse.runtime import choices
 from framefuse.runtime.job import of_shard, share
-from framefuse.runtime.readers import READERS, alone
+from framefuse.runtime.readers import READERS, alone, cut_options
 from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save
-from framefuse.sources import SourceOptions, endless, is_image_path, open_source, segments, videos_in
+from framefuse.sources import endless, is_image_path, open_source, segments, videos_in
 from framefuse.sources.segments import Cutter, worth_cutting
 from framefuse.sources.source import FEWER
 
@@ -57,96 +57,6 @@ WORTH = 15_000
 """Frames from which on several processes pay: those of a few seconds, which their start takes longer."""
 SAMPLED = 16
 """Videos whose lengths tell about how many frames a list has."""
-
-
-@dataclass
-class WorkerFacts:
-    """One process of a fleet; complete when it has ended."""
-
-    device: str
-    """"cuda:0", or "cpu"."""
-    inputs: list[str] = field(default_factory=list)
-    """The inputs it took, in order."""
-    frames: int = 0
-    report: Report | None = None
-    """None: it had no input, or it ended before it could report."""
-    skipped: list[str] = field(default_factory=list)
-    """The reasons why inputs could not be read."""
-    error: ErrorFacts | None = None
-    """The error that ended it early."""
-
-    @property
-    def warnings(self) -> list[str]:
-        return [*self.skipped, *(self.report.warnings if self.report else [])]
-
-
-@dataclass(frozen=True)
-class FleetReport:
-    """The combined result of all workers."""
-
-    frames: int
-    seconds: float
-    """From the first frame of any worker to the last frame of any. Startup of processes and engines is excluded."""
-    start_seconds: float
-    """Until every worker with inputs had its first frame."""
-    workers: list[WorkerFacts]
-    choices: list[str] = field(default_factory=list)
-    """Automatic choices, each with its reason."""
-    notes: list[str] = field(default_factory=list)
-    """What is unusual about an input that workers share."""
-
-    @property
-    def fps(self) -> float:
-        return self.frames / self.seconds if self.seconds else 0.0
-
-    @property
-    def unreadable(self) -> int:
-        """Inputs that could not be read, or not to their end."""
-        return sum(len(worker.skipped) + (worker.report.unreadable if worker.report else 0) for worker in self.workers)
-
-    @property
-    def errors(self) -> list[ErrorFacts]:
-        return [worker.error for worker in self.workers if worker.error]
-
-    @property
-    def warnings(self) -> list[str]:
-        """Those of all workers, each once."""
-        return [*self.notes, *dict.fromkeys(text for worker in self.workers for text in worker.warnings)]
-
-    def failure(self) -> FramefuseError:
-        """The error of the first worker that ended early, with its original type."""
-        device, facts = next((worker.device, worker.error) for worker in self.workers if worker.error)
-        kind: type[FramefuseError] = getattr(errors, facts.kind, EngineError)
-        others = f"; {len(self.errors)} of {len(self.workers)} workers ended early" if len(self.workers) > 1 else ""
-        return kind(f"{device}: {facts.message}{others}", remedy=facts.remedy)
-
-    def table(self) -> str:
-        """Plain text: one line in total, and one per worker."""
-        count, devices = len({name for worker in self.workers for name in worker.inputs}), len(self.workers)
-        lines = [
-            f"{counted(self.frames, 'frame')} of {counted(count, 'input')} in {self.seconds:.1f} s, {self.fps:,.1f} fps"
-            f" on {counted(devices, 'device')}; startup took {self.start_seconds:.1f} s",
-            "",
-            f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
-        ]
-        for worker in self.workers:
-            report = worker.report
-            fps, limiter = (report.fps, report.limiter) if report else (0.0, None)
-            numbers = f"{len(worker.inputs):>7}{worker.frames:>10,}"
-            lines.append(f"{worker.device:<10}{numbers}{fps:>10,.1f}  {limiter or '-'}")
-        busy = {report.utilisation.device: report.utilisation for worker in self.workers
-                if (report := worker.report) and report.utilisation}  # fmt: skip
-        lines += ["", *(f"busy     {one.line()}" for one in busy.values())] if busy else []
-        lines += ["", *(f"choice   {text}" for text in self.choices)] if self.choices else []
-        lines += ["", *(f"warning  {text}" for text in few(self.warnings))] if self.warnings else []
-        for worker in self.workers:
-            if worker.error:
-                lines.append(f"error    {worker.device}: {worker.error.message}")
-                lines += [f"         -> {worker.error.remedy}"] if worker.error.remedy else []
-        return "\n".join(lines)
-
-    def to_json(self) -> str:
-        return json.dumps({"fps": self.fps, **asdict(self)}, indent=2)
 
 
 class Fleet:
@@ -204,8 +114,8 @@ class Fleet:
         self._model = str(model)
         self._environments = {device: _environment(device) for device in devices}
         self._devices, self._why = tuple(devices), why
-        self._shares_segments, self._ranges = self._cut() if len(self.inputs) == 1 < len(devices) else (False, [])
-        """Of the only input, one for each device; none: the inputs are not cut into ranges."""
+        self._shares_segments, self._ranges = self._cut()
+        """Whether workers take segments of the only input, or the range of it for each of them."""
         self._segments: Cutter | None = None
         self.report: FleetReport | None = None
         self._workers: list[_Worker] = []
@@ -229,13 +139,12 @@ class Fleet:
         shared, started = deque(self.inputs), perf_counter()
         self._workers = []
         self._segments = None
-        one_for_each = self._ranges or self._shares_segments
         try:
             if self._shares_segments:
-                given = _options(settings), sum(map(self._decoders, self._devices)), segments.SECONDS
+                given = cut_options(settings), sum(map(self._decoders, self._devices)), segments.SECONDS
                 self._segments = Cutter(Path(self.inputs[0]), *given)
             for number, device in enumerate(self._devices):
-                waiting = deque(self.inputs) if one_for_each else shared
+                waiting = deque(self.inputs) if self._is_cut else shared
                 self._workers.append(
                     _Worker(device, self._environments[device], waiting, self._job(number), self._segments)
                 )
@@ -251,9 +160,13 @@ class Fleet:
         finally:
             if self._segments is not None:
                 self._segments.close()
-            report = self.report = self._report(started)
+            pieces = self._pieces() if self._is_cut else None
+            report = self.report = self._report(started, pieces)
             if self.folder is not None:
-                (self._join if one_for_each else self._collect)(self.folder)
+                if self._is_cut:
+                    self._join(self.folder, pieces)
+                else:
+                    self._collect(self.folder)
                 save(self.folder / RESULT, report.to_json().encode())
         on_count(report.frames)
         if not report.frames:
@@ -264,23 +177,29 @@ class Fleet:
             raise SourceError(reason, remedy="check that they are videos, or run one of them by itself")
         return report
 
+    @property
+    def _is_cut(self) -> bool:
+        """Whether all workers read the only input."""
+        return self._shares_segments or bool(self._ranges)
+
     def _cut(self) -> tuple[bool, list[Range]]:
         """Whether workers take segments of the only input; if not, its ranges of equal length, where it can be cut.
         Segments of which one has to wait for another keep its results, so these must be small."""
         count = len(self._devices)
+        if not len(self.inputs) == 1 < count or not can_be_cut(self.settings):
+            return False, []
         with suppress(FramefuseError):  # the worker will say what is wrong
             card, path = read_card(find_model(self._model)), alone(self.inputs[0])
-            if card.states or not can_be_cut(self.settings):
+            if card.states:
                 return False, []
-            if card.task != "semantic" and path is not None and worth_cutting(path, _options(self.settings)):
+            if card.task != "semantic" and path is not None and worth_cutting(path, cut_options(self.settings)):
                 return True, []
             if seconds := seconds_of(self.inputs[0]):
                 return False, ranges([seconds * number / count for number in range(1, count)])
         return False, []
 
-    def _join(self, folder: Path) -> None:
-        """Make the outputs of a video from those of its parts; they stay as they are if one is missing."""
-        pieces = self._pieces()
+    def _join(self, folder: Path, pieces: Sequence[Piece] | None) -> None:
+        """Make the outputs of a video from those of its pieces; they stay as they are if one is missing."""
         files = [file for piece in pieces or () for file in piece.files]
         if pieces and files:
             merge(folder, files[0].stem, pieces)
@@ -326,7 +245,7 @@ class Fleet:
         values = self.settings.model_dump(mode="json", exclude_unset=True) | {"device": "cpu" if on_cpu else "cuda"}
         if self.folder is not None:
             values |= {"project": str(self.folder), "name": _folder_of(number, device)}
-        if self._ranges or self._shares_segments:
+        if self._is_cut:
             readers = values["readers"] = self._decoders(device)
         else:
             share = -(-len(self.inputs) // len(self._devices))
@@ -343,7 +262,7 @@ class Fleet:
             return self.settings.readers
         return 1 if device == "cpu" else min(READERS, -(-DECODERS // self._devices.count(device)))
 
-    def _report(self, started: float) -> FleetReport:
+    def _report(self, started: float, pieces: Sequence[Piece] | None) -> FleetReport:
         workers = [worker.facts for worker in self._workers]
         spans = [worker.span for worker in self._workers if worker.span]
         return FleetReport(
@@ -352,24 +271,18 @@ class Fleet:
             start_seconds=max(first for first, _ in spans) - started if spans else 0.0,
             workers=[replace(facts, inputs=[redact_source(item) for item in facts.inputs]) for facts in workers],
             choices=[self._why] if self._why else [],
-            notes=self._notes(),
+            notes=self._notes(pieces) if self._is_cut else [],
         )
 
-    def _notes(self) -> list[str]:
-        """What is unusual about the only input, if workers share it."""
-        name, found = redact_source(self.inputs[0]), list[str]()
-        if not self._ranges and not self._shares_segments:
-            return found
-        if self.folder is not None and self._pieces() is None:
-            found.append(f"{name}: results are missing, so those of each process stay in its folder in {self.folder}")
-        elif self._segments is not None and sum(worker.read for worker in self._workers) < self._segments.frames:
+    def _notes(self, pieces: Sequence[Piece] | None) -> list[str]:
+        """What is unusual about the only input."""
+        name = redact_source(self.inputs[0])
+        if self.folder is not None and pieces is None:
+            return [f"{name}: results are missing, so those of each process stay in its folder in {self.folder}"]
+        if self._segments is not None and sum(worker.read for worker in self._workers) < self._segments.frames:
             count = sum(frames for worker in self._workers for _, frames in worker.counts)
-            found.append(f"{name}: {FEWER.format(self._segments.frames, count)}")
-        return found
-
-
-def _options(settings: Settings) -> SourceOptions:
-    return SourceOptions(max_pixels=settings.max_pixels)
+            return [f"{name}: {FEWER.format(self._segments.frames, count)}"]
+        return []
 
 
 class _Worker:

@@ -146,8 +146,7 @@ class RunPlan:
         asked = settings.readers or (readers.READERS if settings.on_gpu and card.task == "semantic" else 1)
         if asked == 1 or (path := readers.alone(self.source)) is None:
             return self
-        options = SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)
-        if (found := spacing(path, options)) is None:
+        if (found := spacing(path, readers.cut_options(settings))) is None:
             why = "one decoder reads the file, which is short or has no key frames where it could be cut"
             return replace(self, reasons={**self.reasons, "readers": why}) if settings.readers else self
         room: float = memory_free()  # on a GPU too: frames of a video that NVDEC refuses wait on the host

@@ -51,11 +51,15 @@ def share(source: Any, settings: Settings, *, cut: bool = False) -> Any:
         items = source if isinstance(source, (list, tuple)) else [source]
     finite = all(isinstance(item, (str, Path)) and not _live(item) for item in items)
     if cut and count > 1 and (path := alone(items)):
-        options = SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)
-        return Segmented(path, count) if worth_cutting(path, options) else source
+        return Segmented(path, count) if worth_cutting(path, cut_options(settings)) else source
     if min(count, len(items)) < 2 or not finite or len(set(map(str, items))) < len(items):
         return source
     return SharedList(iter(items), min(count, len(items)))
+
+
+def cut_options(settings: Settings) -> SourceOptions:
+    """Options with which it is found out where a video can be cut."""
+    return SourceOptions(start=settings.start, end=settings.end, max_pixels=settings.max_pixels)
 
 
 def alone(source: Any) -> Path | None:

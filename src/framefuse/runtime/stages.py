@@ -108,7 +108,7 @@ def sized(results: Iterator[FrameResult], area: float) -> Iterator[FrameResult]:
 def in_order(results: Iterator[FrameResult], segments: Segments) -> Iterator[FrameResult]:
     """The results of segments of a video in their order, numbered from 0; those of later ones wait."""
     waiting, passed, taken = defaultdict[int, list[FrameResult]](list), Counter[int](), segments.taken
-    now = first = 0
+    done = first = 0  # segments, and their frames
 
     def numbered(found: FrameResult) -> FrameResult:
         frame = replace(found.result.frame, index=first + found.result.frame.index, connection=0)
@@ -117,17 +117,16 @@ def in_order(results: Iterator[FrameResult], segments: Segments) -> Iterator[Fra
     for found in results:
         number = found.result.frame.connection
         passed[number] += 1
-        if number == taken[now]:
-            yield numbered(found)
-        else:
-            waiting[number].append(found)
-        while now < len(taken) and segments.counts.get(taken[now]) == passed[taken[now]]:
-            first, now = first + passed[taken[now]], now + 1
-            yield from map(numbered, waiting.pop(taken[now], ()) if now < len(taken) else ())
-    first += passed[taken[now]] if now < len(taken) else 0
-    for number in sorted(waiting):
-        yield from map(numbered, waiting[number])
-        first += passed[number]
+        waiting[number].append(found)
+        while done < len(taken):
+            now = taken[done]
+            yield from map(numbered, waiting.pop(now, ()))
+            if segments.counts.get(now) != passed[now]:
+                break
+            first, done = first + passed[now], done + 1
+    for now in taken[done:]:
+        yield from map(numbered, waiting.pop(now, ()))
+        first += passed[now]
 
 
 def _infer(

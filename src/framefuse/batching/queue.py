@@ -126,11 +126,6 @@ def least_margin(errors: Iterable[float], spare: Iterable[float]) -> float:
     return float(found[first]) if first < len(found) else max(0.0, float(most[-1]))
 
 
-def _spare(request: Request) -> float:
-    """Seconds from its predicted end to its deadline."""
-    return math.inf if request.deadline is None else request.deadline - request.end
-
-
 def _most_margin(request: Request) -> float:
     """The largest margin of a request; one whose deadline has passed, or that has none, has no margin."""
     return 0.0 if request.deadline is None else MOST_MARGIN * max(0.0, request.deadline - request.arrival)
@@ -174,8 +169,8 @@ class RequestQueue:
         self._deadlines = 0
         """How many of the waiting requests have one."""
         self._errors: deque[tuple[float, bool]] = deque(maxlen=ANSWERS)
-        """Of the latest batches: seconds by which the answer that had the least time to spare came after its predicted
-        end, and whether no margin would have been enough."""
+        """Of the latest batches: seconds by which the answers came after their predicted ends, and whether no margin
+        would have been enough."""
         self._spare: deque[float] = deque(maxlen=ANSWERS)
         """Seconds from the predicted end of the latest requests to their deadline, without a margin."""
         self._answered, self._margin = 0, 0.0
@@ -286,8 +281,8 @@ class RequestQueue:
         delay = max(0.0, sum(now - request.asked - request.work for request in known) / len(known))
         self._delay = delay if self._delay == math.inf else self._delay + LEARNING * (delay - self._delay)
         timed = [request for request in known if request.deadline is not None]
-        if timed:  # they are late together, so they count as one: that which had the least to spare
-            error, most = now - min(timed, key=_spare).end, max(map(_most_margin, timed))
+        if timed:  # they are late together, so they count as one
+            error, most = now - min(request.end for request in timed), max(map(_most_margin, timed))
             self._errors.append((error, error > most))
             self._answered += 1
             if self._answered in EARLY or self._answered % REFRESH == 0:

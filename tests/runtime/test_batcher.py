@@ -32,8 +32,9 @@ from framefuse.errors import (
 )
 from framefuse.frame import Frame
 from framefuse.runtime import batcher as batchers
+from framefuse.runtime import priority_lock
 from framefuse.runtime.batcher import Batcher
-from framefuse.runtime.priority_lock import POLITE, PriorityLock
+from framefuse.runtime.priority_lock import PLACES, POLITE, PriorityLock
 from framefuse.runtime.runners import ModelRunner
 
 MODEL = "scout-n"
@@ -247,21 +248,56 @@ def test_other_threads_stand_back_while_the_first_one_has_something_to_do() -> N
 
 def test_a_client_that_insists_stands_back_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batchers, "INSISTS", 60.0)
-    stood, paused = list[None](), list[float]()
+    stood, paused = list[bool](), list[float]()
     monkeypatch.setattr(batchers, "sleep", paused.append)
     with Batcher(lambda items: items) as batcher:
-        monkeypatch.setattr(batcher._lock, "stand_back", lambda: stood.append(None))
+        monkeypatch.setattr(batcher._lock, "stand_back", lambda crowded: stood.append(crowded) is None)
         batcher.submit(0, deadline=30.0).result()
         for refusals in (1, 2):
             with pytest.raises(DeadlineError):
                 batcher.submit(0, deadline=-1)
             assert len(paused) == refusals - 1
-        assert len(stood) == 2  # before and after the second one was prepared
+        assert stood == [False]
         assert 0 < paused[0] <= batchers.REFUSED_MOST
         batcher.submit(0).result()
-        assert len(stood) == 2  # it has no deadline
+        assert len(stood) == 1  # it has no deadline
         batcher.submit(0, deadline=30.0).result()
-        assert len(stood) == 4
+        assert stood == [False, False]
+
+
+def test_only_a_few_stand_back_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priority_lock, "POLITE", 60.0)
+    lock, stood = PriorityLock(), list[bool]()
+    lock.due()
+    threads = [threading.Thread(target=lambda: stood.append(lock.stand_back(crowded=True))) for _ in range(PLACES)]
+    for thread in threads:
+        thread.start()
+    while len(lock._standing) < PLACES:
+        time.sleep(0.001)
+    assert not lock.stand_back(crowded=True)
+    lock.rest(None)
+    for thread in threads:
+        thread.join()
+    assert stood == [True] * PLACES
+    assert lock.stand_back(crowded=True)
+
+
+def test_short_deadlines_are_refused_in_a_crowd_but_not_urgent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = list[float]()
+    monkeypatch.setattr(batchers, "sleep", paused.append)
+    with Batcher(lambda items: items) as batcher:
+        batcher.submit(0).result()
+        monkeypatch.setattr(batcher._lock, "stand_back", lambda crowded: not crowded)
+        batcher._admitted = batchers.OVERLOAD / 2
+        for _ in range(2):  # the second one insists
+            with pytest.raises(DeadlineError, match="overloaded"):
+                batcher.submit(1, deadline=0.09)
+        assert paused == [batchers.REFUSED_CROWD]
+        assert batcher.submit(2, deadline=0.09, priority=0).result().result == 2
+        assert batcher.submit(3, deadline=30.0).result().result == 3
+        assert batcher.submit(4).result().result == 4
+        stats = batcher.stats()
+        assert stats.submitted == 6 and stats.refused == {"DeadlineError": 2}
 
 
 def test_clients_give_way_once_a_batch_may_start_and_not_while_a_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:

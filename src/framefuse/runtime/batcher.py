@@ -41,15 +41,19 @@ EARLY = 0.9
 """Share of the expected time of a batch after which its end is awaited, not another request."""
 RECOVER_SECONDS = 30.0
 """After a batch did not fit into memory, batches of twice the size are tried again."""
-REFUSED_SECONDS, REFUSED_MOST = 0.0001, 0.002
-"""Pause of a client that insists and is refused, for each of as many requests as are sent for one that is admitted, and
-at most: clients that ask again at once would take the interpreter from the thread that answers the others."""
+REFUSED_SECONDS, REFUSED_MOST, REFUSED_CROWD = 0.0001, 0.002, 0.015
+"""Pause of a client that insists and is refused, for each of as many requests as are sent for one that is admitted, at
+most, and in a crowd: clients that ask again at once would take the interpreter from the thread that answers the
+others."""
 RECENT = 64
 """Requests by which the share that is admitted is known."""
 INSISTS, OVERLOAD = 0.005, 0.5
 """Requests with a deadline stand back if their thread was refused so few seconds before, or where so small a share of
 the latest requests was admitted. Otherwise they do not: batches would be smaller, since those that could join one come
 too late for it, and more requests would be refused."""
+SHORT = 0.1
+"""Deadlines of fewer seconds leave no time for an answer after a long wait: under overload, only a few requests with
+one stand back, and others are refused at once, except the most urgent."""
 LATEST = 1024
 """Responses by which `BatcherStats` knows the latencies."""
 
@@ -232,7 +236,8 @@ class Batcher:
             priority: 0, the most urgent, to 3. Each step overtakes what came up to a second earlier.
             deadline: seconds from now within which the answer must come; None: any time. While many are refused,
                 requests with one are admitted when the Batcher has nothing else to do, so that clients do not delay its
-                answers: this may take as long as a batch, and 40 ms at most.
+                answers: this may take as long as a batch, and 20 ms at most. A thread that sends the next one as soon
+                as one was refused waits for up to 15 ms.
             source: who sends it. Sources take turns, and each may hold at most half of what is free of the queue.
 
         Returns:
@@ -252,14 +257,13 @@ class Batcher:
             raise UsageError(f"source is {brief(source)}", remedy="pass its name, or another hashable value") from error
         arrival = monotonic()
         insists = arrival - getattr(self._of_thread, "refused", -INSISTS) < INSISTS
-        polite = deadline is not None and (insists or self._admitted < OVERLOAD)
-        if polite:
-            self._lock.stand_back()
-        bucket, prepared = self._runner.prepared(item)
-        future: Future[Response[Any]] = Future()
-        if polite:  # again: to prepare an item takes long enough for a batch to end
-            self._lock.stand_back()
+        overloaded = self._admitted < OVERLOAD
+        crowded = overloaded and deadline is not None and deadline < SHORT and priority != 0
         try:
+            if deadline is not None and (insists or overloaded) and not self._lock.stand_back(crowded=crowded):
+                self._refuse_crowd()
+            bucket, prepared = self._runner.prepared(item)
+            future: Future[Response[Any]] = Future()
             with self._changed:
                 if self._closing:
                     raise UsageError("this Batcher is closed", remedy="open another one")
@@ -269,8 +273,7 @@ class Batcher:
                 try:
                     self._queue.admit(request, monotonic())
                 except RequestError as error:
-                    self._refused[type(error).__name__] += 1
-                    self._admitted -= self._admitted / RECENT
+                    self._count_refused(error)
                     raise
                 self._admitted += (1 - self._admitted) / RECENT
                 self._waiting[request.number] = _Waiting(request, prepared, future)
@@ -279,11 +282,24 @@ class Batcher:
                     self._changed.notify_all()
         except RequestError:
             if insists:
-                sleep(min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3)))
+                pause = min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3))
+                sleep(REFUSED_CROWD if crowded else pause)
             self._of_thread.refused = monotonic()
             raise
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
+
+    def _refuse_crowd(self) -> None:
+        message = "the Batcher is overloaded, and others with a deadline already wait to be admitted"
+        error = DeadlineError(message, remedy="send fewer requests, or later")
+        with self._changed:
+            self._counts["submitted"] += 1
+            self._count_refused(error)
+        raise error
+
+    def _count_refused(self, error: RequestError) -> None:
+        self._refused[type(error).__name__] += 1
+        self._admitted -= self._admitted / RECENT
 
     def stats(self) -> BatcherStats:
         """What it has done so far. Callable at any time, from any thread."""

@@ -4,8 +4,9 @@ import math
 import threading
 from time import monotonic
 
-POLITE = 0.02
-"""Seconds for which other threads stay away while the first one has something to do, at most."""
+POLITE, PLACES = 0.02, 8
+"""Seconds for which other threads stay away while the first one has something to do, at most, and how many of them do
+where only so many may: all of them want the interpreter as soon as the first one rests."""
 
 
 class PriorityLock:
@@ -25,6 +26,8 @@ class PriorityLock:
         """time.monotonic() from which on the first thread has something to do."""
         self._rests = _locked()
         """Released when it rests."""
+        self._standing = set[int]()
+        """Threads that stand back."""
 
     def rest(self, until: float | None) -> None:
         """The first thread has nothing to do until a time of time.monotonic(); None: until `due` is called."""
@@ -36,11 +39,25 @@ class PriorityLock:
         """The first thread has something to do now. Callable from any thread."""
         self._due = 0.0
 
-    def stand_back(self) -> None:
-        """Wait while the first thread has something to do, for POLITE at most; the first thread itself does not."""
-        rests, is_due = self._rests, monotonic() >= self._due
-        if is_due and threading.get_ident() != self.first and rests.acquire(timeout=POLITE):
+    def stand_back(self, *, crowded: bool = False) -> bool:
+        """Wait while the first thread has something to do, for POLITE at most; the first thread itself does not.
+
+        Args:
+            crowded: no more than PLACES threads may wait.
+
+        Returns:
+            False, at once: too many wait.
+        """
+        rests, me = self._rests, threading.get_ident()
+        if monotonic() < self._due or me == self.first:
+            return True
+        if crowded and len(self._standing) >= PLACES:
+            return False
+        self._standing.add(me)
+        if rests.acquire(timeout=POLITE):
             rests.release()  # it is for all that wait
+        self._standing.discard(me)
+        return True
 
     def acquire(self) -> bool:
         if threading.get_ident() != self.first:

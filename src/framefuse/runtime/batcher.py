@@ -236,7 +236,7 @@ class Batcher:
             priority: 0, the most urgent, to 3. Each step overtakes what came up to a second earlier.
             deadline: seconds from now within which the answer must come; None: any time. While many are refused,
                 requests with one are admitted when the Batcher has nothing else to do, so that clients do not delay its
-                answers: this may take as long as a batch, and 20 ms at most. A thread that sends the next one as soon
+                answers: this may take as long as a batch, and 40 ms at most. A thread that sends the next one as soon
                 as one was refused waits for up to 15 ms.
             source: who sends it. Sources take turns, and each may hold at most half of what is free of the queue.
 
@@ -257,13 +257,16 @@ class Batcher:
             raise UsageError(f"source is {brief(source)}", remedy="pass its name, or another hashable value") from error
         arrival = monotonic()
         insists = arrival - getattr(self._of_thread, "refused", -INSISTS) < INSISTS
-        overloaded = self._admitted < OVERLOAD
-        crowded = overloaded and deadline is not None and deadline < SHORT and priority != 0
+        overloaded, is_short = self._admitted < OVERLOAD, deadline is not None and deadline < SHORT
+        polite = deadline is not None and (insists or overloaded)
+        crowded = overloaded and is_short and priority != 0
         try:
-            if deadline is not None and (insists or overloaded) and not self._lock.stand_back(crowded=crowded):
+            if polite and not self._lock.stand_back(crowded=crowded):
                 self._refuse_crowd()
             bucket, prepared = self._runner.prepared(item)
             future: Future[Response[Any]] = Future()
+            if polite and not is_short:  # again: to prepare an item takes long enough for a batch to end
+                self._lock.stand_back()
             with self._changed:
                 if self._closing:
                     raise UsageError("this Batcher is closed", remedy="open another one")

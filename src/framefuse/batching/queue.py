@@ -42,7 +42,7 @@ MAX_BUCKETS = 256
 ANSWERS, REFRESH, EARLY = 2048, 64, (4, 8, 16, 32)
 """Latest batches, and as many requests, by which the margin of predictions is chosen, and batches between two choices;
 in the beginning it is chosen after so few batches."""
-LATE = 0.0005
+LATE = 0.0001
 """Share of the admitted requests that may be expected to miss their deadline."""
 STALLS = 0.005
 """Up to this share of the batches, answers that come too late for any margin count as stalls of the machine, and are

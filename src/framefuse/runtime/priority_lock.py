@@ -54,9 +54,11 @@ class PriorityLock:
         if crowded and len(self._standing) >= PLACES:
             return False
         self._standing.add(me)
-        if rests.acquire(timeout=POLITE):
-            rests.release()  # it is for all that wait
-        self._standing.discard(me)
+        try:
+            if rests.acquire(timeout=POLITE):
+                rests.release()  # it is for all that wait
+        finally:
+            self._standing.discard(me)
         return True
 
     def acquire(self) -> bool:

@@ -283,21 +283,22 @@ def test_only_a_few_stand_back_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_short_deadlines_are_refused_in_a_crowd_but_not_urgent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batchers, "INSISTS", 60.0)
     paused = list[float]()
     monkeypatch.setattr(batchers, "sleep", paused.append)
     with Batcher(lambda items: items) as batcher:
         batcher.submit(0).result()
         monkeypatch.setattr(batcher._lock, "stand_back", lambda crowded=False: not crowded)
         batcher._admitted = batchers.OVERLOAD / 2
-        for _ in range(2):  # the second one insists
+        for deadline in (0.09, 0.09, 0.016):  # all but the first insist
             with pytest.raises(DeadlineError, match="overloaded"):
-                batcher.submit(1, deadline=0.09)
-        assert paused == [batchers.REFUSED_CROWD]
+                batcher.submit(1, deadline=deadline)
+        assert paused == [batchers.CROWD_MOST, pytest.approx(0.012)]
         assert batcher.submit(2, deadline=0.09, priority=0).result().result == 2
         assert batcher.submit(3, deadline=30.0).result().result == 3
         assert batcher.submit(4).result().result == 4
         stats = batcher.stats()
-        assert stats.submitted == 6 and stats.refused == {"DeadlineError": 2}
+        assert stats.submitted == 7 and stats.refused == {"DeadlineError": 3}
 
 
 def test_clients_give_way_once_a_batch_may_start_and_not_while_a_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,10 +41,11 @@ EARLY = 0.9
 """Share of the expected time of a batch after which its end is awaited, not another request."""
 RECOVER_SECONDS = 30.0
 """After a batch did not fit into memory, batches of twice the size are tried again."""
-REFUSED_SECONDS, REFUSED_MOST, REFUSED_CROWD = 0.0001, 0.002, 0.015
-"""Pause of a client that insists and is refused, for each of as many requests as are sent for one that is admitted, at
-most, and in a crowd: clients that ask again at once would take the interpreter from the thread that answers the
-others."""
+REFUSED_SECONDS, REFUSED_MOST = 0.0001, 0.002
+"""Pause of a client that insists and is refused, for each of as many requests as are sent for one that is admitted, and
+at most: clients that ask again at once would take the interpreter from the thread that answers the others."""
+CROWD_SHARE, CROWD_MOST = 0.75, 0.015
+"""The same in a crowd: a share of the deadline, for which what was admitted keeps the model busy, and at most."""
 RECENT = 64
 """Requests by which the share that is admitted is known."""
 INSISTS, OVERLOAD = 0.005, 0.5
@@ -286,7 +287,7 @@ class Batcher:
         except RequestError:
             if insists:
                 pause = min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3))
-                sleep(REFUSED_CROWD if crowded else pause)
+                sleep(max(pause, min(CROWD_MOST, CROWD_SHARE * deadline)) if deadline and crowded else pause)
             self._of_thread.refused = monotonic()
             raise
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)

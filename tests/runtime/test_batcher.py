@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 import framefuse
-from command_line import wait_for
 from framefuse.errors import (
     DeadlineError,
     EngineError,
@@ -32,9 +31,8 @@ from framefuse.errors import (
 )
 from framefuse.frame import Frame
 from framefuse.runtime import batcher as batchers
-from framefuse.runtime import priority_lock
 from framefuse.runtime.batcher import Batcher
-from framefuse.runtime.priority_lock import PLACES, POLITE, PriorityLock
+from framefuse.runtime.priority_lock import POLITE
 from framefuse.runtime.runners import ModelRunner
 
 MODEL = "scout-n"
@@ -202,50 +200,6 @@ def test_deadlines() -> None:
         assert batcher.stats().refused == {"DeadlineError": 2}
 
 
-def test_one_thread_gets_the_lock_before_those_that_come_after_it() -> None:
-    lock, begun, order = PriorityLock(), list[str](), list[str]()
-
-    def take(name: str) -> None:
-        if name == "first":
-            lock.first = threading.get_ident()
-        begun.append(name)
-        with lock:
-            order.append(name)
-
-    with lock:
-        threads = [threading.Thread(target=take, args=("first",))]
-        threads[0].start()
-        wait_for(lambda: lock._waits)
-        threads += [threading.Thread(target=take, args=(str(number),)) for number in range(8)]
-        for thread in threads[1:]:
-            thread.start()
-        wait_for(lambda: len(begun) == len(threads))
-    for thread in threads:
-        thread.join()
-    assert order[0] == "first"
-    assert len(order) == 9
-
-
-def test_other_threads_stand_back_while_the_first_one_has_something_to_do() -> None:
-    lock = PriorityLock()
-
-    def seconds() -> float:
-        begun = time.monotonic()
-        lock.stand_back()
-        return time.monotonic() - begun
-
-    lock.rest(time.monotonic() + 3600)
-    lock.stand_back()
-    lock.due()
-    assert seconds() >= POLITE  # and no longer than that, whatever the first thread does
-    waiting = threading.Thread(target=lock.stand_back)
-    waiting.start()
-    lock.rest(None)  # lets those go on that wait
-    waiting.join()
-    lock.rest(time.monotonic() - 1)
-    assert seconds() >= POLITE
-
-
 def test_a_client_that_insists_stands_back_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batchers, "INSISTS", 60.0)
     stood, paused = list[bool](), list[float]()
@@ -263,23 +217,6 @@ def test_a_client_that_insists_stands_back_and_pauses(monkeypatch: pytest.Monkey
         assert len(stood) == 1  # it has no deadline
         batcher.submit(0, deadline=30.0).result()
         assert stood == [False] * 3  # before and after it was prepared
-
-
-def test_only_a_few_stand_back_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(priority_lock, "POLITE", 60.0)
-    lock, stood = PriorityLock(), list[bool]()
-    lock.due()
-    threads = [threading.Thread(target=lambda: stood.append(lock.stand_back(crowded=True))) for _ in range(PLACES)]
-    for thread in threads:
-        thread.start()
-    while len(lock._standing) < PLACES:
-        time.sleep(0.001)
-    assert not lock.stand_back(crowded=True)
-    lock.rest(None)
-    for thread in threads:
-        thread.join()
-    assert stood == [True] * PLACES
-    assert lock.stand_back(crowded=True)
 
 
 def test_short_deadlines_are_refused_in_a_crowd_but_not_urgent_ones(monkeypatch: pytest.MonkeyPatch) -> None:

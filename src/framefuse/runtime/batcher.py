@@ -286,12 +286,16 @@ class Batcher:
                     self._changed.notify_all()
         except RequestError:
             if insists:
-                pause = min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3))
-                sleep(max(pause, min(CROWD_MOST, CROWD_SHARE * deadline)) if deadline and crowded else pause)
+                sleep(self._pause(deadline if crowded else None))
             self._of_thread.refused = monotonic()
             raise
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
+
+    def _pause(self, deadline: float | None) -> float:
+        """Seconds for which a client that insists waits after a refusal; `deadline`: of its request, in a crowd."""
+        pause = min(REFUSED_MOST, REFUSED_SECONDS / max(self._admitted, 1e-3))
+        return pause if deadline is None else max(pause, min(CROWD_MOST, CROWD_SHARE * deadline))
 
     def _refuse_crowd(self) -> None:
         message = "the Batcher is overloaded, and others with a deadline already wait to be admitted"

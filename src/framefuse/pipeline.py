@@ -398,7 +398,7 @@ class Pipeline:
         self._handover.enter_context(quick_handover(self.settings.on_gpu and self._matting is not None))
         self._open_sinks()
         streams = self._inputs.streams()
-        if self.settings.on_gpu and not self.sources[0].info.live:
+        if self.settings.on_gpu and not self.sources[0].info.awaited:
             streams[0] = 0, warm_up(streams[0][1], self._program, self._viewer)
         self._recorder.start(Meter(find_counters(self._gpu)), Gauge(self._gpu))
         return self._write(self._infer(self._decode(streams)))

@@ -15,10 +15,10 @@ def test_a_batch_runs_as_the_next_larger_size() -> None:
 
 def test_a_larger_batch_must_be_faster_per_request() -> None:
     per_row = Costs([1, 2, 4, 8], {1: 1.0, 2: 2.0, 4: 3.9, 8: 7.9})
-    assert per_row.best == 1
+    assert per_row.best == per_row.enough == 1
     assert per_row.choose(8) == 1
     together = Costs([1, 2, 4, 8], {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.7})
-    assert together.best == 8
+    assert (together.best, together.enough) == (8, 4)
     assert [together.choose(count) for count in (1, 2, 3, 4, 8, 100)] == [1, 2, 4, 4, 8, 8]
 
 

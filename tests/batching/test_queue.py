@@ -110,6 +110,25 @@ def test_better_than_the_largest_batch_with_a_fixed_delay() -> None:
     assert np.percentile(ours, 99) < 0.8 * np.percentile(fixed.latencies(requests), 99)
 
 
+@pytest.mark.parametrize(("times", "waits"), [(1.0, True), (1.5, False)])
+def test_a_thread_that_is_itself_kept_waiting_submits_batches_early(times: float, waits: bool) -> None:
+    """Answers come when the batches end, or half as late again: the next batch would come too late for the model."""
+    queue = queue_of(gpu, ahead=1)
+    now = 0.0
+    for number in range(100):
+        queue.admit(Request(number, now), now)
+        batch = queue.take(now)
+        assert batch is not None
+        queue.ended(batch, now + gpu(1))
+        now += times * gpu(1)
+        queue.answered(batch.requests, now)
+    queue.admit(Request(100, now), now)
+    assert queue.take(now) is not None
+    for number in range(8):
+        queue.admit(Request(101 + number, now), now)
+    assert (queue.take(now) is None) is waits
+
+
 def test_waiting_for_company_ends_after_the_longest_delay() -> None:
     queue = queue_of(gpu, min_batch_size=4, max_queue_delay=0.5)
     queue.admit(Request(0, 0.0), 0.0)

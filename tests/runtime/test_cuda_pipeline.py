@@ -13,6 +13,7 @@ import pytest
 
 import media
 from benchmarks.gpu.accuracy import Boxes, pairs
+from framefuse import FrameFeed, Result
 from framefuse.adaptive import disagreement, guard
 from framefuse.adaptive.ladder import Ladder, Rung
 from framefuse.cli.synth import write_clip
@@ -250,6 +251,28 @@ def test_the_pipeline_runs_on_the_gpu(clip: Path, model: Path, batch: int, tmp_p
         if number == 5:
             break
     again.close()
+
+
+def test_a_source_without_frames_keeps_no_other_waiting(clip: Path, model: Path) -> None:
+    image, stays = np.zeros((360, 640, 3), np.uint8), FrameFeed("stays")
+    with Pipeline(stays, model, **ON_THE_GPU).start() as pipeline:
+        pipeline.add_source(clip)
+        assert [result_of(pipeline).frame.source_id for _ in range(FRAMES)] == [str(clip)] * FRAMES
+        for number in range(20):
+            other = FrameFeed(f"camera {number}")
+            pipeline.add_source(other)
+            other.submit(image)
+            assert result_of(pipeline).frame.source_id == other.info.uri
+            pipeline.remove_source(other.info.uri)
+            stays.submit(image)
+            assert result_of(pipeline).frame.source_id == "stays"
+        stays.finish()
+
+
+def result_of(pipeline: Pipeline) -> Result:
+    result = pipeline.get_result(20)
+    assert result is not None
+    return result
 
 
 def test_pipelines_leave_no_memory_on_the_gpu(clip: Path, model: Path) -> None:

@@ -21,6 +21,8 @@ AT_MOST = 0.5
 """Share of the expected time that counts for a batch that had ended before anybody looked."""
 ENOUGH_GAIN = 0.1
 """Share by which a larger batch must be faster per request to be preferred."""
+ENOUGH = 0.5
+"""Share of the highest throughput that is enough where to wait for more requests may leave the model idle."""
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -39,6 +41,7 @@ class Costs:
     Attributes:
         sizes: in ascending order.
         best: the smallest size whose throughput is within ENOUGH_GAIN of the highest.
+        enough: the smallest with ENOUGH of the highest.
     """
 
     def __init__(self, sizes: Iterable[int], seconds: Mapping[int, float] | None = None) -> None:
@@ -53,7 +56,7 @@ class Costs:
         self._latest: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         """Measured time of the latest batches, as a share of what was expected, and the seconds beyond it."""
         self._share, self._slack, self._learnt = UNKNOWN, math.inf, 0
-        self.best = self.choose(self.sizes[-1])
+        self._compare()
 
     def fit(self, count: int) -> int:
         """The size as which so many requests run."""
@@ -82,9 +85,17 @@ class Costs:
 
     def choose(self, waiting: int) -> int:
         """The best size for so many requests: the smallest whose throughput is about the highest."""
+        return self._smallest(waiting, 1 / (1 + ENOUGH_GAIN))
+
+    def _compare(self) -> None:
+        most = self.sizes[-1]
+        self.best, self.enough = self.choose(most), self._smallest(most, ENOUGH)
+
+    def _smallest(self, waiting: int, share: float) -> int:
+        """The smallest size for so many requests whose throughput is this share of the highest."""
         sizes = [size for size in self.sizes if size <= self.fit(waiting)]
         rates = [min(size, waiting) / max(1e-9, self.seconds(size)) for size in sizes]
-        return next(size for size, rate in zip(sizes, rates, strict=True) if rate >= max(rates) / (1 + ENOUGH_GAIN))
+        return next(size for size, rate in zip(sizes, rates, strict=True) if rate >= share * max(rates))
 
     def learn(self, size: int, seconds: float, *, at_most: bool = False) -> None:
         """A batch of this size has taken so long.
@@ -111,7 +122,7 @@ class Costs:
             if len(self._latest) >= REFRESH:
                 shares, beyond = (quantile(column, SURE) for column in zip(*self._latest, strict=True))
                 self._share, self._slack = max(1.0, shares), max(0.0, beyond)
-            self.best = self.choose(self.sizes[-1])
+            self._compare()
 
     def _adjust_others(self, size: int, at_most: bool) -> None:
         """What a batch takes beyond its time with nothing else at work, such as waiting for Python's interpreter, sizes

@@ -64,6 +64,8 @@ LEARNING = 0.05
 DELAY = 2
 """Times the mean delay of answers by which any is predicted to be late at most: part of a delay is the same for a short
 queue and a long one."""
+DELAYED = 1.1
+"""Times the work before it after which an answer comes where the thread that submits batches waits for others."""
 AHEAD = 0.25
 """Share of a batch before the end of the running one from which the next, not yet full one may be submitted."""
 TRY = 1.0
@@ -231,6 +233,12 @@ class RequestQueue:
         """Seconds of a request in a batch of the best size, with all servers at work."""
         return self.costs.seconds(self.costs.best) / self.costs.best / self._servers
 
+    @property
+    def _full(self) -> int:
+        """A batch of so many requests waits for no more. Where answers come later than the batches explain, the thread
+        that submits them is itself kept waiting, and the next batch would come too late for the model."""
+        return min(self.costs.enough if self._stretch > DELAYED else self.costs.best, self.limit)
+
     def _check_deadlines(self, request: Request, now: float) -> None:
         request.asked, request.work = now, self._work(request, now)
         at_once = not (len(self) or self._running)
@@ -299,20 +307,20 @@ class RequestQueue:
 
     def _work(self, request: Request, now: float) -> float:
         """Seconds until a request is answered, by the expected times of batches."""
-        costs, best = self.costs, min(self.costs.best, self.limit)
+        costs, size = self.costs, self._full
         work, mine = 0.0, 1
         for name, bucket in self._buckets.items():
             before = bisect_right(bucket, request.key, key=_key)
             if name == request.bucket:
-                full, rest = divmod(before, best)
+                full, rest = divmod(before, size)
                 mine += rest
             else:
-                full = -(-before // best)
-            work += full * costs.seconds(best)
+                full = -(-before // size)
+            work += full * costs.seconds(size)
         starts = self._free(now) - now + work / self._servers
         _, interval = self._intervals.get(request.bucket, (now, self.max_queue_delay))
-        mine += int(min(best, starts / max(1e-9, interval)))  # others join until it starts
-        return starts + costs.seconds(costs.fit(min(best, mine)))
+        mine += int(min(size, starts / max(1e-9, interval)))  # others join until it starts
+        return starts + costs.seconds(costs.fit(min(size, mine)))
 
     def _free(self, now: float) -> float:
         """When the model has ended enough of what it has, so that a batch submitted now starts."""
@@ -353,7 +361,7 @@ class RequestQueue:
         wait than fit into one batch: otherwise small batches would make those behind late."""
         waiting = min(len(bucket), self.limit)
         size = self.costs.choose(waiting)
-        if waiting >= min(self.costs.best, self.limit):
+        if waiting >= self._full:
             return size
         deadlines = [request.deadline for request in bucket[:size] if request.deadline is not None]
         start = self._free(now)
@@ -367,7 +375,7 @@ class RequestQueue:
         size they run."""
         costs, size = self.costs, self._size(bucket, now)
         count = min(size, len(bucket), self.limit)
-        full = count >= min(costs.best, self.limit)
+        full = count >= self._full
         busy = len(self._running) >= self._servers
         free = now if not busy or full else self._free(now) - AHEAD * costs.seconds(size)
         if full or len(bucket) >= self.limit:
@@ -389,8 +397,7 @@ class RequestQueue:
         only a full batch starts at once, and others hardly earlier."""
         waiting, busy = len(self._buckets[request.bucket]), len(self._running)
         if busy >= self._servers:
-            full = min(self.costs.best, self.limit)
-            return busy < self._servers + self._ahead and waiting in (1, full, self.limit)
+            return busy < self._servers + self._ahead and waiting in (1, self._full, self.limit)
         return request.deadline is not None or waiting in {*self.costs.sizes, self.limit, self.min_batch_size}
 
     def late(self, now: float) -> list[Request]:

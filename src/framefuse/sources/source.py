@@ -164,6 +164,11 @@ class SourceInfo:
     def live(self) -> bool:
         return self.kind in ("camera", "live")
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the next frame may take any time: it is live, or the caller's own code supplies it."""
+        return self.live or self.kind == "array"
+
     def note(self, text: str) -> None:
         """Add a note unless it is already there."""
         if text not in self.notes:

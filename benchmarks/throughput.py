@@ -6,9 +6,9 @@
   system runs them, and all on one core, which spares Python's threads the way to another core for every turn
 - `open`: requests of 64 threads at random times (Poisson): first more than are answered, without a deadline, then with
   a deadline at 0.8 and at 3 times as many as that were answered (threads that wake one by one at random times take more
-  of the interpreter than those of `closed`); on a GPU also at 2.5 times the throughput of single requests, with and
-  without the deadline, and single requests at 3 times theirs, since the threads of one interpreter cannot send 3 times
-  what the Batcher answers
+  of the interpreter than those of `closed`); on a GPU also at 2.5 times the throughput of single requests that come
+  like this, with and without the deadline, and single requests at 3 times theirs, since the threads of one interpreter
+  cannot send 3 times what the Batcher answers
 - `rules`: such loads in simulated time, at the times of batches with nothing else at work, with the rules of the
   Batcher, and with those of servers that always build the largest batch: at once, or after a fixed delay
 - `soak`: 0.8 of the throughput with deadlines; the first minute beside the last. The same requests arrive in each
@@ -48,6 +48,8 @@ CLIENTS, MODEL = 64, "scout-n"
 DEADLINE = {"cpu": 0.5, "cuda": 0.02}
 """Seconds."""
 FIXED_DELAY = 0.005
+BOTH, ALONE = "Batcher", "Batcher, single requests"
+"""Rules: with batches, and without."""
 MORE = 1.2
 """Times the throughput of clients that wait: more than the Batcher answers where they do not."""
 MINUTE = 60.0
@@ -153,25 +155,23 @@ def offered(
     }
 
 
-def loads(closed_rows: list[dict[str, Any]], device: str, full: float) -> list[tuple[str, str, float, float | None]]:
-    """Of `open`, after its first row: rules, the load in words, requests a second, and the deadline.
+def loads(full: dict[str, float], device: str) -> list[tuple[str, str, float, float | None]]:
+    """Of `open`, after the rows without a deadline: rules, the load in words, requests a second, and the deadline.
 
     Args:
-        full: requests a second that the Batcher answers at most if they come at random times.
+        full: requests a second that these rules answer at most if they come at random times.
     """
-    rates = {row["rules"]: row["rate"] for row in closed_rows if row.get("cores") == closed_rows[-1].get("cores")}
-    both, alone = "Batcher", "Batcher, single requests"
     deadline = DEADLINE[device]
     rows: list[tuple[str, str, float, float | None]] = [
-        (both, f"{times:g} times its throughput", times * full, deadline) for times in (0.8, 3.0)
+        (BOTH, f"{times:g} times its throughput", times * full[BOTH], deadline) for times in (0.8, 3.0)
     ]
     if device == "cuda":
         load = "2.5 times the throughput of single requests"
         rows[1:1] = [
-            (both, load, 2.5 * rates[alone], deadline),
-            (both, f"{load}, without a deadline", 2.5 * rates[alone], None),
+            (BOTH, load, 2.5 * full[ALONE], deadline),
+            (BOTH, f"{load}, without a deadline", 2.5 * full[ALONE], None),
         ]
-        rows.append((alone, "3 times its throughput", 3 * rates[alone], deadline))
+        rows.append((ALONE, "3 times its throughput", 3 * full[ALONE], deadline))
     return rows
 
 
@@ -181,7 +181,7 @@ def rules(seconds: dict[int, float], servers: int, ahead: int) -> list[dict[str,
     given = {"max_queue": 10**6, "servers": servers, "ahead": ahead}
     only = {largest: seconds[largest]}
     queues: dict[str, Callable[[], RequestQueue]] = {
-        "Batcher": lambda: RequestQueue(Costs(seconds, seconds), **given),
+        BOTH: lambda: RequestQueue(Costs(seconds, seconds), **given),
         "largest batch at once": lambda: RequestQueue(Costs(only, only), max_queue_delay=0, **given),
         "largest batch after a fixed delay": lambda: RequestQueue(
             Costs(only, only), min_batch_size=largest, max_queue_delay=FIXED_DELAY, **given
@@ -225,8 +225,8 @@ def main() -> None:
 
         calls = {
             "Model, one call at a time": one_at_a_time,
-            "Batcher, single requests": lambda image: single.submit(image).result(),
-            "Batcher": lambda image: batcher.submit(image).result(),
+            ALONE: lambda image: single.submit(image).result(),
+            BOTH: lambda image: batcher.submit(image).result(),
         }
         facts: dict[str, Any] = {
             "device": args.device,
@@ -261,15 +261,17 @@ def main() -> None:
             facts["open"] = []
 
             def measure(rule: str, load: str, asked: float, until: float | None) -> None:
-                used = batcher if rule == "Batcher" else single
+                used = batcher if rule == BOTH else single
                 row = {"rules": rule, "load": load, "asked": asked}
                 row |= offered(used, images, asked, args.seconds * args.rounds, until, cores)
                 facts["open"].append(row)
                 print(row, flush=True)
 
-            measure("Batcher", "more than it answers, without a deadline", MORE * facts["closed"][-1]["rate"], None)
-            for row in loads(facts["closed"], args.device, facts["open"][0]["rate"]):
-                measure(*row)
+            for rule in (BOTH, ALONE) if args.device == "cuda" else (BOTH,):
+                most = max(row["rate"] for row in facts["closed"] if row["rules"] == rule)
+                measure(rule, "more than it answers, without a deadline", MORE * most, None)
+            for load in loads({row["rules"]: row["rate"] for row in facts["open"]}, args.device):
+                measure(*load)
         facts["batch_ms"] = batcher.stats().batch_ms
         runner = batcher._runner
         if len(runner.seconds) > 1:  # rules differ in the batches that they build

@@ -59,12 +59,13 @@ class Execution(DeviceExecution):
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = cp.cuda.Stream(non_blocking=True)
         self.input = cp.zeros(shape, dtype)
-        self._image = torch.as_tensor(self.input, device="cuda").permute(0, 3, 1, 2)
+        # By DLPack: each call of `as_tensor` leaks the shape and the strides of the array (PyTorch 2.11).
+        self._image = torch.from_dlpack(self.input).permute(0, 3, 1, 2)
         cp.cuda.get_current_stream().synchronize()
         with self._on(self._stream):
             outputs = self._run()
         self.results = [cp.zeros(tuple(output.shape), np.float32) for output in outputs]
-        self._targets = [torch.as_tensor(result, device="cuda") for result in self.results]
+        self._targets = [torch.from_dlpack(result) for result in self.results]
         del outputs
         cp.cuda.get_current_stream().synchronize()
         for _ in range(2):

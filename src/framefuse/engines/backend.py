@@ -17,16 +17,20 @@ from framefuse.errors import CapabilityError, EngineError, FramefuseError, Model
 from framefuse.models.onnx_file import is_quantised, plain_words
 from framefuse.models.openvino_file import SUFFIXES
 
+_versions: dict[str, str] = {}
+"""Of the packages that were found: Python 3.12 loses about a kilobyte with each search for one."""
 _opened: dict[tuple[str, str], int] = {}
 """(Engine, device) -> the process that opened it first."""
 
 
 def version_of(package: str) -> str | None:
     """The version of an installed package; None: it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    if package not in _versions:
+        try:
+            _versions[package] = version(package)
+        except PackageNotFoundError:  # it may be installed later
+            return None
+    return _versions[package]
 
 
 @dataclass(frozen=True)

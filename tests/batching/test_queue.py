@@ -129,6 +129,22 @@ def test_a_thread_that_is_itself_kept_waiting_submits_batches_early(times: float
     assert (queue.take(now) is None) is waits
 
 
+def test_under_overload_few_requests_wait() -> None:
+    """A queue of 0.5 s would be late as a whole if the machine became a little slower, and answers no more a second."""
+    queue = RequestQueue(Costs([1], {1: 0.02}))
+    queue.admit(Request(0, 0.0), 0.0)
+    assert queue.take(0.0) is not None
+    for number in range(1, 20):
+        with suppress(DeadlineError):
+            queue.admit(Request(number, 0.0, deadline=0.5), 0.0, overloaded=True)
+    few = len(queue)
+    assert max(request.end for request in queue._buckets[None]) <= 0.25
+    for number in range(20, 40):
+        with suppress(DeadlineError):
+            queue.admit(Request(number, 0.0, deadline=0.5), 0.0)
+    assert 5 < few < 0.7 * len(queue)
+
+
 def test_waiting_for_company_ends_after_the_longest_delay() -> None:
     queue = queue_of(gpu, min_batch_size=4, max_queue_delay=0.5)
     queue.admit(Request(0, 0.0), 0.0)

@@ -14,7 +14,9 @@ whose deadline then could not be met. The prediction is the expected time of the
 multiplied by how much longer than that the latest answers took, and a margin. A request with s seconds to spare is late
 if its answer comes more than s later than predicted, so the margin is the least for which hardly any of those with more
 to spare would be late: the longest usual delay under overload, where all that are admitted have hardly more than the
-margin. It is at least what nearly all of the latest answers needed, and SLOWER of the predicted time.
+margin. It is at least what nearly all of the latest answers needed, and SLOWER of the predicted time. While most requests
+are refused, it is as large as it may be: a longer queue would not keep the model busier, and all that wait in it would
+be late together when the machine stalls.
 """
 
 import math
@@ -196,8 +198,12 @@ class RequestQueue:
         """Requests that wait, by priority."""
         return dict(Counter(request.priority for bucket in self._buckets.values() for request in bucket))
 
-    def admit(self, request: Request, now: float) -> None:
+    def admit(self, request: Request, now: float, *, overloaded: bool = False) -> None:
         """Let a request wait for its turn.
+
+        Args:
+            overloaded: most are refused, so it need not wait long for its turn: others come soon enough to keep the
+                model busy.
 
         Raises:
             QueueFullError: `max_queue` requests wait, or those of its source hold their share of the queue.
@@ -215,7 +221,7 @@ class RequestQueue:
             raise QueueFullError(message, remedy="let it send fewer requests: the rest of the queue is for others")
         request.turn = max(self._clock, self._turns.get(source, 0.0)) if source is not None else self._clock
         request.key = request.turn + request.priority * OVERTAKE
-        self._check_deadlines(request, now)
+        self._check_deadlines(request, now, overloaded)
         if source is not None:
             if len(self._turns) > 2 * self.max_queue:  # forget the sources whose turn has come anyway
                 self._turns = {other: turn for other, turn in self._turns.items() if turn > self._clock}
@@ -239,7 +245,7 @@ class RequestQueue:
         that submits them is itself kept waiting, and the next batch would come too late for the model."""
         return min(self.costs.enough if self._stretch > DELAYED else self.costs.best, self.limit)
 
-    def _check_deadlines(self, request: Request, now: float) -> None:
+    def _check_deadlines(self, request: Request, now: float, overloaded: bool) -> None:
         request.asked, request.work = now, self._work(request, now)
         at_once = not (len(self) or self._running)
         stretch = min(self._stretch, UNKNOWN) if at_once else self._stretch
@@ -248,7 +254,7 @@ class RequestQueue:
             left = request.deadline - now
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
-            end = request.end + (0.0 if at_once else self._margin_of(request))
+            end = request.end + (0.0 if at_once else self._margin_of(request, overloaded))
             if end > request.deadline and not (at_once and left > 0 and self._tries(now)):
                 needed = end - now
                 message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
@@ -275,7 +281,9 @@ class RequestQueue:
         ever, and one by itself tells how long others take."""
         return now - self._ended >= TRY and not self.costs.is_sure(self.costs.fit(1))
 
-    def _margin_of(self, request: Request) -> float:
+    def _margin_of(self, request: Request, overloaded: bool) -> float:
+        if overloaded:
+            return _most_margin(request)
         slower = SLOWER if self._delay < math.inf else 0.0  # until then, `_stretch` is UNKNOWN, which is as much
         return min(max(self._margin, slower * (request.end - request.asked)), _most_margin(request))
 

@@ -14,9 +14,9 @@ whose deadline then could not be met. The prediction is the expected time of the
 multiplied by how much longer than that the latest answers took, and a margin. A request with s seconds to spare is late
 if its answer comes more than s later than predicted, so the margin is the least for which hardly any of those with more
 to spare would be late: the longest usual delay under overload, where all that are admitted have hardly more than the
-margin. It is at least what nearly all of the latest answers needed, and SLOWER of the predicted time. While most requests
-are refused, it is as large as it may be: a longer queue would not keep the model busier, and all that wait in it would
-be late together when the machine stalls.
+margin. It is at least what nearly all of the latest answers needed, and SLOWER of the predicted time. While most are
+refused, it is as large as it may be: a longer queue would not keep the model busier, and all that wait in it would be
+late together when the machine stalls.
 """
 
 import math

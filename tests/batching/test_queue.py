@@ -145,6 +145,54 @@ def test_under_overload_few_requests_wait() -> None:
     assert 5 < few < 0.7 * len(queue)
 
 
+@pytest.mark.parametrize("batches", [2, 3, 5, 25])
+def test_under_overload_the_model_is_never_idle(batches: int) -> None:
+    """Deadlines of a few batches: the rate is that of a queue which knows of no overload."""
+
+    def answered(overloaded: bool) -> int:
+        queue = RequestQueue(Costs([1], {1: 0.02}))
+        now, next_arrival, ended, done = 0.0, 0.0, 0.0, 0
+        batch: RequestBatch | None = None
+        while now < 20:
+            now = min(next_arrival, ended) if batch else next_arrival
+            if batch and ended <= now:
+                queue.ended(batch, now)
+                queue.answered(batch.requests, now)
+                batch, done = None, done + 1
+            if next_arrival <= now:
+                next_arrival += 0.0077
+                with suppress(DeadlineError):
+                    queue.admit(Request(0, now, deadline=now + 0.02 * batches), now, overloaded=overloaded)
+            if batch is None and (batch := queue.take(now)):
+                ended = now + 0.02
+        return done
+
+    assert answered(overloaded=True) >= 0.98 * answered(overloaded=False)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_smallest_batch_that_was_asked_for_is_no_smaller_under_load(ahead: int) -> None:
+    queue = queue_of(gpu, ahead=ahead, min_batch_size=32, max_queue_delay=0.5)
+    for number in range(31):
+        queue.admit(Request(number, 0.0), 0.0)
+        assert queue.take(0.0) is None
+    queue.admit(Request(31, 0.0), 0.0)
+    batch = queue.take(0.0)
+    assert batch is not None
+    assert len(batch.requests) == 32
+
+
+def test_a_short_deadline_makes_a_batch_smaller_than_the_best() -> None:
+    """15 wait, of which the first has 1.6 ms left: 16 rows take 1.88 ms, and 8 take 1.24."""
+    queue = queue_of(gpu, ahead=1)
+    queue.admit(Request(0, 0.0, deadline=0.0016), 0.0)
+    for number in range(1, 15):
+        queue.admit(Request(number, 0.0), 0.0)
+    batch = queue.take(0.0)
+    assert batch is not None
+    assert batch.size == 8
+
+
 def test_waiting_for_company_ends_after_the_longest_delay() -> None:
     queue = queue_of(gpu, min_batch_size=4, max_queue_delay=0.5)
     queue.admit(Request(0, 0.0), 0.0)

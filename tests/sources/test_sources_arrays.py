@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import media
+from framefuse import FrameFeed
 from framefuse.errors import SourceError, UsageError
 from framefuse.sources import SourceOptions, open_source
 from framefuse.sources.images import open_arrays
@@ -125,3 +126,11 @@ class TestArrays:
         frames, info = read([media.rgb_image(0)], start=1.0)
         assert len(frames) == 1
         assert info.notes == ["start and end are ignored: arrays have no timestamps"]
+
+
+def test_only_frames_that_come_one_by_one_are_awaited() -> None:
+    image = np.zeros((8, 8, 3), np.uint8)
+    for given in (image, [image, image], np.stack([image, image])):
+        assert not open_source(given).info.awaited
+    for source in (open_source(each for each in [image]), FrameFeed(), FrameFeed(live=True)):
+        assert source.info.awaited

@@ -41,7 +41,7 @@ class Costs:
     Attributes:
         sizes: in ascending order.
         best: the smallest size whose throughput is within ENOUGH_GAIN of the highest.
-        enough: the smallest with ENOUGH of the highest.
+        enough: the smallest size with at least ENOUGH of the highest throughput.
     """
 
     def __init__(self, sizes: Iterable[int], seconds: Mapping[int, float] | None = None) -> None:
@@ -71,7 +71,7 @@ class Costs:
         """The expected time of a batch; for a size that has not run yet, that of the next smaller one that has, so that
         it gets its try. 0 as long as nothing has run."""
         known = self._expected.get(size)
-        return self._known.get(self._nearest(size), 0.0) if known is None else known
+        return self._look_up(size) if known is None else known
 
     def is_sure(self, size: int) -> bool:
         """Whether `seconds` tells more than how long the first batch took, which may have prepared something."""
@@ -95,9 +95,11 @@ class Costs:
             size = self._chosen[waiting] = self._smallest(waiting, 1 / (1 + ENOUGH_GAIN))
         return size
 
+    def _look_up(self, size: int) -> float:
+        return self._known.get(self._nearest(size), 0.0)
+
     def _expect(self) -> None:
-        self._expected.clear()
-        self._expected = {size: self.seconds(size) for size in self.sizes}
+        self._expected = {size: self._look_up(size) for size in self.sizes}
         self._chosen.clear()
 
     def _compare(self) -> None:

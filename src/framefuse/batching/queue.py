@@ -15,8 +15,8 @@ multiplied by how much longer than that the latest answers took, and a margin. A
 if its answer comes more than s later than predicted, so the margin is the least for which hardly any of those with more
 to spare would be late: the longest usual delay under overload, where all that are admitted have hardly more than the
 margin. It is at least what nearly all of the latest answers needed, and SLOWER of the predicted time. While most are
-refused, it is as large as it may be: a longer queue would not keep the model busier, and all that wait in it would be
-late together when the machine stalls.
+refused, it is as large as it may be without leaving the model idle: a longer queue would not keep it busier, and all
+that wait in it would be late together when the machine stalls.
 """
 
 import math
@@ -67,7 +67,10 @@ DELAY = 2
 """Times the mean delay of answers by which any is predicted to be late at most: part of a delay is the same for a short
 queue and a long one."""
 DELAYED = 1.1
-"""Times the work before it after which an answer comes where the thread that submits batches waits for others."""
+"""Where answers take more than so many times their predicted work, the thread that submits batches is kept waiting."""
+BATCHES_LEFT = 2
+"""For so many batches after those that run there is time before a deadline, whatever the margin: the model must not
+become idle because the margin is large."""
 AHEAD = 0.25
 """Share of a batch before the end of the running one from which the next, not yet full one may be submitted."""
 TRY = 1.0
@@ -202,8 +205,8 @@ class RequestQueue:
         """Let a request wait for its turn.
 
         Args:
-            overloaded: most are refused, so it need not wait long for its turn: others come soon enough to keep the
-                model busy.
+            overloaded: most requests are refused, so the queue is kept short: others come soon enough to keep the model
+                busy.
 
         Raises:
             QueueFullError: `max_queue` requests wait, or those of its source hold their share of the queue.
@@ -241,9 +244,11 @@ class RequestQueue:
 
     @property
     def _full(self) -> int:
-        """A batch of so many requests waits for no more. Where answers come later than the batches explain, the thread
-        that submits them is itself kept waiting, and the next batch would come too late for the model."""
-        return min(self.costs.enough if self._stretch > DELAYED else self.costs.best, self.limit)
+        """A batch of so many requests waits for no more. Where a batch is submitted before the model is free, and
+        answers come later than the batches explain, the thread that submits them is itself kept waiting: it would
+        submit a large batch too late."""
+        delayed = self._ahead and self._delay < math.inf and self._stretch > DELAYED
+        return min(max(self.costs.enough if delayed else self.costs.best, self.min_batch_size), self.limit)
 
     def _check_deadlines(self, request: Request, now: float, overloaded: bool) -> None:
         request.asked, request.work = now, self._work(request, now)
@@ -282,10 +287,14 @@ class RequestQueue:
         return now - self._ended >= TRY and not self.costs.is_sure(self.costs.fit(1))
 
     def _margin_of(self, request: Request, overloaded: bool) -> float:
-        if overloaded:
-            return _most_margin(request)
         slower = SLOWER if self._delay < math.inf else 0.0  # until then, `_stretch` is UNKNOWN, which is as much
-        return min(max(self._margin, slower * (request.end - request.asked)), _most_margin(request))
+        most = _most_margin(request)
+        usual = min(max(self._margin, slower * (request.end - request.asked)), most)
+        if not overloaded or request.priority == 0 or request.deadline is None:
+            return usual
+        now = request.asked
+        busy = self._stretch * (self._free(now) - now + BATCHES_LEFT * self.costs.seconds(self.costs.best))
+        return max(usual, min(most, request.deadline - now - busy))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
         """Learn how much later than predicted the answers of a batch have come."""
@@ -315,7 +324,7 @@ class RequestQueue:
 
     def _work(self, request: Request, now: float) -> float:
         """Seconds until a request is answered, by the expected times of batches."""
-        costs, size = self.costs, self._full
+        costs, size = self.costs, min(self.costs.best, self.limit)
         work, mine = 0.0, 1
         for name, bucket in self._buckets.items():
             before = bisect_right(bucket, request.key, key=_key)
@@ -369,7 +378,7 @@ class RequestQueue:
         wait than fit into one batch: otherwise small batches would make those behind late."""
         waiting = min(len(bucket), self.limit)
         size = self.costs.choose(waiting)
-        if waiting >= self._full:
+        if waiting >= min(self.costs.best, self.limit):
             return size
         deadlines = [request.deadline for request in bucket[:size] if request.deadline is not None]
         start = self._free(now)
@@ -405,7 +414,7 @@ class RequestQueue:
         only a full batch starts at once, and others hardly earlier."""
         waiting, busy = len(self._buckets[request.bucket]), len(self._running)
         if busy >= self._servers:
-            return busy < self._servers + self._ahead and waiting in (1, self._full, self.limit)
+            return busy < self._servers + self._ahead and (waiting == 1 or waiting >= self._full)
         return request.deadline is not None or waiting in {*self.costs.sizes, self.limit, self.min_batch_size}
 
     def late(self, now: float) -> list[Request]:

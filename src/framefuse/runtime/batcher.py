@@ -275,7 +275,7 @@ class Batcher:
                 until = None if deadline is None else arrival + float(deadline)
                 request = Request(next(self._numbers), arrival, bucket, priority, source, until)
                 try:
-                    self._queue.admit(request, monotonic(), overloaded=overloaded)
+                    self._queue.admit(request, monotonic(), overloaded=self._admitted < OVERLOAD)
                 except RequestError as error:
                     self._count_refused(error)
                     raise

@@ -166,8 +166,8 @@ class SourceInfo:
 
     @property
     def awaited(self) -> bool:
-        """Whether the next frame may take any time: it is live, or the caller's own code supplies it."""
-        return self.live or self.kind == "array"
+        """Whether the next frame may take any time: it is live, or the caller's own code makes one at a time."""
+        return self.live or (self.kind == "array" and self.frames is None)
 
     def note(self, text: str) -> None:
         """Add a note unless it is already there."""

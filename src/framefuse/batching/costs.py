@@ -57,10 +57,8 @@ class Costs:
         """Measured time of the latest batches, as a share of what was expected, and the seconds beyond it."""
         self._share, self._slack, self._learnt = UNKNOWN, math.inf, 0
         self._expected: dict[int, float] = {}
-        """What `seconds` returns, by size: it is asked for with every request."""
         self._chosen: dict[int, int] = {}
-        """What `choose` has returned since a batch ended, by the number of requests."""
-        self._expect()
+        """What `seconds` and `choose` have returned since a batch ended: they are asked with every request."""
         self._compare()
 
     def fit(self, count: int) -> int:
@@ -70,8 +68,9 @@ class Costs:
     def seconds(self, size: int) -> float:
         """The expected time of a batch; for a size that has not run yet, that of the next smaller one that has, so that
         it gets its try. 0 as long as nothing has run."""
-        known = self._expected.get(size)
-        return self._look_up(size) if known is None else known
+        if (expected := self._expected.get(size)) is None:
+            expected = self._expected[size] = self._known.get(self._nearest(size), 0.0)
+        return expected
 
     def is_sure(self, size: int) -> bool:
         """Whether `seconds` tells more than how long the first batch took, which may have prepared something."""
@@ -94,13 +93,6 @@ class Costs:
         if (size := self._chosen.get(waiting)) is None:
             size = self._chosen[waiting] = self._smallest(waiting, 1 / (1 + ENOUGH_GAIN))
         return size
-
-    def _look_up(self, size: int) -> float:
-        return self._known.get(self._nearest(size), 0.0)
-
-    def _expect(self) -> None:
-        self._expected = {size: self._look_up(size) for size in self.sizes}
-        self._chosen.clear()
 
     def _compare(self) -> None:
         most = self.sizes[-1]
@@ -133,7 +125,8 @@ class Costs:
         self._learnt += 1
         self._ran[size] = self._learnt
         self._adjust_others(size, at_most)
-        self._expect()
+        self._expected.clear()
+        self._chosen.clear()
         if expected is None or self._learnt % REFRESH == 0:
             if len(self._latest) >= REFRESH:
                 shares, beyond = (quantile(column, SURE) for column in zip(*self._latest, strict=True))

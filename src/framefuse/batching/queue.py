@@ -7,7 +7,9 @@ take turns: for them the clock stands at the turn that was taken last (start-tim
 
 Batches. A batch starts as soon as the model is free, unless the next request is expected so soon that all are served
 earlier together: with n requests that wait, w seconds until the next one and T(n) seconds a batch, that one gains
-T(n) + T(1) - T(n+1) - w, while each of the n loses w + T(n+1) - T(n).
+T(n) + T(1) - T(n+1) - w, while each of the n loses w + T(n+1) - T(n). Behind a running batch, the next one is submitted
+when it is full, or shortly before the model is free; where the thread that submits is itself kept waiting, half as much
+throughput is full enough.
 
 Admission. A request with a deadline is refused at once if its predicted end lies later, or if it would overtake one
 whose deadline then could not be met. The prediction is the expected time of the batches up to and including its own,
@@ -259,7 +261,7 @@ class RequestQueue:
             left = request.deadline - now
             if request.end <= request.deadline:
                 self._spare.append(request.deadline - request.end)
-            end = request.end + (0.0 if at_once else self._margin_of(request, overloaded))
+            end = request.end + (0.0 if at_once else self._margin_of(request, left, overloaded))
             if end > request.deadline and not (at_once and left > 0 and self._tries(now)):
                 needed = end - now
                 message = f"the deadline is in {1000 * left:.1f} ms, and the predicted end in {1000 * needed:.1f} ms"
@@ -286,15 +288,16 @@ class RequestQueue:
         ever, and one by itself tells how long others take."""
         return now - self._ended >= TRY and not self.costs.is_sure(self.costs.fit(1))
 
-    def _margin_of(self, request: Request, overloaded: bool) -> float:
+    def _margin_of(self, request: Request, left: float, overloaded: bool) -> float:
+        """Seconds; `left`: until the deadline of the request."""
         slower = SLOWER if self._delay < math.inf else 0.0  # until then, `_stretch` is UNKNOWN, which is as much
         most = _most_margin(request)
         usual = min(max(self._margin, slower * (request.end - request.asked)), most)
-        if not overloaded or request.priority == 0 or request.deadline is None:
+        if not overloaded or request.priority == 0:
             return usual
-        now = request.asked
-        busy = self._stretch * (self._free(now) - now + BATCHES_LEFT * self.costs.seconds(self.costs.best))
-        return max(usual, min(most, request.deadline - now - busy))
+        running = self._free(request.asked) - request.asked
+        busy = self._stretch * (running + BATCHES_LEFT * self.costs.seconds(self.costs.best))
+        return max(usual, min(most, left - busy))
 
     def answered(self, requests: Iterable[Request], now: float) -> None:
         """Learn how much later than predicted the answers of a batch have come."""
@@ -324,20 +327,20 @@ class RequestQueue:
 
     def _work(self, request: Request, now: float) -> float:
         """Seconds until a request is answered, by the expected times of batches."""
-        costs, size = self.costs, min(self.costs.best, self.limit)
+        costs, best = self.costs, min(self.costs.best, self.limit)
         work, mine = 0.0, 1
         for name, bucket in self._buckets.items():
             before = bisect_right(bucket, request.key, key=_key)
             if name == request.bucket:
-                full, rest = divmod(before, size)
+                full, rest = divmod(before, best)
                 mine += rest
             else:
-                full = -(-before // size)
-            work += full * costs.seconds(size)
+                full = -(-before // best)
+            work += full * costs.seconds(best)
         starts = self._free(now) - now + work / self._servers
         _, interval = self._intervals.get(request.bucket, (now, self.max_queue_delay))
-        mine += int(min(size, starts / max(1e-9, interval)))  # others join until it starts
-        return starts + costs.seconds(costs.fit(min(size, mine)))
+        mine += int(min(best, starts / max(1e-9, interval)))  # others join until it starts
+        return starts + costs.seconds(costs.fit(min(best, mine)))
 
     def _free(self, now: float) -> float:
         """When the model has ended enough of what it has, so that a batch submitted now starts."""

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,20 +18,18 @@ from framefuse.errors import CapabilityError, EngineError, FramefuseError, Model
 from framefuse.models.onnx_file import is_quantised, plain_words
 from framefuse.models.openvino_file import SUFFIXES
 
-_versions: dict[str, str] = {}
-"""Of the packages that were found: Python 3.12 loses about a kilobyte with each search for one."""
+_found_version = cache(version)
+"""Remembers the packages that were found: Python 3.12 loses about a kilobyte with each search for one."""
 _opened: dict[tuple[str, str], int] = {}
 """(Engine, device) -> the process that opened it first."""
 
 
 def version_of(package: str) -> str | None:
     """The version of an installed package; None: it is not installed."""
-    if package not in _versions:
-        try:
-            _versions[package] = version(package)
-        except PackageNotFoundError:  # it may be installed later
-            return None
-    return _versions[package]
+    try:
+        return _found_version(package)
+    except PackageNotFoundError:  # it may be installed later
+        return None
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,7 @@ class Batcher:
             raise UsageError(f"source is {brief(source)}", remedy="pass its name, or another hashable value") from error
         arrival = monotonic()
         insists = arrival - getattr(self._of_thread, "refused", -INSISTS) < INSISTS
-        overloaded, is_short = self._admitted < OVERLOAD, deadline is not None and deadline < SHORT
+        overloaded, is_short = self._is_overloaded, deadline is not None and deadline < SHORT
         polite = deadline is not None and (insists or overloaded)
         crowded = overloaded and is_short and priority != 0
         try:
@@ -275,7 +275,7 @@ class Batcher:
                 until = None if deadline is None else arrival + float(deadline)
                 request = Request(next(self._numbers), arrival, bucket, priority, source, until)
                 try:
-                    self._queue.admit(request, monotonic(), overloaded=self._admitted < OVERLOAD)
+                    self._queue.admit(request, monotonic(), overloaded=self._is_overloaded)
                 except RequestError as error:
                     self._count_refused(error)
                     raise
@@ -291,6 +291,10 @@ class Batcher:
             raise
         future.add_done_callback(lambda done: self._cancelled(request) if done.cancelled() else None)
         return future
+
+    @property
+    def _is_overloaded(self) -> bool:
+        return self._admitted < OVERLOAD
 
     def _pause(self, deadline: float | None) -> float:
         """Seconds for which a client that insists waits after a refusal; `deadline`: of its request, in a crowd."""

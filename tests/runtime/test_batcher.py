@@ -238,6 +238,26 @@ def test_short_deadlines_are_refused_in_a_crowd_but_not_urgent_ones(monkeypatch:
         assert stats.submitted == 7 and stats.refused == {"DeadlineError": 3}
 
 
+def test_larger_batches_let_more_requests_stand_back_in_a_crowd() -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    def function(items: list[int]) -> list[int]:
+        running.set()
+        go_on.wait()
+        return items
+
+    with Batcher(function, max_batch_size=16) as batcher:
+        alone = batcher.submit(0)
+        running.wait()
+        fewest = batcher._lock.places
+        together = [batcher.submit(number) for number in range(1, 17)]  # they wait for the one that runs
+        go_on.set()
+        assert max(future.result().batch_size for future in [alone, *together]) == 16
+        assert batcher._lock.places == 32 > fewest
+        batcher.submit(17).result()
+        assert batcher._lock.places == fewest
+
+
 def test_clients_give_way_once_a_batch_may_start_and_not_while_a_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     due, told = list[float](), list[int]()
 

@@ -56,17 +56,19 @@ def test_other_threads_stand_back_while_the_first_one_has_something_to_do() -> N
     assert seconds() >= POLITE
 
 
-def test_only_a_few_stand_back_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("places", [PLACES, 3])
+def test_only_a_few_stand_back_in_a_crowd(monkeypatch: pytest.MonkeyPatch, places: int) -> None:
     monkeypatch.setattr(priority_lock, "POLITE", 60.0)
     lock, stood = PriorityLock(), list[bool]()
+    lock.places = places
     lock.due()
-    threads = [threading.Thread(target=lambda: stood.append(lock.stand_back(crowded=True))) for _ in range(PLACES)]
+    threads = [threading.Thread(target=lambda: stood.append(lock.stand_back(crowded=True))) for _ in range(places)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: len(lock._standing) == PLACES)
+    wait_for(lambda: len(lock._standing) == places)
     assert not lock.stand_back(crowded=True)
     lock.rest(None)
     for thread in threads:
         thread.join()
-    assert stood == [True] * PLACES
+    assert stood == [True] * places
     assert lock.stand_back(crowded=True)

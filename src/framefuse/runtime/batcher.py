@@ -29,7 +29,7 @@ from framefuse.errors import (
 )
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import MAX_BATCH
-from framefuse.runtime.priority_lock import PriorityLock
+from framefuse.runtime.priority_lock import PLACES, PriorityLock
 from framefuse.runtime.runners import FunctionRunner, ModelRunner, NoAnswerError, Runner
 from framefuse.sources.source import check_timeout, is_number
 
@@ -46,6 +46,9 @@ REFUSED_SECONDS, REFUSED_MOST = 0.0001, 0.002
 at most: clients that ask again at once would take the interpreter from the thread that answers the others."""
 CROWD_SHARE, CROWD_MOST = 0.75, 0.015
 """The same in a crowd: a share of the deadline, for which what was admitted keeps the model busy, and at most."""
+CROWD_BATCHES = 2
+"""As many as in so many of the latest batch stand back in a crowd: fewer would keep the batches as small as they are,
+and the Batcher overloaded by what larger ones would serve."""
 RECENT = 64
 """Requests by which the share that is admitted is known."""
 INSISTS, OVERLOAD = 0.005, 0.5
@@ -53,8 +56,8 @@ INSISTS, OVERLOAD = 0.005, 0.5
 the latest requests was admitted. Otherwise they do not: batches would be smaller, since those that could join one come
 too late for it, and more requests would be refused."""
 SHORT = 0.1
-"""Deadlines of fewer seconds leave no time for an answer after a long wait: under overload, only a few requests with
-one stand back, and others are refused at once, except the most urgent."""
+"""Deadlines of fewer seconds leave no time for an answer after a long wait: under overload, only as many requests with
+one stand back as the next batches take, and others are refused at once, except the most urgent."""
 LATEST = 1024
 """Responses by which `BatcherStats` knows the latencies."""
 
@@ -441,6 +444,7 @@ class Batcher:
             return
         self._running.append(_Started(batch, items, monotonic()))
         self._sizes[len(items)] += 1
+        self._lock.places = max(PLACES, CROWD_BATCHES * len(items))
         self._attempt(lambda: self._runner.start(items, batch.size))
 
     def _finish(self) -> None:

@@ -6,7 +6,7 @@ from time import monotonic
 
 POLITE, PLACES = 0.02, 8
 """Seconds for which other threads stay away while the first one has something to do, at most, and how many of them do
-where only so many may: all of them want the interpreter as soon as the first one rests."""
+where only a few may: all of them want the interpreter as soon as the first one rests."""
 
 
 class PriorityLock:
@@ -17,10 +17,11 @@ class PriorityLock:
 
     Attributes:
         first: `threading.get_ident()` of the thread that comes first.
+        places: how many threads may stand back in a crowd; PLACES until somebody knows better.
     """
 
     def __init__(self) -> None:
-        self.first, self._waits = 0, False
+        self.first, self.places, self._waits = 0, PLACES, False
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._due = math.inf
         """time.monotonic() from which on the first thread has something to do."""
@@ -43,7 +44,7 @@ class PriorityLock:
         """Wait while the first thread has something to do, for POLITE at most; the first thread itself does not.
 
         Args:
-            crowded: no more than PLACES threads may wait.
+            crowded: no more than `places` threads may wait.
 
         Returns:
             False, at once: too many wait.
@@ -51,7 +52,7 @@ class PriorityLock:
         rests, me = self._rests, threading.get_ident()
         if monotonic() < self._due or me == self.first:
             return True
-        if crowded and len(self._standing) >= PLACES:
+        if crowded and len(self._standing) >= self.places:
             return False
         self._standing.add(me)
         try:

@@ -360,7 +360,8 @@ def cold_start(records: Records) -> list[str]:
         ]
         lines.append(f"| {Path(model).stem} | {' | '.join(cells)} |")
     rounds = 1 + max(row["round"] for row in rows)
-    return [*lines, "", f"Medians of {rounds} processes. An image is 1920x1080 and comes from the host's memory."]
+    of = f"Medians of {rounds} processes" if rounds > 1 else "From one process each"
+    return [*lines, "", f"{of}. An image is 1920x1080 and comes from the host's memory."]
 
 
 TABLES: dict[str, Table] = {

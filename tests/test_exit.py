@@ -44,6 +44,11 @@ ENDINGS = {
         "threading.Thread(target=next, args=[it, None], daemon=True).start()",
         0,
     ),
+    "requests without an answer": (
+        "import numpy; from framefuse import Batcher; b = Batcher('squares', engine=engine)\n"
+        "for _ in range(200): b.submit(numpy.zeros((240, 320, 3), 'uint8'))",
+        0,
+    ),
     "closed in a callback": (
         "from framefuse import CallbackSink\n"
         "p = Pipeline('synthetic://street?frames=50', 'squares', engine=engine, "

@@ -34,7 +34,7 @@ from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.adaptive import adapter_for
 from framefuse.runtime.ahead import Ahead
 from framefuse.runtime.batching import FrameBatcher
-from framefuse.runtime.channel import EMPTY, JOIN_SECONDS, Threaded
+from framefuse.runtime.channel import EMPTY, JOIN_SECONDS, Policy, Threaded
 from framefuse.runtime.choices import choose_rung, without_effect
 from framefuse.runtime.decoder_process import DecoderProcess
 from framefuse.runtime.inputs import Inputs
@@ -67,6 +67,7 @@ _open: "WeakSet[Pipeline]" = WeakSet()
 NOT_TAKEN = "not taken"
 """Cause of a drop: the outputs have the result, but the caller was too slow to take it from a live source."""
 HAS_RUN, RUNS_ONCE = "this Pipeline has already run, or was closed", "make a new one for each run"
+HAS_ENDED = "the run has ended"
 
 
 class Pipeline:
@@ -226,14 +227,18 @@ class Pipeline:
         return self._inputs.sources
 
     def __iter__(self) -> Generator[Result]:
-        results = self._run()
+        return self._known(self._run())
+
+    def _known(self, results: Generator[Result]) -> Generator[Result]:
+        """The results of the run, which `_close_all` ends."""
         if self._results() is None:
             self._results = ref(results)
         return results
 
-    def _run(self) -> Generator[Result]:
+    def _run(self, *, started: bool = False) -> Generator[Result]:
+        """The run; `started`: that of `start`, beside which there is no other."""
         with self._lock:
-            if self._begun or self._closed:
+            if self._begun or self._closed or (self._answers is not None and not started):
                 raise UsageError(HAS_RUN, remedy=RUNS_ONCE)
             self._begun = True
         try:
@@ -274,7 +279,8 @@ class Pipeline:
         with self._lock:
             if self._answers is not None or self._begun or self._closed:
                 raise UsageError(HAS_RUN, remedy=RUNS_ONCE)
-            self._answers = Threaded([self], name="run", capacity=self.settings.queue)
+            results = self._known(self._run(started=True))
+            self._answers = Threaded([results], name="run", capacity=self.settings.queue)
         return self
 
     def get_result(self, timeout: float | None = None) -> Result | None:
@@ -306,13 +312,16 @@ class Pipeline:
         with self._lock:
             try:
                 if self._closed:
-                    raise UsageError("the run has ended", remedy="make a new Pipeline")
+                    raise UsageError(HAS_ENDED, remedy=RUNS_ONCE)
                 number = self._inputs.add(opened)
+                policy: Policy = "latest" if opened.info.live else "block"
+                if self._frames is not None and not self._frames.add(self._read(number, opened), policy):
+                    self._inputs.take_back(number)
+                    raise UsageError(HAS_ENDED, remedy=RUNS_ONCE)
             except BaseException:
-                opened.close()
+                if opened is not source:  # that of the caller may be the one that is being read
+                    opened.close()
                 raise
-            if self._frames is not None:
-                self._frames.add(self._read(number, opened), "latest" if opened.info.live else "block")
         return opened.info.uri
 
     def remove_source(self, name: Any) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,8 +180,48 @@ def test_a_lost_gpu_ends_everything() -> None:
     with pytest.raises(GpuLostError):
         batcher.submit(1).result()
     assert batcher.drain(5)
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError, match="closed, since it has stopped: GpuLostError"):
         batcher.submit(2)
+
+
+def test_a_function_that_exits_fails_only_its_own_item() -> None:
+    def function(items: list[int]) -> list[int]:
+        if 3 in items:
+            sys.exit("bad")
+        return items
+
+    with Batcher(function, max_batch_size=4) as batcher:
+        futures = [batcher.submit(number) for number in range(6)]
+        with pytest.raises(SystemExit, match="bad"):
+            futures.pop(3).result()
+        assert [future.result().result for future in futures] == [0, 1, 2, 4, 5]
+
+
+def test_who_waits_for_several_futures_hears_of_cancelled_ones() -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    def function(items: list[int]) -> list[int]:
+        running.set()
+        go_on.wait()
+        return items
+
+    with Batcher(function, max_batch_size=1) as batcher:
+        first, cancelled, left = (batcher.submit(number) for number in range(3))
+        running.wait()
+        assert cancelled.cancel()
+        assert wait([cancelled], 10).done == {cancelled}
+        batcher.submit(3).set_result(None)  # type: ignore[arg-type]  # by a caller who should not: nobody else suffers
+        last = batcher.submit(4)
+        go_on.set()
+        assert [future.result().result for future in (first, left, last)] == [0, 2, 4]
+    batcher = Batcher(function, max_batch_size=1)
+    go_on.clear()
+    running.clear()
+    waiting = [batcher.submit(number) for number in range(3)]
+    running.wait()
+    threading.Timer(0.05, go_on.set).start()
+    batcher.close(cancel=True)
+    assert not wait(waiting, 10).not_done
 
 
 def test_deadlines() -> None:

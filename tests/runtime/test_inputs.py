@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 
 from framefuse import FrameFeed, Pipeline, open_source
 from framefuse.errors import EngineError, QueueFullError, SourceError, UsageError
+from framefuse.runtime.channel import EMPTY, Threaded
+from framefuse.runtime.inputs import Inputs
 from media import video
 
 STREET = "synthetic://street?frames={}&size=320x180&complexity=1&seed={}"
@@ -263,6 +266,54 @@ def test_the_same_source_twice_and_after_the_end() -> None:
     pipeline.close()
     with pytest.raises(UsageError, match="has ended"):
         pipeline.add_source(FrameFeed("two"))
+
+
+def test_an_error_of_any_kind_in_an_added_source_does_not_end_the_run() -> None:
+    def frames() -> Iterator[Any]:
+        yield images(1)[0]
+        raise ValueError("its camera is gone")
+
+    feed = FrameFeed("one")
+    with Pipeline(feed, "squares").start() as pipeline:
+        pipeline.add_source(frames())
+        assert len(taken(pipeline, 1)) == 1
+        feed.submit(images(1)[0])
+        assert len(taken(pipeline, 1)) == 1
+    assert "ValueError: its camera is gone" in pipeline.report.to_json()
+
+
+def test_a_source_that_is_refused_stays_as_it_is() -> None:
+    feed = FrameFeed("one")
+    with Pipeline(feed, "squares").start() as pipeline:
+        with pytest.raises(UsageError, match="already being read"):
+            pipeline.add_source(feed)
+        feed.submit(images(1)[0])
+        assert len(taken(pipeline, 1)) == 1
+
+
+def test_a_name_is_free_again_once_the_last_frames_of_its_source_have_results() -> None:
+    inputs = Inputs([FrameFeed("one")])
+    frames = inputs.followed(inputs.add(FrameFeed("two")), images(2))
+    next(frames)
+    inputs.remove("two")
+    frames.close()
+    with pytest.raises(UsageError, match="two was removed, and its last frames have no results yet"):
+        inputs.add(FrameFeed("two"))
+    inputs.done("two")
+    assert inputs.add(FrameFeed("two")) == 2
+
+
+def test_a_source_that_comes_as_the_run_ends_is_read_or_refused() -> None:
+    channel = Threaded(iter([iter(())]), name="test")
+    assert channel.get(10) in (None, EMPTY) and channel.get(10) is None
+    assert not channel.add(iter([1]), "block")
+
+
+def test_a_started_run_is_not_iterated_by_others() -> None:
+    with Pipeline("synthetic://street?frames=3&size=320x240", "squares").start() as pipeline:
+        with pytest.raises(UsageError, match="already run"):
+            list(pipeline)
+        assert len(taken(pipeline)) == 3
 
 
 def test_closing_wakes_who_waits() -> None:

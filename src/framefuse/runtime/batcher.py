@@ -1,5 +1,6 @@
 """Batcher: single requests from any thread, run together in batches where that is measured to pay."""
 
+import atexit
 import itertools
 import logging
 import os
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast
+from weakref import WeakSet
 
 from framefuse.batching.costs import Costs, quantile
 from framefuse.batching.queue import Request, RequestBatch, RequestQueue
@@ -63,6 +65,7 @@ LATEST = 1024
 
 Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)
+_open: "WeakSet[Batcher]" = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -227,8 +230,14 @@ class Batcher:
         self._changed = threading.Condition(cast("threading.Lock", self._lock))  # it takes anything used like a lock
         self._closing = self._ended = self._noticed = False
         self._process = os.getpid()
+        self._stopped: BaseException | None = None
+        """Why it has ended, other than by `close`."""
         self._thread = threading.Thread(target=self._serve, name="ff-batcher", daemon=True)
         self._thread.start()
+        # Registered anew, so that it runs before the handlers of an engine that was imported meanwhile.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        _open.add(self)
 
     def submit(
         self, item: Any, *, priority: int = 1, deadline: float | None = None, source: Hashable = None
@@ -273,7 +282,8 @@ class Batcher:
                 self._lock.stand_back()
             with self._changed:
                 if self._closing:
-                    raise UsageError("this Batcher is closed", remedy="open another one")
+                    why = f", since it has stopped: {self._stopped!r}" if self._stopped else ""
+                    raise UsageError(f"this Batcher is closed{why}", remedy="open another one")
                 self._counts["submitted"] += 1
                 until = None if deadline is None else arrival + float(deadline)
                 request = Request(next(self._numbers), arrival, bucket, priority, source, until)
@@ -318,6 +328,7 @@ class Batcher:
 
     def stats(self) -> BatcherStats:
         """What it has done so far. Callable at any time, from any thread."""
+        self._check_process()
         with self._changed:
             latencies, queue, counts = list(self._latencies), self._queue, self._counts
             shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99} if latencies else {}
@@ -372,11 +383,15 @@ class Batcher:
             raise UsageError("this Batcher was made in another process, whose threads are not here", remedy=remedy)
 
     def _cancelled(self, request: Request) -> None:
+        if os.getpid() != self._process:
+            return  # nothing of a fork waits here, and the lock may be another thread's
         with self._changed:
-            if self._waiting.pop(request.number, None):
+            if waiting := self._waiting.pop(request.number, None):
                 self._queue.remove(request)
                 self._counts["cancelled"] += 1
                 self._changed.notify_all()
+        if waiting:
+            waiting.future.set_running_or_notify_cancel()  # tells those that wait for several futures
 
     def _serve(self) -> None:
         """The thread that owns the model."""
@@ -392,8 +407,10 @@ class Batcher:
         finally:
             with self._changed:
                 self._closing = self._ended = True
+                self._stopped = error
                 self._lock.rest(None)
-            known = error if isinstance(error, FramefuseError) else RequestError(f"the Batcher has stopped: {error!r}")
+            stopped = RequestError(f"the Batcher has stopped: {error!r}", remedy="open another one")
+            known = error if isinstance(error, FramefuseError) else stopped
             for number in list(self._waiting):
                 self._fail(number, known)
             self._runner.close()
@@ -437,8 +454,9 @@ class Batcher:
                 self._lock.due()
 
     def _start(self, batch: RequestBatch) -> None:
-        waiting = [self._waiting.get(request.number) for request in batch.requests]
-        items = [(one.request.number, one.item) for one in waiting if one and one.future.set_running_or_notify_cancel()]
+        with self._changed:  # with `_cancelled`, so that each cancelled future is notified once
+            waiting = [self._waiting[one.number] for one in batch.requests if one.number in self._waiting]
+            items = [(one.request.number, one.item) for one in waiting if self._begins(one)]
         if not items:
             self._end(batch, failed=True)
             return
@@ -446,6 +464,18 @@ class Batcher:
         self._sizes[len(items)] += 1
         self._lock.places = max(PLACES, CROWD_BATCHES * len(items))
         self._attempt(lambda: self._runner.start(items, batch.size))
+
+    def _begins(self, waiting: _Waiting) -> bool:
+        """Whether a request runs; one that was cancelled, or whose future somebody else has completed, is forgotten."""
+        try:
+            if waiting.future.set_running_or_notify_cancel():
+                return True
+        except RuntimeError:  # the future logs that its state is unexpected
+            pass
+        del self._waiting[waiting.request.number]
+        self._counts["cancelled"] += 1
+        self._changed.notify_all()
+        return False
 
     def _finish(self) -> None:
         """Wait for the oldest batch, during which others may submit: on a GPU until it should have ended."""
@@ -461,7 +491,7 @@ class Batcher:
             self._lock.due()
         except (GpuLostError, NoAnswerError):
             raise
-        except Exception as error:
+        except BaseException as error:  # a function that exits is faulty, too
             self._retry(error)
             return
         for started in [one for one in self._running if one.items[0][0] in answers]:
@@ -470,7 +500,7 @@ class Batcher:
             done = self._resolve({number: answers[number] for number, _ in started.items}, started)
             self._answered.append((done, monotonic()))
 
-    def _retry(self, error: Exception) -> None:
+    def _retry(self, error: BaseException) -> None:
         """After an error, run the requests of all started batches one by one, so that only what is wrong fails."""
         failed, self._running = self._running, deque()
         self._runner.discard()
@@ -488,7 +518,7 @@ class Batcher:
                 answers = dict([*self._runner.start(started.items, 1), *self._runner.finish()])
             except (GpuLostError, NoAnswerError):
                 raise
-            except Exception as own:
+            except BaseException as own:
                 self._counts["failed"] += 1
                 self._runner.discard()
                 self._fail(number, own)
@@ -521,15 +551,23 @@ class Batcher:
         with self._changed:
             waiting = self._waiting.pop(number, None)
             self._changed.notify_all()
-        if waiting:
-            _settle(waiting.future.set_exception, error)
+        if waiting and not _settle(waiting.future.set_exception, error) and waiting.future.cancelled():
+            waiting.future.set_running_or_notify_cancel()
 
 
-def _settle(call: Callable[[Any], None], outcome: object) -> None:
-    """Complete a future. Its callbacks run here, and one that exits must not keep the other requests waiting."""
+def _close_all() -> None:
+    """At the exit of the process: what waits is answered, as executors do. An engine that still runs would abort."""
+    for batcher in list(_open):
+        batcher.close()
+
+
+def _settle(call: Callable[[Any], None], outcome: object) -> bool:
+    """Complete a future; False: it was cancelled, or somebody else has completed it. Its callbacks run here, and one
+    that exits must not keep the other requests waiting."""
     try:
         call(outcome)
     except InvalidStateError:
-        pass  # it was cancelled
+        return False
     except BaseException:  # a Future catches nothing but an Exception
         _logger.exception("a callback of a request has raised")
+    return True

@@ -95,14 +95,14 @@ class Threaded(Generic[Item]):
         """Those that `close` waits for. Each is waited for once, as it may be inside an engine that never returns."""
         self._start([(iterable, self.policy) for iterable in iterables])
 
-    def add(self, iterable: Iterable[Item], policy: Policy) -> None:
-        """Run another one, whose index is the next. Nothing happens once the channel is closed or has ended."""
-        self._start([(iterable, policy)])
+    def add(self, iterable: Iterable[Item], policy: Policy) -> bool:
+        """Run another one, whose index is the next; False: the channel is closed or has ended, so nothing happens."""
+        return self._start([(iterable, policy)])
 
-    def _start(self, runs: Sequence[tuple[Iterable[Item], Policy]]) -> None:
+    def _start(self, runs: Sequence[tuple[Iterable[Item], Policy]]) -> bool:
         with self._lock:
             if self._closed:
-                return
+                return False
             threads = []
             for number, (iterable, policy) in enumerate(runs, self._count):
                 self._queues[number] = _Queue(policy, threading.Condition(self._lock))
@@ -114,6 +114,7 @@ class Threaded(Generic[Item]):
             self._awaited = alive | set(threads)
         for thread in threads:
             thread.start()
+        return True
 
     def __iter__(self) -> Iterator[Item]:
         while (item := self.get()) is not None:
@@ -158,6 +159,7 @@ class Threaded(Generic[Item]):
                     raise error
                 told |= self._tell_of_ends()
                 if not self._queues:
+                    self._closed = True
                     return None
                 if told:
                     return EMPTY

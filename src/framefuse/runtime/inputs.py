@@ -39,8 +39,8 @@ class Inputs:
         """Frames of a source that are on their way; sources that deliver no more."""
         self._reading = Counter[int]()
         """How many iterators of a source deliver still, where there are several."""
-        self._tolerated = set[int]()
-        """Sources whose errors do not end the run."""
+        self._tolerated, self._removed = set[int](), set[int]()
+        """Sources whose errors do not end the run; those that `remove` has closed."""
         self._last: dict[int, tuple[SourceInfo, str]] = {}
         """Facts and unit, as in `SourceInfo.unit_of`, of the last result of each source that has not left."""
         self._lock = threading.Lock()
@@ -69,18 +69,29 @@ class Inputs:
         """Add a source while the run goes on, and return its number. An error ends this source, not the run.
 
         Raises:
-            UsageError: a source of this name is being read.
+            UsageError: a source of this name is being read, or its last frames have no results yet.
         """
+        uri = source.info.uri
         with self._lock:
-            if (known := self._find(source.info.uri)) is not None and known not in self._ended:
-                raise UsageError(f"{source.info.uri} is already being read", remedy="remove it first")
+            known = self._find(uri)
+            if known is not None and (known not in self._ended or self._pending.get(known)):
+                if known not in self._removed:
+                    raise UsageError(f"{uri} is already being read", remedy="remove it first, or use another name")
+                message = f"{uri} was removed, and its last frames have no results yet"
+                raise UsageError(message, remedy="add it again when they have, or use another name")
             number, self._count = self._count, self._count + 1
             if self.numbered[0].info.number is not None:
                 source.info.number = number
             self.numbered[number] = source
-            self._numbers[source.info.uri] = number
+            self._numbers[uri] = number
             self._tolerated.add(number)
         return number
+
+    def take_back(self, number: int) -> None:
+        """Forget a source that was just added: nobody will read it."""
+        with self._lock:
+            self._numbers.pop(self.numbered.pop(number).info.uri, None)
+            self._tolerated.discard(number)
 
     def remove(self, name: Any) -> None:
         """Stop reading a source; its last frames still get their results. UsageError: it is not being read."""
@@ -90,6 +101,7 @@ class Inputs:
             if number is None or number in self._ended:
                 names = ", ".join(item.info.uri for one, item in self.numbered.items() if one not in self._ended)
                 raise UsageError(f"no source {text} is being read", remedy=f"there are: {names or 'none'}")
+            self._removed.add(number)
             source = self.numbered[number]
         source.close()
 
@@ -103,12 +115,13 @@ class Inputs:
                 with self._lock:
                     self._pending[number] += 1
                 yield frame
-        except FramefuseError as error:
+        except Exception as error:
             if number not in self._tolerated:
                 raise
             info = self.numbered[number].info
-            info.error = error.message
-            info.note(f"ended early: {error.message}")
+            message = error.message if isinstance(error, FramefuseError) else f"{type(error).__name__}: {error}"
+            info.error = message
+            info.note(f"ended early: {message}")
         finally:
             with self._lock:
                 self._pending[number] += 0  # it may have had no frame
@@ -158,8 +171,8 @@ class Inputs:
         for known in (info.uri, *info.parts):
             if self._numbers.get(known) == number:
                 del self._numbers[known]
-        self._ended.discard(number)
-        self._tolerated.discard(number)
+        for numbers in (self._ended, self._tolerated, self._removed):
+            numbers.discard(number)
         del self._reading[number]
         self.others.uri = f"{self._count - len(self.numbered):,} others that ended earlier"
         for one in (info, *info.parts.values()):

@@ -229,13 +229,14 @@ class Fleet:
         for number, device in enumerate(self._devices):
             own = folder / _folder_of(number, device)
             with suppress(OSError):
-                for line in (own / MANIFEST).read_text(encoding="utf-8").splitlines():
+                for line in (own / MANIFEST).read_bytes().splitlines():  # as text, it also ends at U+2028
                     entry = json.loads(line)
                     moved = [str(_move(own / name, folder / name).relative_to(folder)) for name in entry["outputs"]]
                     entries.append({**entry, "outputs": moved})
                 (own / MANIFEST).unlink()
         if entries:
-            entries.sort(key=lambda entry: self.inputs.index(entry["input"]))
+            places = {given: number for number, given in enumerate(self.inputs)}  # a folder of images has another name
+            entries.sort(key=lambda entry: places.get(entry["input"], len(places)))
             text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
             save(folder / MANIFEST, text.encode("utf-8", "surrogateescape"))
 

@@ -14,14 +14,16 @@ import socket
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from framefuse.common.redact import brief, redact_source
 from framefuse.config import Settings, settings_from
+from framefuse import errors
 from framefuse.errors import CapabilityError, FramefuseError, SourceError, UsageError
 from framefuse.fleet.fleet import PROCESSES, inputs_of
 from framefuse.fleet.ranges import MERGED, Piece, can_be_cut, merge, ranges, seconds_of
@@ -29,11 +31,12 @@ from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import Pipeline
 from framefuse.report.facts import few
-from framefuse.runtime.job import manifest_of
+from framefuse.runtime.job import manifest_of, of_shard, share
 from framefuse.runtime.model import Model
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import outputs_of
-from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, save, shorten
+from framefuse.sinks import clean_stem
+from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, save, sink_errors
 from framefuse.sources import find, is_image_path
 
 LOCAL = "local"
@@ -130,8 +133,19 @@ class RayFleet:
             given = f"{', '.join(others)} cannot be merged" if others else "a job on a cluster needs outputs"
             raise UsageError(given, remedy=f"ask for {' or '.join(MERGED)}")
         inputs = inputs_of(sources)
+        if self.settings.shard:
+            inputs, self.settings = share(inputs, self.settings.shard), of_shard(self.settings)
         load()
-        self._inputs = {file: [Path(path) for path in find(file)] for file in dict.fromkeys(inputs)}
+        self._inputs, self._missing = dict[str, list[Path]](), dict[str, str]()
+        for file in dict.fromkeys(inputs):
+            if "://" in file:
+                raise UsageError(f"{brief(file)} is not a file", remedy="name files that all machines see")
+            try:
+                self._inputs[file] = [Path(path) for path in find(file)]
+            except SourceError as error:
+                self._missing[redact_source(file)] = error.message
+        if not self._inputs and self._missing:
+            raise SourceError(f"no file could be read: {'; '.join(few(list(self._missing.values())))}")
         for file, paths in self._inputs.items():
             if len({is_image_path(str(path)) for path in paths}) > 1:
                 raise UsageError(f"{brief(file)} has images and videos", remedy="name them apart, such as '*.mp4'")
@@ -155,12 +169,21 @@ class RayFleet:
         folder = make_run_folder(settings.project, settings.name, settings.exist_ok or settings.resume)
         self.folder, lock = folder, FolderLock(folder)
         manifest = manifest_of(settings, self._card, folder)
-        names, stems, left = UniqueNames(), dict[str, str](), dict[str, list[Unit]]()
+        names, left, failed = UniqueNames(), dict[str, list[Unit]](), dict(self._missing)
+        complete = {file: stem for file, paths in self._inputs.items() if (stem := manifest.stem(paths)) is not None}
+        for stem in (*complete.values(), *manifest.of_others(chain.from_iterable(self._inputs.values()))):
+            names.take(stem)
+        stems = dict(complete)
         for file, paths in self._inputs.items():
-            stems[file] = names.take("images" if is_image_path(str(paths[0])) else shorten(paths[0].stem))
-            if manifest.stem(paths) is None:
-                left[file] = self._units(file, manifest.key(paths))
-        machines, failed, frames = dict[str, int](), dict[str, str](), 0
+            if file not in complete:
+                is_image = is_image_path(str(paths[0]))
+                try:
+                    left[file] = self._units(file, manifest.key(paths))
+                except OSError as error:  # it was there when the job was made
+                    failed[redact_source(file)] = f"cannot read it: {error.strerror}"
+                    continue
+                stems[file] = names.take("images" if is_image else clean_stem(paths[0].stem) or "file")
+        machines, frames = dict[str, int](), 0
         done = {unit.key for units in left.values() for unit in units if (folder / PARTS / unit.key / DONE).is_file()}
         waiting = {file: {unit.key for unit in units} for file, units in left.items()}
         owners = {key: file for file, keys in waiting.items() for key in keys}
@@ -180,13 +203,17 @@ class RayFleet:
                     manifest.add(file, manifest.key(self._inputs[file]), stems[file], outputs)
             manifest.close()
             seconds = perf_counter() - started
-            report = self.report = RayReport(len(stems) - len(failed), frames, seconds, machines, failed)
+            count = len(self._inputs) + len(self._missing) - len(failed)
+            report = self.report = RayReport(count, frames, seconds, machines, failed)
             save(folder / RESULT, report.to_json().encode())
             if not failed:
                 shutil.rmtree(folder / PARTS, ignore_errors=True)
         finally:
+            for empty in (folder / PARTS, folder):  # where the cluster could not be reached
+                with suppress(OSError):
+                    empty.rmdir()
             lock.release()
-        if len(failed) == len(stems):
+        if failed and not count:
             raise SourceError(f"no file could be read: {'; '.join(few(list(failed.values())))}")
         return report
 
@@ -209,7 +236,8 @@ class RayFleet:
         if not units:
             return
         parts = (self.folder / PARTS).resolve()
-        parts.mkdir(exist_ok=True)
+        with sink_errors(parts):
+            parts.mkdir(exist_ok=True)
         with connected(self._address) as ray:
             count, needs = _actors(ray, self.settings)
             settings = self.settings
@@ -226,7 +254,11 @@ class RayFleet:
                 **needs,
             )
             for row in rows.iter_rows():
-                yield json.loads(row["said"])
+                said = json.loads(row["said"])
+                if stopped := said.get("stopped"):
+                    name, message, remedy = stopped
+                    raise getattr(errors, name)(message, remedy=remedy)
+                yield said
 
     def _merge(self, stem: str, units: Sequence[Unit]) -> list[Path]:
         """Make the outputs of a file of its parts, in order."""
@@ -234,7 +266,8 @@ class RayFleet:
         pieces = list[Piece]()
         for unit in units:
             part = self.folder / PARTS / unit.key
-            pieces.append(Piece(sorted(part.iterdir()), 0, json.loads((part / DONE).read_bytes())["frames"]))
+            files = sorted(path for path in part.iterdir() if path.name != MANIFEST)
+            pieces.append(Piece(files, 0, json.loads((part / DONE).read_bytes())["frames"]))
         return merge(self.folder, stem, pieces)
 
 
@@ -242,12 +275,17 @@ class Worker:
     """One actor: a model that stays open, and a run for each unit."""
 
     def __init__(self, model: str, values: dict[str, Any], parts: str) -> None:
-        self._model = Model(model, settings=settings_from(values))
-        self._parts = Path(parts)
+        self._parts, self._error = Path(parts), ""
+        try:
+            self._model = Model(model, settings=settings_from(values))
+        except FramefuseError as error:  # an actor that does not start says nothing
+            self._error = json.dumps([type(error).__name__, error.message, error.remedy])
 
     def __call__(self, batch: dict[str, Sequence[str]]) -> dict[str, list[str]]:
         """What became of each unit, as JSON. Whole files of one batch are read at the same time."""
         units = [Unit(**json.loads(text)) for text in batch["unit"]]
+        if self._error:
+            return {"said": [json.dumps({"key": unit.key, "stopped": json.loads(self._error)}) for unit in units]}
         whole = [unit for unit in units if not (unit.start or unit.end)]
         said = self._together(whole) if len(whole) > 1 else {}
         return {"said": [json.dumps(said.get(unit.key) or self._alone(unit)) for unit in units]}
@@ -257,8 +295,8 @@ class Worker:
         files, frames, own = [unit.file for unit in units], Counter[str](), self._new("together")
         try:
             for result in Pipeline(files, self._model, project=own.parent, name=own.name, readers=len(files)):
-                frames[result.frame.source_id] = result.frame.index + 1
-            entries = [json.loads(line) for line in (own / MANIFEST).read_text().splitlines()]
+                frames[result.frame.source_id] += 1
+            entries = [json.loads(line) for line in (own / MANIFEST).read_bytes().splitlines()]
         except (FramefuseError, OSError):
             entries = []
         said = {}
@@ -281,8 +319,8 @@ class Worker:
             return _said(unit, error=f"it has ended the process that read it {ATTEMPTS} times")
         try:
             bounds: dict[str, Any] = {"start": unit.start, "end": unit.end} if unit.end or unit.start else {}
-            for result in Pipeline(unit.file, self._model, project=own.parent, name=own.name, **bounds):
-                frames = result.frame.index + 1
+            for _ in Pipeline(unit.file, self._model, project=own.parent, name=own.name, **bounds):
+                frames += 1
         except FramefuseError as error:
             shutil.rmtree(own, ignore_errors=True)
             return _said(unit, error=error.message)
@@ -348,6 +386,9 @@ def connected(address: str) -> Iterator[Any]:
         except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             remedy = "check the address, and that all machines have the same versions of Ray and Python"
+            if address == "auto" and isinstance(error, ConnectionError):
+                reason = "this machine belongs to none"
+                remedy = "start one with `ray start --head`, or name its address: --ray HOST:PORT"
             raise CapabilityError(f"the Ray cluster {address} cannot be used: {reason}", remedy=remedy) from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

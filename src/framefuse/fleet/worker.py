@@ -111,7 +111,7 @@ def _work(connection: Connection) -> int:
         if segments.taken:
             connection.send("segments", counts=sorted(segments.counts.items()), read=segments.read)
         if pipeline is not None:
-            connection.send("report", report=pipeline.report.to_dict())
+            connection.send("report", report=json.loads(pipeline.report.to_json()))
     return 0
 
 

@@ -6,6 +6,7 @@ results come up to `Limits.ahead` frames later than without, and in the order of
 """
 
 from collections import Counter as Tally
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -108,6 +109,8 @@ class _Stream:
 
     key: tuple[str, int, int, int]
     """Source, connection, width and height."""
+    reader: Hashable
+    """Who reads it, and others before and after it."""
     blocks: Blocks
     held: dict[int, Frame] = field(default_factory=dict)
     """Number -> a frame whose result is not known."""
@@ -115,6 +118,8 @@ class _Stream:
     """`Frame.index` -> number, of the same frames."""
     results: dict[int, FrameResult] = field(default_factory=dict)
     """Number -> what the model says, until it is passed on."""
+    ready: deque[Ready] = field(default_factory=deque)
+    """Frames whose results are known, while those of an earlier stream of the same reader are not."""
 
 
 class SharedLease:
@@ -179,7 +184,7 @@ class Adapter:
         stream = self._current.get(reader)
         if stream is None or stream.key != key:
             self.end(reader)
-            stream = _Stream(key, Blocks(Governor(self.limits, budget=self._budget, seed=self._begun), self._conf))
+            stream = _Stream(key, reader, Blocks(Governor(self.limits, budget=self._budget, seed=self._begun), self._conf))
             self._begun += 1
             self._current[reader] = stream
             self._streams.append(stream)
@@ -220,7 +225,8 @@ class Adapter:
         return any(len(stream.held) > FULL * self.limits.ahead for stream in self._streams)
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
-        """One result for each frame, in the order of those of its source."""
+        """One result for each frame, in the order of those of its reader: one of a file that is not complete comes
+        before all of the next."""
         for result in results:
             if result is None or self._is_audit(result.result):
                 continue
@@ -229,9 +235,13 @@ class Adapter:
             number = stream.numbers[of.index]
             stream.results[number] = result
             self._look(stream, stream.blocks.found(number, result.result.detections))
-            for ready in stream.blocks.ready():
-                yield self._passed(stream, ready)
-            self._forget_if_done(stream)
+            stream.ready += stream.blocks.ready()
+            for one in [one for one in self._streams if one.reader == stream.reader]:
+                while one.ready:
+                    yield self._passed(one, one.ready.popleft())
+                self._forget_if_done(one)
+                if one.held:
+                    break
 
     @property
     def reasons(self) -> list[str]:

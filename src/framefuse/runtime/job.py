@@ -40,7 +40,7 @@ class Job:
     """With the folder of the run: that of the shard, and an existing one to resume."""
     manifest: Manifest | None = None
     stems: Sequence[str] = ()
-    """Base names of outputs that are complete."""
+    """Base names of outputs that are complete: those of this job, and of others in the same folder."""
     notes: Sequence[str] = ()
 
 
@@ -63,7 +63,7 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
         lists = [[path for owner, path in chosen if owner == number] for number in range(len(lists))]
         notes.append(f"shard {settings.shard}: {sum(map(len, lists)):,} of {count:,} files")
         settings = of_shard(settings)
-    stems: list[str] = []
+    stems, complete = list[str](), False
     manifest = manifest_of(settings, card)
     if settings.resume:
         settings = settings.model_copy(update={"exist_ok": True})
@@ -73,10 +73,12 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
             lists.append([path for unit, stem in zip(units, found, strict=True) if stem is None for path in unit])
             stems += [stem for stem in found if stem is not None]
             total += len(units)
+        complete = bool(stems)
         notes.append(f"resume: {len(stems):,} of {total:,} inputs are complete and skipped")
+        stems += manifest.of_others(Path(path) for paths in wanted for path in paths)
     left = [PathList(paths) for paths in lists if paths] or [PathList()]
     for paths in left:
-        paths.rest = bool(stems) or not paths
+        paths.rest = complete or not paths
     return Job(left[0] if len(left) == 1 else left, settings, manifest, stems, notes)
 
 
@@ -116,7 +118,8 @@ def _files(item: Any) -> list[str]:
 def _is_list(source: Any) -> bool:
     """Whether this may be several files."""
     if isinstance(source, str | Path):
-        return "://" not in str(source) and (os.path.isdir(source) or glob.has_magic(str(source)))
+        text = str(source)
+        return "://" not in text and (os.path.isdir(text) or (glob.has_magic(text) and not os.path.isfile(text)))
     paths = isinstance(source, list | tuple) and all(isinstance(item, str | Path) for item in source)
     return paths or isinstance(source, SharedList)
 

@@ -295,7 +295,12 @@ def stem_of(source: SourceInfo) -> str:
         name = f"camera_{name}" if name.isdecimal() else name
     else:
         name = source.kind
-    return shorten(re.sub(r"[^\w.-]+", "_", name).strip("._")) or source.kind
+    return clean_stem(name) or source.kind
+
+
+def clean_stem(name: str) -> str:
+    """A name as outputs have it: letters, digits, dots, dashes and underscores; empty if nothing is left."""
+    return shorten(re.sub(r"[^\w.-]+", "_", name).strip("._"))
 
 
 class SinkSet:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from framefuse.errors import SinkError
 
@@ -295,11 +295,29 @@ class RecordFile:
             self.path.unlink(missing_ok=True)
 
 
+class _Entry(NamedTuple):
+    """A line of a manifest."""
+
+    input: str
+    key: str
+    outputs: list[str]
+    sizes: dict[str, int]
+    """Bytes of the outputs that are files."""
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None: it is a folder, or gone."""
+    with suppress(OSError):
+        return path.stat().st_size if path.is_file() else None
+    return None
+
+
 class Manifest:
-    """manifest.jsonl has a line for each input with complete outputs: {"input", "key", "stem", "outputs"}.
+    """manifest.jsonl has a line for each input with complete outputs: {"input", "key", "stem", "outputs", "sizes"}.
 
     The key is a hash of the files of the input (path, size and time of change) and of the run (model and options), so
-    that whatever differs later is done again.
+    that whatever differs later is done again. So is what has been written over since: an output has another size than
+    then, or a later line has its name.
 
     Args:
         folder: of the run; it may change before the first `add`, and need not exist until then.
@@ -313,8 +331,8 @@ class Manifest:
     def __init__(self, folder: Path, run: Callable[[], str], *, resume: bool = False) -> None:
         self.folder, self._run, self._resume = folder, cache(run), resume
         self._file: RecordFile | None = None
-        self._entries: dict[str, tuple[str, list[str]]] = {}
-        """Key -> (stem, names of the outputs)."""
+        self._entries: dict[str, _Entry] = {}
+        """By stem."""
         path, lines = folder / MANIFEST, list[bytes]()
         with sink_errors(path):
             if resume and path.exists():
@@ -324,9 +342,11 @@ class Manifest:
         for line in lines:
             with suppress(ValueError, KeyError, TypeError, RecursionError):  # the last of a killed run, or not ours
                 entry = json.loads(line)
-                stem, outputs = entry["stem"], entry["outputs"]
-                if isinstance(outputs, list) and all(isinstance(name, str) for name in (stem, *outputs)):
-                    self._entries[entry["key"]] = stem, outputs
+                found = _Entry(entry["input"], entry["key"], entry["outputs"], entry.get("sizes") or {})
+                names = (stem := entry["stem"]), found.input, found.key, *found.outputs
+                is_ours = isinstance(found.outputs, list) and isinstance(found.sizes, dict)
+                if is_ours and all(isinstance(name, str) for name in names):
+                    self._entries[stem] = found
 
     def key(self, files: Iterable[Path]) -> str:
         """Of an input, for `add`. OSError: a file does not exist."""
@@ -336,10 +356,25 @@ class Manifest:
     def stem(self, files: Sequence[Path]) -> str | None:
         """The base name of the outputs of an input that is complete; None: it is not, or an output is gone."""
         try:
-            stem, outputs = self._entries[self.key(files)]
-        except (KeyError, OSError):
+            key = self.key(files)
+        except OSError:
             return None
-        return stem if all((self.folder / name).exists() for name in outputs) else None
+        return next((stem for stem, entry in self._entries.items() if entry.key == key and self._is_whole(entry)), None)
+
+    def of_others(self, files: Iterable[Path]) -> list[str]:
+        """The base names of complete outputs of inputs that exist and are not these files."""
+        own = {os.path.abspath(path) for path in files}
+        return [
+            stem
+            for stem, entry in self._entries.items()
+            if os.path.abspath(entry.input) not in own and os.path.exists(entry.input) and self._is_whole(entry)
+        ]
+
+    def _is_whole(self, entry: "_Entry") -> bool:
+        """Whether all outputs are there, as they were written."""
+        paths = [self.folder / name for name in entry.outputs]
+        sizes = [entry.sizes.get(name) for name in entry.outputs]
+        return all(path.exists() and size in (None, _size(path)) for path, size in zip(paths, sizes, strict=True))
 
     def add(self, name: str, key: str, stem: str, outputs: Iterable[Path]) -> None:
         """Record that the outputs of an input are complete. SinkError: the manifest cannot be written."""
@@ -350,7 +385,8 @@ class Manifest:
             if earlier and not earlier.endswith(b"\n"):
                 self._file.append(b"\n")
         names = [os.path.relpath(path, self.folder) for path in outputs]
-        entry = {"input": name, "key": key, "stem": stem, "outputs": names}
+        sizes = {one: size for one in names if (size := _size(self.folder / one)) is not None}
+        entry = {"input": name, "key": key, "stem": stem, "outputs": names, "sizes": sizes}
         self._file.append(encode(json.dumps(entry, ensure_ascii=False) + "\n"))
 
     def close(self) -> None:

@@ -56,7 +56,9 @@ class Settings(BaseModel):
         json_schema_extra={"enum": ["auto", "cpu", "cuda", "cuda:N"]},
     )
     engine: str = option(
-        "auto", "auto, or one of `framefuse doctor`: openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null"
+        "auto",
+        "auto, or one of `framefuse doctor`: openvino, onnxruntime, onnxruntime-tensorrt, onnxruntime-nvrtx, cudnn, "
+        "tensorrt, torch, tvm, null",
     )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "int8", "fp8"] = option(
         "auto",
@@ -74,8 +76,8 @@ class Settings(BaseModel):
     )
     batch: int = option(
         1,
-        "maximum frames per batch; on cuda 8 if several videos are read, or the views of a frame, for mattes of a file "
-        "those of four",
+        "maximum frames per batch; on cuda, unless it is set: 8 if several videos are read, all views of a frame that "
+        "has several, and the views of four frames for mattes of a file",
         ge=1,
         le=64,
     )
@@ -228,7 +230,7 @@ class Settings(BaseModel):
     matte_steady: Share = option(1.0, "weight of the frames around one in its matte, where nothing moves")
     matte_eyes: Share = option(0.0, "weight of the other eye in the matte of each, where both see the same")
     matte_holes: float = option(
-        0.0, "share of the picture or eye up to which small holes in its matte are filled; 0: none is", ge=0, le=0.01
+        0.0, "share of the picture or eye up to which small holes in its matte are filled; 0: fill none", ge=0, le=0.01
     )
     matte_feather: float = option(2.0, "width of the matte's soft edge in pixels", gt=0, le=64)
     show: bool = option(

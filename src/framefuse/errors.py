@@ -78,7 +78,7 @@ class QueueFullError(RequestError):
 
 
 class DeadlineError(RequestError):
-    """The deadline of a request cannot be met; the message names the predicted time."""
+    """The deadline of a request cannot be met; the message says why."""
 
 
 class SourceError(FramefuseError):

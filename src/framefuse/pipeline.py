@@ -114,6 +114,7 @@ class Pipeline:
         **options: Any,
     ) -> None:
         if isinstance(model, Model):
+            model.check_open()
             if engine != "auto" or settings is not None:
                 raise UsageError("the model is open, with an engine and settings of its own", remedy="leave them out")
             engine, settings = model.engine, model.given

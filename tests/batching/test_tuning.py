@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -50,12 +51,19 @@ def test_it_is_kept_in_a_file(tmp_path: Path) -> None:
     assert read_tuning(file) == tuning
 
 
+CHOSEN = {"size": 1, "delay": 0.0, "rate": 100.0, "p50_ms": 3.0, "p99_ms": 5.0}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"schema": 1},
         {"seconds": {"1": 0.0}},
+        *({"seconds": {"1": value}} for value in (math.nan, 1e300, -1)),
+        *({"seconds": {"0": 0.1, "1": 0.1}}, {"servers": 0}, {"servers": "a"}, {"model": 5}, {"machine": None}),
         {"chosen": 3},
+        *({"chosen": {**CHOSEN, "delay": value}} for value in ("x", None, [], -1, math.nan, 1e9)),
+        *({"chosen": {**CHOSEN, "size": value}} for value in (1.0, True, 2)),
         {"more": 1},
         *({"imgsz": size} for size in (640, "64", ["64", "64"], [64.5, 64], [64], [0, 64], {"1": 2, "2": 3})),
         None,

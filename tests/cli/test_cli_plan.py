@@ -8,15 +8,24 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("words", [[], ["--streams", "16"], ["--adaptive", "--max-memory", "300"]])
-def test_the_command_prints_every_part_and_the_sum(run: Any, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ""),
+        (["--streams", "16"], ""),
+        (["--adaptive", "--max-memory", "300"], "a run is refused, as the run needs 268 MB"),
+        (["--adaptive", "--max-memory", "2000"], ""),
+        (["--streams", "16", "--batch", "32", "--max-memory", "3000"], "a run takes fewer or smaller batches: batch 8"),
+    ],
+)
+def test_the_command_prints_every_part_and_the_sum(run: Any, words: list[str], said: str) -> None:
     code, out, err = run("plan", "scout-n", *words)
     assert code == 0
     *parts, total = out.splitlines()[1:]
     assert float(total.split()[-1]) == pytest.approx(
         sum(float(line.split()[-1]) for line in parts), abs=0.1 * len(parts)
     )
-    assert ("a run takes fewer or smaller batches" in err) is ("--max-memory" in words)
+    assert said in err and ("max_memory" in err) is bool(said)
     code, out, _ = run("plan", "scout-n", "--json", *words)
     assert code == 0 and json.loads(out)["bytes"] == pytest.approx(1e6 * float(total.split()[-1]), rel=1e-3)
 

@@ -12,7 +12,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from framefuse import Fleet, Pipeline
@@ -188,6 +190,22 @@ def test_without_a_gpu_there_is_one_process(tmp_path: Path) -> None:
     assert (
         several_pay([str(file) for file in clips(tmp_path, 7, frames=2)], settings_from({"save_jsonl": True})) is None
     )
+
+
+def test_a_manifest_of_images_and_odd_names(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    clips(tmp_path / "in", 1)[0].rename(tmp_path / "in" / "line\u2028end.mp4")
+    clips(tmp_path / "in", 1)[0].rename(os.fsdecode(os.fsencode(tmp_path / "in") + b"/raw\xff.mp4"))
+    (tmp_path / "images").mkdir()
+    for number in range(3):
+        Image.fromarray(np.zeros((64, 96, 3), np.uint8)).save(tmp_path / "images" / f"{number}.png")
+    given = {"devices": ["cpu", "cpu"], "project": tmp_path, "name": "run", "save_jsonl": True}
+    fleet = Fleet([tmp_path / "images", tmp_path / "in"], "squares", **given)
+    fleet.run()
+    entries = [json.loads(line) for line in (tmp_path / "run" / "manifest.jsonl").read_bytes().splitlines()]
+    assert len(entries) == 3
+    names = [name for entry in entries for name in entry["outputs"]]
+    assert sorted(names) == ["images.jsonl", "line_end.jsonl", "raw.jsonl"]
 
 
 def test_the_result_does_not_replace_an_input(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from framefuse import Pipeline, open_source
 from framefuse.cli.app import main
@@ -204,6 +205,51 @@ def test_a_worker_of_a_gpu_reads_several_files_at_once(
     assert sorted(path.name for path in tmp_path.glob("together*")) == []
 
 
+def test_files_that_come_later_do_not_take_the_names_of_complete_outputs(
+    clips: list[Path], cluster: Any, tmp_path: Path
+) -> None:
+    job(clips[1:2], cluster, tmp_path, resume=True).run()
+    before = outputs(tmp_path / "run")
+    job([clips[3], clips[1]], cluster, tmp_path, resume=True).run()
+    after = outputs(tmp_path / "run")
+    assert sorted(after) == ["clip1.jsonl", "clip1_2.jsonl"] and after.items() > before.items()
+
+
+def test_images_odd_names_and_a_stride(clips: list[Path], cluster: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(2):
+        Image.new("RGB", (64, 64)).save(folder / f"{number}.png")
+    (tmp_path / "a clip [1080p].mp4").write_bytes(clips[1].read_bytes())
+    (folder / "gone.png").symlink_to(tmp_path / "nowhere")
+    files = [folder / "*.png", tmp_path / "a clip [1080p].mp4"]
+    job(files, cluster, tmp_path, vid_stride=3).run()
+    Pipeline(files, "scout-n", vid_stride=3, project=tmp_path, name="one", **OPTIONS).run()
+    for name in ("images.jsonl", "a_clip_1080p.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+def test_a_file_that_is_gone_is_said_and_the_others_are_done(clips: list[Path], cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    gone = tmp_path / "in" / "gone.mp4"
+    gone.symlink_to(tmp_path / "nowhere")
+    (tmp_path / "in" / "clip.mp4").write_bytes(clips[1].read_bytes())
+    report = job([tmp_path / "in"], cluster, tmp_path).run()
+    assert (report.files, list(report.failed)) == (1, [str(gone)])
+
+
+def test_a_shard_of_a_job(clips: list[Path], cluster: Any, tmp_path: Path) -> None:
+    assert job(clips, cluster, tmp_path, shard="2/4").run().frames == 20
+    assert sorted(outputs(tmp_path / "run-2of4")) == ["clip1.jsonl"]
+
+
+def test_what_the_model_cannot_do_ends_the_job(clips: list[Path], cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="class 'nosuch' was asked for"):
+        job(clips[1:2], cluster, tmp_path, classes=["nosuch"]).run()
+    with pytest.raises(UsageError, match="is not a file"):
+        job(["synthetic://street?frames=9"], cluster, tmp_path)
+
+
 def test_nothing_can_be_read(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"nothing")
     with pytest.raises(SourceError, match="no file could be read"):
@@ -225,8 +271,6 @@ def test_a_camera_and_a_mixed_folder(tmp_path: Path, clips: list[Path]) -> None:
     with pytest.raises(UsageError, match="never ends"):
         RayFleet("rtsp://camera/1", "scout-n", **OPTIONS)
     for number, frame in enumerate(open_source("synthetic://street?frames=2&size=64x64")):
-        from PIL import Image
-
         Image.fromarray(frame.to_rgb()).save(tmp_path / f"{number}.png")
     (tmp_path / "clip.mp4").write_bytes(clips[0].read_bytes())
     with pytest.raises(UsageError, match="images and videos"):

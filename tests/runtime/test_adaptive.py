@@ -22,6 +22,7 @@ from framefuse.prediction import Result
 from framefuse.runtime import adaptive
 from framefuse.runtime.adaptive import DeviceLimits, SharedLease
 from framefuse.runtime.power import Counter, find_counters
+from media import clip
 from servers import Server
 
 DAY = "synthetic://street?seed=5&frames=150&size=640x360&schedule=day&split=test"
@@ -111,6 +112,15 @@ def test_several_sources_keep_their_own_blocks() -> None:
         mine = [result for result in results if result.frame.source_id == source]
         assert [result.frame.index for result in mine] == list(range(20))
         assert not all(result.inferred for result in mine)
+
+
+def test_files_come_one_after_another(tmp_path: Path) -> None:
+    files = [clip(tmp_path / f"{number}.mp4", 10 + 7 * number) for number in range(4)]
+    with Pipeline(files, "squares", adaptive=True, save_jsonl=True, project=tmp_path, name="run") as pipeline:
+        found = [(result.frame.source_id, result.frame.index) for result in pipeline]
+    assert found == [(str(file), index) for number, file in enumerate(files) for index in range(10 + 7 * number)]
+    lines = {path.stem: len(path.read_text().splitlines()) for path in (tmp_path / "run").glob("[0-9]*.jsonl")}
+    assert lines == {"0": 10, "1": 17, "2": 24, "3": 31}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import os
 import signal
@@ -19,10 +20,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 import framefuse
 from framefuse.errors import (
     DeadlineError,
+    DecodeError,
     EngineError,
     GpuLostError,
     GpuMemoryError,
@@ -195,6 +198,20 @@ def test_a_function_that_exits_fails_only_its_own_item() -> None:
         with pytest.raises(SystemExit, match="bad"):
             futures.pop(3).result()
         assert [future.result().result for future in futures] == [0, 1, 2, 4, 5]
+
+
+def test_a_closed_model_and_images_that_end_early() -> None:
+    model = framefuse.Model("squares")
+    batcher = Batcher(model)
+    content = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (99, 99, 3), np.uint8)).save(content, "PNG")
+    with pytest.raises(DecodeError, match="truncated"):
+        batcher.submit(Image.open(io.BytesIO(content.getvalue()[:9000])))
+    model.close()
+    for call in (lambda: batcher.submit(np.zeros((64, 64, 3), np.uint8)), lambda: Batcher(model)):
+        with pytest.raises(UsageError, match=r"squares\.onnx is closed"):
+            call()
+    batcher.close()
 
 
 def test_who_waits_for_several_futures_hears_of_cancelled_ones() -> None:
@@ -548,6 +565,8 @@ def test_a_forked_child_is_told() -> None:
         {"max_batch_size": -1},
         {"min_batch_size": 0},
         {"min_batch_size": 9, "max_batch_size": 8},
+        {"min_batch_size": 17},
+        {"tuning": 5},
         {"max_queue_delay": -0.1},
         {"max_queue_delay": float("nan")},
         {"max_queue_delay": 1e300},
@@ -616,7 +635,7 @@ def test_one_rough_measurement_on_a_gpu_does_not_end_the_search_for_sizes(
     closed = set[int]()
     monkeypatch.setattr(ModelRunner, "_row_seconds", lambda self, program: seconds[program.batch])
     facts = {"settings": SimpleNamespace(on_gpu=True), "card": SimpleNamespace(dynamic_batch=True)}
-    model: Any = SimpleNamespace(**facts, program=Opened, has_views=False)
+    model: Any = SimpleNamespace(**facts, program=Opened, has_views=False, check_open=lambda: None)
     runner = ModelRunner(model, 0, closes=False)
     assert runner.sizes == sorted(runner.seconds) == sizes
     assert closed == set(seconds) - set(sizes), "the sizes that were tried in vain"

@@ -150,6 +150,25 @@ def test_a_manifest_that_may_not_be_read(clips: Path) -> None:
     assert "manifest.jsonl: Permission denied" in done.stdout and "->" in done.stdout
 
 
+def test_what_another_run_wrote_over_is_done_again(clips: Path) -> None:
+    wanted = job("again", "clips/a/0.mp4") and outputs("again")
+    job("again", "clips/a/0.mp4", conf=0.999)
+    assert outputs("again") != wanted
+    assert note(job("again", "clips/a/0.mp4")) == "resume: 0 of 1 inputs are complete and skipped"
+    assert outputs("again") == wanted
+    with Path("runs/again/0.jsonl").open("a") as file:  # as a run that was killed leaves it
+        file.write("{")
+    job("again", "clips/a/0.mp4")
+    assert outputs("again") == wanted
+
+
+def test_other_inputs_do_not_take_the_names_of_complete_outputs(clips: Path) -> None:
+    first = job("two", "clips/a/0.mp4") and outputs("two")
+    assert note(job("two", "clips/b/0.mp4")) == "resume: 0 of 1 inputs are complete and skipped"
+    assert frames("two") == {"0": 4, "0_2": 9} and outputs("two").items() >= first.items()
+    assert note(job("two", "clips/a/0.mp4")) == "resume: 1 of 1 inputs are complete and skipped"
+
+
 def test_a_run_without_resume_can_be_resumed(clips: Path) -> None:
     job("all", resume=False)
     assert note(job("all")).startswith("resume: 6 of 6")

@@ -22,6 +22,8 @@ DELAYS = 0.0, 0.003
 """Seconds that a request may wait for others."""
 REQUESTS = 1500
 """In a simulation."""
+LONGEST = 3600
+"""Seconds of a batch, and of a delay, at most."""
 BETTER = 0.03
 """Share by which a larger batch or a longer delay must serve more."""
 
@@ -123,8 +125,15 @@ def read_tuning(path: Path) -> BatchTuning:
         height, width = tuning.imgsz
         if not (isinstance(tuning.imgsz, list) and type(height) is type(width) is int and min(height, width) > 0):
             raise ValueError("its imgsz is not a height and a width")
-        if tuning.chosen.size not in tuning.seconds or min(tuning.seconds.values()) <= 0:
-            raise ValueError("its times or sizes are not those of batches")
+        times = [*tuning.seconds.values(), tuning.chosen.delay]
+        are_seconds = all(type(one) in (int, float) and 0 <= one <= LONGEST for one in times)
+        if not are_seconds or 0 in tuning.seconds.values():
+            raise ValueError(f"its times are not seconds, above 0 to {LONGEST:,} for a batch")
+        sizes = [tuning.chosen.size, tuning.servers, *tuning.seconds]
+        if tuning.chosen.size not in tuning.seconds or not all(type(one) is int and one > 0 for one in sizes):
+            raise ValueError("its sizes are not those of batches")
+        if not isinstance(tuning.model, str) or not isinstance(tuning.machine, str):
+            raise ValueError("its model or machine has no name")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy=again) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -87,8 +87,9 @@ options also have a `--no-` form. A YAML file may also contain `source`, `model`
 `FRAMEFUSE_SOURCE`, `FRAMEFUSE_MODEL` and `FRAMEFUSE_PRESET`.
 
 Precedence, lowest first: default, preset, YAML file, environment, command line. Only the command line reads the
-environment; `framefuse.Pipeline(...)` in Python does not. `framefuse config show` takes the same options as
-`predict`, and prints the effective values and where each one comes from. `predict` turns `save_jsonl` on by default.
+environment; `framefuse.Pipeline(...)` in Python does not. `framefuse config show` takes the options of this page,
+`--config` and `--preset`, and prints the effective values and where each one comes from. `predict` turns `save_jsonl`
+on by default.
 
 If an option does nothing because it needs another one, as `trail` needs `save` or `show`, the report has a warning.
 """

@@ -67,6 +67,8 @@ def check_out(out: Path | None, *inputs: str | Path | None, beside: str = "", na
         if out.is_dir():
             raise OSError("it is a folder")
         tempfile.TemporaryFile(dir=out.parent).close()
+    if beside and out.suffix == beside:
+        raise SinkError(f"{name} is {out}, where the plot goes", remedy=f"use another suffix than {beside}")
     if beside:
         check_out(out.with_suffix(beside), *inputs)
 

@@ -146,8 +146,11 @@ def list_(print_json: PrintJson = False) -> int:
 @kernels.command()
 def show(
     name: Annotated[str, typer.Argument(help="name of a kernel; see 'framefuse kernels list'")],
-    emit: Annotated[Form | None, typer.Option(help="TensorIR, CUDA, PTX or CPU assembly; default: as written")] = None,
-    device: Annotated[Device | None, typer.Option(help="device, if both have a kernel of that name")] = None,
+    emit: Annotated[
+        Form | None,
+        option("tir|cuda|ptx|asm", "TensorIR, CUDA, PTX or CPU assembly; default: as written"),
+    ] = None,
+    device: Annotated[Device | None, option("cpu|cuda", "device, if both have a kernel of that name")] = None,
     capability: Annotated[int, typer.Option(help="compute capability for the PTX; 89 means 8.9")] = 90,
 ) -> int:
     """Print one kernel as TensorIR, CUDA source, PTX or assembly."""

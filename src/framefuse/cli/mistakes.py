@@ -42,7 +42,8 @@ def explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str
     if context and parameter is not None and message.startswith("Missing "):
         option = [name for name in parameter.opts if name[:2] == "--"]
         wanted = " ".join([*option, str(parameter.metavar or parameter.name).upper()])
-        return f"{context.command_path} needs {wanted}", f"add it; {remedy} shows an example"
+        shown = "shows an example" if context.command.epilog else "describes it"
+        return f"{context.command_path} needs {wanted}", f"add it; {remedy} {shown}"
     if isinstance(cause, ValidationError) and parameter is not None:  # typer omits the value
         why = cause.errors()[0]
         reason = why["msg"].removeprefix("Value error, ").removesuffix(".").replace("Input should", "it should")
@@ -81,7 +82,7 @@ def _instead(name: str, context: Any) -> str | None:
     verbs = context.find_root().command.commands
     owners = [verb for verb in verbs if any(name in parameter.opts for parameter in verbs[verb].params)]
     if owners and context.info_name not in owners:
-        return f"{name} is for {', '.join(owners)}, not for {context.info_name}"
+        return f"{name} is for {', '.join(owners)}, not for {context.command_path.partition(' ')[2]}"
     near = nearest(name, options)
     return f"did you mean {near[0]}?" if near else None
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from framefuse.batching.tuning import BatchTuning
     from framefuse.config import Settings
     from framefuse.runtime.memory import MemoryPlan
+    from framefuse.runtime.plan import RunPlan
 
 OF_PROFILE: Final = "device", "engine", "threads", "iou", "max_det", "agnostic_nms", "workspace_mb"
 OF_ADAPTIVE: Final = "device", "engine", "precision", "threads", "imgsz", "min_agreement", "max_latency", "target_fps"
@@ -246,24 +247,41 @@ def plan(
 ) -> int:
     """Predict the GPU memory of a run, part by part, before anything is loaded. No GPU is needed."""
     settings = load_settings(config, None, given, environment=os.environ).settings
-    found = predicted(model, streams, _size(size), settings.model_copy(update={"device": "cuda"}))
+    run, decoders = _planned(model, streams, settings.model_copy(update={"device": "cuda"}))
+    found = _predict(run, decoders, _size(size))
     if print_json:
         parts = [part._asdict() for part in found.parts]
         typer.echo(json.dumps({"bytes": round(found.size), "parts": parts}, indent=2))
         return 0
     print_table(found.table())
-    if settings.max_memory is not None and found.size > settings.max_memory * 2**20:
-        stderr().print(f"more than max_memory, {settings.max_memory:g} MiB: a run takes fewer or smaller batches")
+    if settings.max_memory is not None and (said := _beyond(run, decoders, _size(size), settings.max_memory)):
+        stderr().print(f"more than max_memory, {settings.max_memory:g} MiB: a run {said}")
     return 0
+
+
+def _beyond(run: "RunPlan", decoders: int, size: tuple[int, int], limit: float) -> str:
+    """What a run does that may take no more than `limit` MiB; empty: it is as predicted."""
+    from framefuse.runtime.batching import IN_FLIGHT
+    from framefuse.runtime.memory import CONTEXT, fitted
+
+    slots, room = run.settings.slots or IN_FLIGHT, limit * 2**20 - CONTEXT
+    try:
+        *_, why = fitted(run, run.batch, slots, size, room, decoders=decoders)
+    except CapabilityError as error:
+        return f"is refused, as {error.message}"
+    return why and f"takes fewer or smaller batches: {why}"
 
 
 def predicted(model: str, streams: int, size: tuple[int, int], settings: Settings) -> MemoryPlan:
     """The memory of a run that reads so many videos with frames of this size."""
+    return _predict(*_planned(model, streams, settings), size)
+
+
+def _planned(model: str, streams: int, settings: Settings) -> "tuple[RunPlan, int]":
+    """The plan of a run that reads so many videos, and its decoders."""
     from framefuse.models import find_model
     from framefuse.models.card import read_card
-    from framefuse.runtime.batching import IN_FLIGHT
     from framefuse.runtime.choices import choose_batch, choose_preprocess
-    from framefuse.runtime.memory import predict
     from framefuse.runtime.plan import RunPlan
     from framefuse.runtime.readers import count, decoders
     from framefuse.sources.segments import Segmented
@@ -276,11 +294,19 @@ def predicted(model: str, streams: int, size: tuple[int, int], settings: Setting
     batch, _ = choose_batch(card, settings, count(source) if source else streams)
     preprocess, _ = choose_preprocess(card, settings)
     run = RunPlan(card, settings, source, engine, batch, 0, {}, preprocess)
-    return predict(run, batch, settings.slots or IN_FLIGHT, size, decoders=max(streams, decoders(source)))
+    return run, max(streams, decoders(source))
+
+
+def _predict(run: "RunPlan", decoders: int, size: tuple[int, int]) -> MemoryPlan:
+    from framefuse.runtime.batching import IN_FLIGHT
+    from framefuse.runtime.memory import predict
+
+    return predict(run, run.batch, run.settings.slots or IN_FLIGHT, size, decoders=decoders)
 
 
 def _size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text.strip())
     if not match:
-        raise UsageError(f"--size is {text!r}", remedy="write width and height: --size 1920x1080")
+        remedy = "write width and height: --size 1920x1080, of at most 99999 pixels each"
+        raise UsageError(f"--size is {text!r}", remedy=remedy)
     return int(match[1]), int(match[2])

@@ -36,7 +36,7 @@ def val(
     ],
     images: Annotated[Path | None, option("PATH", "folder or video of the COCO file (default: next to it)")] = None,
     limit: Annotated[
-        int | None, option("N", "at most N frames, evenly spaced; the first with --track, --adaptive", min=1)
+        int | None, option("N", "at most N frames, evenly spaced; with --track or --adaptive the first N", min=1)
     ] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,

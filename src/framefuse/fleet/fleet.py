@@ -42,7 +42,7 @@ from framefuse.runtime import choices
 from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS, alone, cut_options
 from framefuse.runtime.requested_sinks import outputs_of
-from framefuse.sinks.run_folder import MANIFEST, make_run_folder, output_path, save
+from framefuse.sinks.run_folder import MANIFEST, encode, make_run_folder, output_path, save
 from framefuse.sources import endless, is_image_path, open_source, segments, videos_in
 from framefuse.sources.segments import Cutter, worth_cutting
 from framefuse.sources.source import FEWER
@@ -238,7 +238,7 @@ class Fleet:
             places = {given: number for number, given in enumerate(self.inputs)}  # a folder of images has another name
             entries.sort(key=lambda entry: places.get(entry["input"], len(places)))
             text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
-            save(folder / MANIFEST, text.encode("utf-8", "surrogateescape"))
+            save(folder / MANIFEST, encode(text))
 
     def _job(self, number: int) -> dict[str, Any]:
         device = self._devices[number]

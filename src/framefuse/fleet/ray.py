@@ -21,9 +21,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from framefuse import errors
 from framefuse.common.redact import brief, redact_source
 from framefuse.config import Settings, settings_from
-from framefuse import errors
 from framefuse.errors import CapabilityError, FramefuseError, SourceError, UsageError
 from framefuse.fleet.fleet import PROCESSES, inputs_of
 from framefuse.fleet.ranges import MERGED, Piece, can_be_cut, merge, ranges, seconds_of

@@ -184,7 +184,9 @@ class Adapter:
         stream = self._current.get(reader)
         if stream is None or stream.key != key:
             self.end(reader)
-            stream = _Stream(key, reader, Blocks(Governor(self.limits, budget=self._budget, seed=self._begun), self._conf))
+            stream = _Stream(
+                key, reader, Blocks(Governor(self.limits, budget=self._budget, seed=self._begun), self._conf)
+            )
             self._begun += 1
             self._current[reader] = stream
             self._streams.append(stream)

@@ -21,6 +21,7 @@ from framefuse.common.redact import brief
 from framefuse.config import Settings
 from framefuse.cuda import device as gpus
 from framefuse.errors import (
+    ConfigError,
     DeadlineError,
     FramefuseError,
     GpuLostError,
@@ -180,15 +181,19 @@ class Batcher:
         if not isinstance(max_queue_delay, int | float) or not 0 <= max_queue_delay <= LONGEST_DELAY:
             remedy = f"use seconds from 0 to {LONGEST_DELAY}, such as 0.005"
             raise UsageError(f"max_queue_delay is {brief(max_queue_delay)}", remedy=remedy)
+        if tuning is not None and not isinstance(tuning, str | Path):
+            raise UsageError(f"tuning is {brief(tuning)}", remedy="pass the path of a batching.json")
         found = None if tuning is None else read_tuning(Path(tuning))
         if found is not None:
             if max_batch_size or max_queue_delay != DEFAULT_DELAY:
                 message = "max_batch_size or max_queue_delay beside a tuning"
                 raise UsageError(message, remedy="leave out one or the other")
             max_batch_size, max_queue_delay = found.chosen.size, found.chosen.delay
-        most = max_batch_size or MAX_BATCH
-        if not 1 <= most <= MAX_BATCH:
+        if found is not None and max_batch_size > MAX_BATCH:
+            raise ConfigError(f"{tuning} has batches of {max_batch_size}", remedy=f"tune for {MAX_BATCH} at most")
+        if not 0 <= max_batch_size <= MAX_BATCH:
             raise UsageError(f"max_batch_size is {max_batch_size!r}", remedy=f"use 1 to {MAX_BATCH}, or 0: automatic")
+        most = max_batch_size or (MAX_BATCH if isinstance(model, str | Path | Model) else DEFAULT_FUNCTION_BATCH)
         if not 1 <= min_batch_size <= most:
             remedy = f"use 1 to max_batch_size, which is {most}"
             raise UsageError(f"min_batch_size is {min_batch_size!r}", remedy=remedy)

@@ -123,8 +123,7 @@ class Model:
         several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
         frames = [self.frame(image, index) for index, image in enumerate(images if several else [images])]
         with self._turn, gpus.current(self._plan.gpu, "run the model"):
-            if self._closed:
-                raise UsageError(f"the model {self.card.path.name} is closed", remedy="open it again")
+            self.check_open()
             try:
                 found = list(self._run(frames))
             except BaseException:
@@ -185,6 +184,11 @@ class Model:
             raise UsageError(f"{brief(image)} is not an image", remedy=remedy)
         with closing(source):
             return next(iter(source)).replace_unchecked(index=index)
+
+    def check_open(self) -> None:
+        """UsageError: the model is closed."""
+        if self._closed:
+            raise UsageError(f"the model {self.card.path.name} is closed", remedy="open it again")
 
     def close(self) -> None:
         """Free the engine. Pipelines with this model must have ended. Callable repeatedly."""

@@ -135,6 +135,7 @@ class ModelRunner(Runner):
         tuning: BatchTuning | None = None,
         all_sizes: bool = False,
     ) -> None:
+        model.check_open()
         if model.has_views:
             remedy = "leave out tiles, roi and stereo, or pass the Model itself as a function: Batcher(model.__call__)"
             raise UsageError("a Batcher of a model that sees views of a frame is not possible", remedy=remedy)
@@ -159,14 +160,16 @@ class ModelRunner(Runner):
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
 
     def _check(self, tuning: BatchTuning) -> None:
-        model, again = self._model.card.path.stem, f"measure again: framefuse tune-batch {self._model.card.path.stem}"
+        height, width = self._model.imgsz
+        model = self._model.card.path.stem
+        again = f"measure again: framefuse tune-batch {self._model.card.path} --imgsz {height},{width}"
         if (tuned := Path(tuning.model).stem) != model:
             raise ConfigError(f"the batches of {tuned} were tuned, and this is {model}", remedy=again)
         if (here := processor(self._model.engine.device)) != tuning.machine:
             raise ConfigError(f"batches were tuned on {tuning.machine}, and this is {here}", remedy=again)
         if tuning.imgsz != self._model.imgsz:
             mine, theirs = (f"{width}x{height}" for height, width in (self._model.imgsz, tuning.imgsz))
-            remedy = f"pass imgsz={tuning.imgsz}, or measure again: framefuse tune-batch --imgsz"
+            remedy = f"pass imgsz={tuning.imgsz}, or {again}"
             raise ConfigError(f"batches were tuned for {theirs} pixels, and this model takes {mine}", remedy=remedy)
 
     def _open(self, asked: int, all_sizes: bool) -> None:
@@ -212,6 +215,7 @@ class ModelRunner(Runner):
         return max(seconds, median_seconds(run) / (BATCHES * len(frames)))
 
     def prepared(self, item: Any) -> tuple[Hashable, Any]:
+        self._model.check_open()
         frame = self._model.frame(item)
         return (self._programs[1].batch_key(frame), frame.format), frame
 

@@ -226,7 +226,13 @@ def array_frame(image: Any, index: int, info: SourceInfo) -> Frame:
         raise UsageError(f"item {index} is a {type(image).__name__}, not an image", remedy=remedy)
     if isinstance(image, np.ndarray):
         return Frame.from_array(image, index=index, source_id=SOURCE_ID)
-    return _wrap(image, info, f"{SOURCE_ID} {index}", index=index, source_id=SOURCE_ID)
+    name = f"{SOURCE_ID} {index}"
+    try:
+        return _wrap(image, info, name, index=index, source_id=SOURCE_ID)
+    except (OSError, SyntaxError) as error:  # a file that Pillow has opened, and reads only now
+        raise DecodeError(
+            f"{name}: {error}", remedy="load the image before it is passed on, or pass its path"
+        ) from error
 
 
 def open_synthetic(uri: str, options: SourceOptions) -> PullSource:

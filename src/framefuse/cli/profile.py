@@ -259,7 +259,7 @@ def plan(
     return 0
 
 
-def _beyond(run: "RunPlan", decoders: int, size: tuple[int, int], limit: float) -> str:
+def _beyond(run: RunPlan, decoders: int, size: tuple[int, int], limit: float) -> str:
     """What a run does that may take no more than `limit` MiB; empty: it is as predicted."""
     from framefuse.runtime.batching import IN_FLIGHT
     from framefuse.runtime.memory import CONTEXT, fitted
@@ -277,7 +277,7 @@ def predicted(model: str, streams: int, size: tuple[int, int], settings: Setting
     return _predict(*_planned(model, streams, settings), size)
 
 
-def _planned(model: str, streams: int, settings: Settings) -> "tuple[RunPlan, int]":
+def _planned(model: str, streams: int, settings: Settings) -> tuple[RunPlan, int]:
     """The plan of a run that reads so many videos, and its decoders."""
     from framefuse.models import find_model
     from framefuse.models.card import read_card
@@ -297,7 +297,7 @@ def _planned(model: str, streams: int, settings: Settings) -> "tuple[RunPlan, in
     return run, max(streams, decoders(source))
 
 
-def _predict(run: "RunPlan", decoders: int, size: tuple[int, int]) -> MemoryPlan:
+def _predict(run: RunPlan, decoders: int, size: tuple[int, int]) -> MemoryPlan:
     from framefuse.runtime.batching import IN_FLIGHT
     from framefuse.runtime.memory import predict
 

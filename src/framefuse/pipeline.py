@@ -171,7 +171,7 @@ class Pipeline:
                 plan = plan.fitted(self._viewer)
             self._adapter = adapter_for(plan.settings, info, views=self._viewer is not None, gpu=plan.gpu)
             self._batcher: FrameBatcher[Frame] = FrameBatcher(plan.batch, settings.batch_timeout)
-            self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
+            self._tracks = Tracks(plan.settings, self._info_of, job.numbers) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)
             self._matting = Matting(plan.settings, self._info_of, turned) if plan.settings.save_matte else None
             own, places = (self._events.sink, self._events.outlines) if self._events else (None, [])

@@ -162,6 +162,14 @@ def test_what_another_run_wrote_over_is_done_again(clips: Path) -> None:
     assert outputs("again") == wanted
 
 
+def test_ids_of_what_is_left_are_those_of_the_whole_job(clips: Path) -> None:
+    job("tracks", track="bytetrack")
+    wanted = outputs("tracks")
+    Path("runs/tracks/2.jsonl").unlink()
+    assert note(job("tracks", track="bytetrack")) == "resume: 5 of 6 inputs are complete and skipped"
+    assert outputs("tracks") == wanted
+
+
 def test_other_inputs_do_not_take_the_names_of_complete_outputs(clips: Path) -> None:
     first = job("two", "clips/a/0.mp4") and outputs("two")
     assert note(job("two", "clips/b/0.mp4")) == "resume: 0 of 1 inputs are complete and skipped"

@@ -8,8 +8,8 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,8 @@ class Job:
     stems: Sequence[str] = ()
     """Base names of outputs that are complete: those of this job, and of others in the same folder."""
     notes: Sequence[str] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """Place of each input among all of the job, by its first file, where some are left out as complete."""
 
 
 def plan_job(source: Any, settings: Settings, card: Card) -> Job:
@@ -63,11 +65,12 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
         lists = [[path for owner, path in chosen if owner == number] for number in range(len(lists))]
         notes.append(f"shard {settings.shard}: {sum(map(len, lists)):,} of {count:,} files")
         settings = of_shard(settings)
-    stems, complete = list[str](), False
+    stems, complete, firsts = list[str](), False, list[str]()
     manifest = manifest_of(settings, card)
     if settings.resume:
         settings = settings.model_copy(update={"exist_ok": True})
         wanted, lists, total = lists, [], 0
+        firsts = [unit[0] for paths in wanted for unit in _units(paths)]
         for units in map(_units, wanted):
             found = [manifest.stem([Path(path) for path in unit]) for unit in units]
             lists.append([path for unit, stem in zip(units, found, strict=True) if stem is None for path in unit])
@@ -79,7 +82,8 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
     left = [PathList(paths) for paths in lists if paths] or [PathList()]
     for paths in left:
         paths.rest = complete or not paths
-    return Job(left[0] if len(left) == 1 else left, settings, manifest, stems, notes)
+    numbers = {os.path.abspath(path): number for number, path in enumerate(firsts)}
+    return Job(left[0] if len(left) == 1 else left, settings, manifest, stems, notes, numbers)
 
 
 def options_of(settings: Settings) -> dict[str, Any]:

@@ -5,10 +5,12 @@ Events are made in the thread that writes.
 """
 
 import itertools
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -62,12 +64,15 @@ class Tracks:
 
     Args:
         info_of: facts of the source that a frame comes from.
+        given: numbers of sources by their first files: those that they have in a job of which this run does the rest.
 
     Raises:
         UsageError: a setting is out of its range.
     """
 
-    def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
+    def __init__(
+        self, settings: Settings, info_of: Callable[[str], SourceInfo], given: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         assert settings.track is not None
         self._name, self._info_of = settings.track, info_of
         self._options = tracker_options(settings)
@@ -80,7 +85,7 @@ class Tracks:
         """Tracks of sources that have ended."""
         self._numbers: dict[int, int] = {}
         """Number of each source that has none of its own and has not left, by its identity."""
-        self._unused = itertools.count()
+        self._given, self._unused = given, itertools.count(len(given))
 
     @property
     def count(self) -> int:
@@ -111,7 +116,9 @@ class Tracks:
         number = info.number
         if number is None:
             if id(info) not in self._numbers:
-                self._numbers[id(info)] = next(self._unused)
+                first = info.path or next(iter(info.files), None)
+                known = self._given.get(os.path.abspath(first)) if first else None
+                self._numbers[id(info)] = next(self._unused) if known is None else known
             number = self._numbers[id(info)]
         if number not in self._trackers:
             self._trackers[number] = open_tracker(self._name, self._options, first_id=1 + number * IDS)

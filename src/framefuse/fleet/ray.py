@@ -10,7 +10,9 @@ was thought dead, counts once, and a job that was stopped goes on where it was. 
 import json
 import logging
 import shutil
+import signal
 import socket
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -371,6 +373,16 @@ def load() -> Any:
 
 
 @contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray takes signals in the main thread, and ends the process; those who had them stop the job and say so."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def connected(address: str) -> Iterator[Any]:
     """The package ray, connected to a cluster. CapabilityError: there is no such cluster, or it cannot be used."""
     ray = load()
@@ -382,7 +394,8 @@ def connected(address: str) -> Iterator[Any]:
         try:
             if port.isdecimal():  # Ray itself tries for many minutes
                 socket.create_connection((host, int(port)), REACH_SECONDS).close()
-            ray.init(configure_logging=False, log_to_driver=False, **options)
+            with _handlers_kept():
+                ray.init(configure_logging=False, log_to_driver=False, **options)
         except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             remedy = "check the address, and that all machines have the same versions of Ray and Python"

@@ -49,6 +49,17 @@ ENDINGS = {
         "for _ in range(200): b.submit(numpy.zeros((240, 320, 3), 'uint8'))",
         0,
     ),
+    "a function that never returns": (
+        "from framefuse import Batcher; from framefuse.runtime import batcher; batcher.EXIT_SECONDS = 0.5\n"
+        "b = Batcher(lambda items: threading.Event().wait()); b.submit(1)",
+        0,
+    ),
+    "requests that lead to others": (
+        "from framefuse import Batcher; inner = Batcher(lambda items: items)\n"
+        "outer = Batcher(lambda items: [inner.submit(item).result().result for item in items], max_batch_size=1)\n"
+        "for n in range(20): outer.submit(n).add_done_callback(lambda done: done.result())",
+        0,
+    ),
     "closed in a callback": (
         "from framefuse import CallbackSink\n"
         "p = Pipeline('synthetic://street?frames=50', 'squares', engine=engine, "

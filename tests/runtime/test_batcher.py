@@ -212,6 +212,8 @@ def test_a_closed_model_and_images_that_end_early() -> None:
         with pytest.raises(UsageError, match=r"squares\.onnx is closed"):
             call()
     batcher.close()
+    with pytest.raises(UsageError, match="this Batcher is closed"):
+        batcher.submit(np.zeros((64, 64, 3), np.uint8))
 
 
 def test_who_waits_for_several_futures_hears_of_cancelled_ones() -> None:

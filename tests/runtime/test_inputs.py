@@ -297,7 +297,7 @@ def test_a_name_is_free_again_once_the_last_frames_of_its_source_have_results() 
     next(frames)
     inputs.remove("two")
     frames.close()
-    with pytest.raises(UsageError, match="two was removed, and its last frames have no results yet"):
+    with pytest.raises(UsageError, match="two was removed, but has not ended yet"):
         inputs.add(FrameFeed("two"))
     inputs.done("two")
     assert inputs.add(FrameFeed("two")) == 2

@@ -177,6 +177,21 @@ def test_other_inputs_do_not_take_the_names_of_complete_outputs(clips: Path) -> 
     assert note(job("two", "clips/a/0.mp4")) == "resume: 1 of 1 inputs are complete and skipped"
 
 
+def test_images_of_other_folders_do_not_take_the_names_of_complete_outputs(clips: Path) -> None:
+    for name, count in (("first", 3), ("second", 5)):
+        Path(name).mkdir()
+        for number in range(count):
+            media.image(Path(name, f"{number}.png"))
+        job("both", name)
+    assert {path.stem: len(path.read_text().splitlines()) for path in Path("runs/both").glob("images*.jsonl")} == {
+        "images": 3,
+        "images_2": 5,
+    }
+    media.image(Path("first", "9.png"))
+    job("both", "first")
+    assert len(Path("runs/both/images.jsonl").read_text().splitlines()) == 4
+
+
 def test_a_run_without_resume_can_be_resumed(clips: Path) -> None:
     job("all", resume=False)
     assert note(job("all")).startswith("resume: 6 of 6")

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,7 +37,7 @@ from framefuse.runtime.model import Model
 from framefuse.runtime.readers import READERS
 from framefuse.runtime.requested_sinks import outputs_of
 from framefuse.sinks import clean_stem
-from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, save, sink_errors
+from framefuse.sinks.run_folder import MANIFEST, FolderLock, UniqueNames, make_run_folder, place_of, save, sink_errors
 from framefuse.sources import find, is_image_path
 
 LOCAL = "local"
@@ -167,13 +166,26 @@ class RayFleet:
             SourceError: no file could be read.
             SinkError: an output cannot be written.
         """
-        settings, started = self.settings, perf_counter()
+        settings = self.settings
         folder = make_run_folder(settings.project, settings.name, settings.exist_ok or settings.resume)
         self.folder, lock = folder, FolderLock(folder)
-        manifest = manifest_of(settings, self._card, folder)
+        try:
+            report = self.report = self._process(folder, on_count)
+        finally:
+            with suppress(OSError):  # they are empty where the cluster could not be reached
+                (folder / PARTS).rmdir()
+                if not (settings.exist_ok or settings.resume):
+                    folder.rmdir()
+            lock.release()
+        if report.failed and not report.files:
+            raise SourceError(f"no file could be read: {'; '.join(few(list(report.failed.values())))}")
+        return report
+
+    def _process(self, folder: Path, on_count: Callable[[int], None]) -> RayReport:
+        started, manifest = perf_counter(), manifest_of(self.settings, self._card, folder)
         names, left, failed = UniqueNames(), dict[str, list[Unit]](), dict(self._missing)
         complete = {file: stem for file, paths in self._inputs.items() if (stem := manifest.stem(paths)) is not None}
-        for stem in (*complete.values(), *manifest.of_others(chain.from_iterable(self._inputs.values()))):
+        for stem in (*complete.values(), *manifest.of_others(self._inputs.values())):
             names.take(stem)
         stems = dict(complete)
         for file, paths in self._inputs.items():
@@ -189,34 +201,27 @@ class RayFleet:
         done = {unit.key for units in left.values() for unit in units if (folder / PARTS / unit.key / DONE).is_file()}
         waiting = {file: {unit.key for unit in units} for file, units in left.items()}
         owners = {key: file for file, keys in waiting.items() for key in keys}
-        try:
-            for row in (*({"key": key} for key in done), *self._results(left, done)):
-                file = owners[row["key"]]
-                frames += row.get("frames", 0)
-                if "machine" in row:
-                    machines[row["machine"]] = machines.get(row["machine"], 0) + row["frames"]
-                if row.get("error"):
-                    failed[redact_source(file)] = row["error"]
-                    continue
-                waiting[file].discard(row["key"])
-                on_count(frames)
-                if not waiting[file]:
-                    outputs = self._merge(stems[file], left[file])
-                    manifest.add(file, manifest.key(self._inputs[file]), stems[file], outputs)
-            manifest.close()
-            seconds = perf_counter() - started
-            count = len(self._inputs) + len(self._missing) - len(failed)
-            report = self.report = RayReport(count, frames, seconds, machines, failed)
-            save(folder / RESULT, report.to_json().encode())
-            if not failed:
-                shutil.rmtree(folder / PARTS, ignore_errors=True)
-        finally:
-            for empty in (folder / PARTS, folder):  # where the cluster could not be reached
-                with suppress(OSError):
-                    empty.rmdir()
-            lock.release()
-        if failed and not count:
-            raise SourceError(f"no file could be read: {'; '.join(few(list(failed.values())))}")
+        for row in (*({"key": key} for key in done), *self._results(left, done)):
+            file = owners[row["key"]]
+            frames += row.get("frames", 0)
+            if "machine" in row:
+                machines[row["machine"]] = machines.get(row["machine"], 0) + row["frames"]
+            if row.get("error"):
+                failed[redact_source(file)] = row["error"]
+                continue
+            waiting[file].discard(row["key"])
+            on_count(frames)
+            if not waiting[file]:
+                outputs = self._merge(stems[file], left[file])
+                paths = self._inputs[file]
+                manifest.add(file, place_of(paths), manifest.key(paths), stems[file], outputs)
+        manifest.close()
+        seconds = perf_counter() - started
+        count = len(self._inputs) + len(self._missing) - len(failed)
+        report = RayReport(count, frames, seconds, machines, failed)
+        save(folder / RESULT, report.to_json().encode())
+        if not failed:
+            shutil.rmtree(folder / PARTS, ignore_errors=True)
         return report
 
     def _units(self, file: str, key: str) -> list[Unit]:

@@ -224,7 +224,10 @@ class Adapter:
     @property
     def full(self) -> bool:
         """Whether so many frames are held back that the model has to come first."""
-        return any(len(stream.held) > FULL * self.limits.ahead for stream in self._streams)
+        held = Tally[Hashable]()
+        for stream in self._streams:
+            held[stream.reader] += len(stream.held)
+        return max(held.values(), default=0) > FULL * self.limits.ahead
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
         """One result for each frame, in the order of those of its reader: one of a file that is not complete comes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from framefuse.batching.costs import Costs, quantile
 from framefuse.batching.queue import Request, RequestBatch, RequestQueue
@@ -66,7 +66,11 @@ LATEST = 1024
 
 Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)
-_open: "WeakSet[Batcher]" = WeakSet()
+_open: "WeakValueDictionary[int, Batcher]" = WeakValueDictionary()
+"""By number, in the order in which they were made."""
+_numbers = itertools.count()
+EXIT_SECONDS = 5.0
+"""For which the exit of the process waits for the answers of a Batcher."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,7 @@ class Batcher:
         # Registered anew, so that it runs before the handlers of an engine that was imported meanwhile.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
-        _open.add(self)
+        _open[next(_numbers)] = self
 
     def submit(
         self, item: Any, *, priority: int = 1, deadline: float | None = None, source: Hashable = None
@@ -281,14 +285,13 @@ class Batcher:
         try:
             if polite and not self._lock.stand_back(crowded=crowded):
                 self._refuse_crowd()
+            self._check_open()
             bucket, prepared = self._runner.prepared(item)
             future: Future[Response[Any]] = Future()
             if polite and not is_short:  # again: to prepare an item takes long enough for a batch to end
                 self._lock.stand_back()
             with self._changed:
-                if self._closing:
-                    why = f", since it has stopped: {self._stopped!r}" if self._stopped else ""
-                    raise UsageError(f"this Batcher is closed{why}", remedy="open another one")
+                self._check_open()
                 self._counts["submitted"] += 1
                 until = None if deadline is None else arrival + float(deadline)
                 request = Request(next(self._numbers), arrival, bucket, priority, source, until)
@@ -365,6 +368,9 @@ class Batcher:
         Args:
             cancel: cancel what waits instead.
         """
+        self._close(None, cancel=cancel)
+
+    def _close(self, timeout: float | None, *, cancel: bool = False) -> None:
         if os.getpid() != self._process:
             return  # a fork has neither the thread nor anything of its own to free
         with self._changed:
@@ -374,13 +380,18 @@ class Batcher:
         for future in left:
             future.cancel()
         if threading.current_thread() is not self._thread:  # a callback of a future runs in it
-            self._thread.join()
+            self._thread.join(timeout)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close(cancel=kind is not None)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            why = f", since it has stopped: {self._stopped!r}" if self._stopped else ""
+            raise UsageError(f"this Batcher is closed{why}", remedy="open another one")
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -561,9 +572,10 @@ class Batcher:
 
 
 def _close_all() -> None:
-    """At the exit of the process: what waits is answered, as executors do. An engine that still runs would abort."""
-    for batcher in list(_open):
-        batcher.close()
+    """At the exit of the process, answer what waits: an engine that still runs would abort. The newest come first: the
+    function of an older one may use them. What takes longer than EXIT_SECONDS is given up."""
+    for _, batcher in sorted(_open.items(), reverse=True):
+        batcher._close(EXIT_SECONDS)
 
 
 def _settle(call: Callable[[Any], None], outcome: object) -> bool:

@@ -69,7 +69,7 @@ class Inputs:
         """Add a source while the run goes on, and return its number. An error ends this source, not the run.
 
         Raises:
-            UsageError: a source of this name is being read, or its last frames have no results yet.
+            UsageError: a source of this name is being read, or was removed and has not ended yet.
         """
         uri = source.info.uri
         with self._lock:
@@ -77,7 +77,7 @@ class Inputs:
             if known is not None and (known not in self._ended or self._pending.get(known)):
                 if known not in self._removed:
                     raise UsageError(f"{uri} is already being read", remedy="remove it first, or use another name")
-                message = f"{uri} was removed, and its last frames have no results yet"
+                message = f"{uri} was removed, but has not ended yet: its last frames have no results"
                 raise UsageError(message, remedy="add it again when they have, or use another name")
             number, self._count = self._count, self._count + 1
             if self.numbered[0].info.number is not None:

@@ -22,7 +22,16 @@ from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
-from framefuse.sinks.run_folder import Manifest, RecordFile, UniqueNames, close_folder, new_folder, output_path, shorten
+from framefuse.sinks.run_folder import (
+    Manifest,
+    RecordFile,
+    UniqueNames,
+    close_folder,
+    new_folder,
+    output_path,
+    place_of,
+    shorten,
+)
 from framefuse.sources import SourceInfo
 
 SINKS: dict[str, str] = {
@@ -339,8 +348,8 @@ class SinkSet:
         self._ended: list[str] = []
         """Outputs of sinks that are closed, as text, which takes a fraction of the memory of paths."""
         self._notes: dict[str, None] = {}
-        self._inputs_of: dict[str, tuple[SourceInfo, str, str]] = {}
-        """Source, key and stem of what the manifest will list."""
+        self._inputs_of: dict[str, tuple[SourceInfo, str, str, str]] = {}
+        """Source, place, key and stem of what the manifest will list."""
         paths = [output_path(folder, name, Files(self._inputs)) for name in beside]
         for stem in (*{path.stem for path in paths}, *stems):
             self._taken["stem"].take(stem)
@@ -386,9 +395,10 @@ class SinkSet:
         self._working.pop(source_id, None)
         _raise_first(errors)
         if self._manifest is not None and source_id in self._inputs_of:
-            info, key, stem = self._inputs_of.pop(source_id)
+            info, place, key, stem = self._inputs_of.pop(source_id)
             if info.error is None:
-                self._manifest.add(info.uri, key, stem, [path for sink in sinks for path in sink.paths])
+                outputs = [path for sink in sinks for path in sink.paths]
+                self._manifest.add(info.uri, place, key, stem, outputs)
 
     def finish(self) -> None:
         """The same for all that are open."""
@@ -410,7 +420,7 @@ class SinkSet:
         context = SinkContext(self._folder, source, self._names, stem, inputs, self._taken, self._run, self._copied)
         self._working[key] = []
         if self._manifest is not None and (files := source.files or own):
-            self._inputs_of[key] = source, self._manifest.key(files), stem
+            self._inputs_of[key] = source, place_of(files), self._manifest.key(files), stem
         errors: list[Exception] = []
         for sink in self._make(source):
             failed = _errors_of(sink.open, context)

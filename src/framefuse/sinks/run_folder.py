@@ -298,11 +298,18 @@ class RecordFile:
 class _Entry(NamedTuple):
     """A line of a manifest."""
 
-    input: str
+    place: str
+    """See `place_of`."""
     key: str
+    stem: str
     outputs: list[str]
     sizes: dict[str, int]
     """Bytes of the outputs that are files."""
+
+
+def place_of(files: Sequence[Path]) -> str:
+    """What tells the files of an input from those of others, whatever is in them: a file, or the folder of several."""
+    return os.path.abspath(files[0] if len(files) == 1 else files[0].parent)
 
 
 def _size(path: Path) -> int | None:
@@ -313,11 +320,12 @@ def _size(path: Path) -> int | None:
 
 
 class Manifest:
-    """manifest.jsonl has a line for each input with complete outputs: {"input", "key", "stem", "outputs", "sizes"}.
+    """manifest.jsonl has a line for each input with complete outputs: {"input", "place", "key", "stem", "outputs",
+    "sizes"}.
 
     The key is a hash of the files of the input (path, size and time of change) and of the run (model and options), so
     that whatever differs later is done again. So is what has been written over since: an output has another size than
-    then, or a later line has its name.
+    then, or is that of a later line.
 
     Args:
         folder: of the run; it may change before the first `add`, and need not exist until then.
@@ -332,8 +340,8 @@ class Manifest:
         self.folder, self._run, self._resume = folder, cache(run), resume
         self._file: RecordFile | None = None
         self._entries: dict[str, _Entry] = {}
-        """By stem."""
-        path, lines = folder / MANIFEST, list[bytes]()
+        """By key."""
+        path, lines, owners = folder / MANIFEST, list[bytes](), dict[str, str]()
         with sink_errors(path):
             if resume and path.exists():
                 if not path.is_file():
@@ -342,11 +350,15 @@ class Manifest:
         for line in lines:
             with suppress(ValueError, KeyError, TypeError, RecursionError):  # the last of a killed run, or not ours
                 entry = json.loads(line)
-                found = _Entry(entry["input"], entry["key"], entry["outputs"], entry.get("sizes") or {})
-                names = (stem := entry["stem"]), found.input, found.key, *found.outputs
+                place = entry["place"] if "place" in entry else os.path.abspath(entry["input"])
+                found = _Entry(place, entry["key"], entry["stem"], entry["outputs"], entry.get("sizes") or {})
                 is_ours = isinstance(found.outputs, list) and isinstance(found.sizes, dict)
-                if is_ours and all(isinstance(name, str) for name in names):
-                    self._entries[stem] = found
+                if is_ours and all(isinstance(name, str) for name in (*found[:3], *found.outputs)):
+                    for name in found.outputs:
+                        if (before := owners.get(name)) is not None:
+                            self._entries.pop(before, None)
+                        owners[name] = found.key
+                    self._entries[found.key] = found
 
     def key(self, files: Iterable[Path]) -> str:
         """Of an input, for `add`. OSError: a file does not exist."""
@@ -356,19 +368,16 @@ class Manifest:
     def stem(self, files: Sequence[Path]) -> str | None:
         """The base name of the outputs of an input that is complete; None: it is not, or an output is gone."""
         try:
-            key = self.key(files)
-        except OSError:
+            entry = self._entries[self.key(files)]
+        except (KeyError, OSError):
             return None
-        return next((stem for stem, entry in self._entries.items() if entry.key == key and self._is_whole(entry)), None)
+        return entry.stem if self._is_whole(entry) else None
 
-    def of_others(self, files: Iterable[Path]) -> list[str]:
-        """The base names of complete outputs of inputs that exist and are not these files."""
-        own = {os.path.abspath(path) for path in files}
-        return [
-            stem
-            for stem, entry in self._entries.items()
-            if os.path.abspath(entry.input) not in own and os.path.exists(entry.input) and self._is_whole(entry)
-        ]
+    def of_others(self, inputs: Iterable[Sequence[Path]]) -> list[str]:
+        """The base names of complete outputs of inputs that exist and are not among these, each of its files."""
+        own = set(map(place_of, inputs))
+        others = (entry for entry in self._entries.values() if entry.place not in own and os.path.exists(entry.place))
+        return [entry.stem for entry in others if self._is_whole(entry)]
 
     def _is_whole(self, entry: "_Entry") -> bool:
         """Whether all outputs are there, as they were written."""
@@ -376,8 +385,9 @@ class Manifest:
         sizes = [entry.sizes.get(name) for name in entry.outputs]
         return all(path.exists() and size in (None, _size(path)) for path, size in zip(paths, sizes, strict=True))
 
-    def add(self, name: str, key: str, stem: str, outputs: Iterable[Path]) -> None:
-        """Record that the outputs of an input are complete. SinkError: the manifest cannot be written."""
+    def add(self, name: str, place: str, key: str, stem: str, outputs: Iterable[Path]) -> None:
+        """Record that the outputs of an input are complete; `place` and `key` are those of its files. SinkError: the
+        manifest cannot be written."""
         if self._file is None:
             path = self.folder / MANIFEST
             earlier = path.read_bytes() if self._resume and path.is_file() else b""
@@ -386,7 +396,7 @@ class Manifest:
                 self._file.append(b"\n")
         names = [os.path.relpath(path, self.folder) for path in outputs]
         sizes = {one: size for one in names if (size := _size(self.folder / one)) is not None}
-        entry = {"input": name, "key": key, "stem": stem, "outputs": names, "sizes": sizes}
+        entry = {"input": name, "place": place, "key": key, "stem": stem, "outputs": names, "sizes": sizes}
         self._file.append(encode(json.dumps(entry, ensure_ascii=False) + "\n"))
 
     def close(self) -> None:

@@ -91,11 +91,11 @@ def power(
 @bench.command()
 def engines(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
-    engine: Annotated[list[str] | None, option("NAME,..", "engines; default: all")] = None,
+    engine: Annotated[list[str] | None, option("NAME,...", "engines; default: all")] = None,
     device: Annotated[str, option("auto|cpu|cuda|all", "auto: the GPU if there is one")] = "auto",
-    precision: Annotated[str, option("NAME,..", "fp32, bf16, fp16, int8, or auto: the engine's own")] = "auto",
+    precision: Annotated[str, option("NAME,...", "fp32, bf16, fp16, int8, or auto: the engine's own")] = "auto",
     batch: Annotated[int, option("N", "images per batch", min=1)] = 1,
-    imgsz: Annotated[str | None, option("N...", "height and width")] = None,
+    imgsz: Annotated[str | None, option("N,...", "a number, or height and width")] = None,
     runs: Annotated[int, option("N", "measured runs per engine", min=1)] = 100,
     warmups: Annotated[int, option("N", "warm-up runs per engine", min=0)] = 20,
     seconds: Annotated[float, option("N", "time limit per engine; slow engines do fewer runs")] = 60,

@@ -16,7 +16,7 @@ app = App(name="engines", help="Show what an engine makes of a model, and how ex
 @app.command()
 def show(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
-    imgsz: Annotated[str | None, option("N...", "height and width (default: those of the model)")] = None,
+    imgsz: Annotated[str | None, option("N,...", "a number, or height and width (default: those of the model)")] = None,
     batch: Annotated[int, option("N", "images per batch", min=1, max=64)] = 1,
     device: Annotated[str, option("auto|cpu|cuda", "cpu: without times; auto: with them if there is a GPU")] = "auto",
     print_json: PrintJson = False,
@@ -51,7 +51,7 @@ def check(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
     engine: Annotated[str, option("NAME", "see 'framefuse doctor'; auto: the one that predict would use")] = "auto",
     precision: Annotated[str, option("|".join(PRECISIONS), "auto: the engine's own")] = "auto",
-    imgsz: Annotated[str | None, option("N...", "height and width (default: those of the model)")] = None,
+    imgsz: Annotated[str | None, option("N,...", "a number, or height and width (default: those of the model)")] = None,
     batch: Annotated[int, option("N", "images per batch", min=1, max=64)] = 1,
     device: Annotated[str, option("auto|cpu|cuda|cuda:N", "where the engine runs")] = "auto",
     calib: Annotated[str | None, option("SOURCE", "engine cudnn: sample frames, as those of predict")] = None,

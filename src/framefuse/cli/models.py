@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp16", "int8")
 CALIB = (
-    "video, images, camera, ... like those the model will see: half of the frames set the INT8 ranges; without --judge "
-    "and --data the others measure the accuracy, with the FP32 boxes as ground truth"
+    "video, images, ... like those the model will see, which set the INT8 ranges; without --judge and --data, every "
+    "second frame measures the accuracy instead, with the FP32 boxes as ground truth"
 )
 PLAN_PRECISIONS = ("fp32", *PRECISIONS, "fp8")
 app = App(name="models", help="List the models known by name, show the card of one, or fetch one.")

@@ -110,8 +110,8 @@ def _several(given: dict[str, Any], field: str) -> list[str]:
 def parity(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
     source: Annotated[str | None, option("SOURCE", "video to compare on (default: a generated clip)")] = None,
-    engine: Annotated[str | None, option("NAME,..", "engines (default: all that are installed)")] = None,
-    precision: Annotated[str, option("NAME,..", "precisions to compare for each engine")] = "auto",
+    engine: Annotated[str | None, option("NAME,...", "engines (default: all that are installed)")] = None,
+    precision: Annotated[str, option("NAME,...", "precisions to compare for each engine")] = "auto",
     frames: Annotated[int, option("N", "frames to compare, spread over the source", min=1, max=1_000_000)] = 4,
     peer_python: Annotated[Path | None, option("PYTHON", "Python with ultralytics (AGPL), to compare with too")] = None,
     out: Annotated[Path | None, option("FILE", "write the certificate: .html, .md or .json")] = None,

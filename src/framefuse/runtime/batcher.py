@@ -255,18 +255,19 @@ class Batcher:
 
         Args:
             item: an image as `Model` takes it; for a function, anything.
-            priority: 0, the most urgent, to 3. Each step overtakes what came up to a second earlier.
+            priority: 0, the most urgent, to 3. With each step, a request overtakes those that came up to a second of
+                work earlier.
             deadline: seconds from now within which the answer must come; None: any time. While many are refused,
-                requests with one are admitted when the Batcher has nothing else to do, so that clients do not delay its
-                answers: this may take as long as a batch, and 40 ms at most. A thread that sends the next one as soon
-                as one was refused waits for up to 15 ms.
+                requests with a deadline are admitted only when the Batcher has nothing else to do, so that clients do
+                not delay its answers: at most after a batch, and never later than 40 ms. A thread that sends the next
+                one as soon as one was refused waits for up to 15 ms.
             source: who sends it. Sources take turns, and each may hold at most half of what is free of the queue.
 
         Returns:
             The future of a `Response`. `cancel()` takes the request back as long as its batch has not started.
 
         Raises:
-            QueueFullError: too many requests are waiting.
+            QueueFullError: `max_queue` requests are waiting, or the source has its share of the queue already.
             DeadlineError: the predicted answer would be late. The future raises it if that turns out later.
             UsageError, SourceError: the item is no image, or cannot be read; an argument is wrong; it is closed.
         """

@@ -432,7 +432,7 @@ class Batcher:
                 self._fail(number, known)
             self._runner.close()
 
-    def _next(self) -> RequestBatch | Literal[True] | None:
+    def _next(self) -> _Started | Literal[True] | None:
         """A batch to start; True: the oldest that runs is about to end; None: everything has ended."""
         while isinstance(ready := self._wait(), list):
             for request in ready:  # without the lock: their callbacks run here
@@ -440,7 +440,7 @@ class Batcher:
                 self._fail(request.number, DeadlineError(message, remedy="send fewer requests"))
         return ready
 
-    def _wait(self) -> RequestBatch | Literal[True] | list[Request] | None:
+    def _wait(self) -> _Started | Literal[True] | list[Request] | None:
         """What `_next` returns, or requests that have become late."""
         queue, runner = self._queue, self._runner
         with self._changed:
@@ -452,7 +452,9 @@ class Batcher:
                 if queue.limit < runner.sizes[-1] and now >= self._recovers:
                     queue.limit, self._recovers = min(2 * queue.limit, runner.sizes[-1]), now + RECOVER_SECONDS
                 if batch := queue.take(now):
-                    return batch
+                    waiting = [self._waiting[one.number] for one in batch.requests if one.number in self._waiting]
+                    items = [(one.request.number, one.item) for one in waiting if self._begins(one)]
+                    return _Started(batch, items, monotonic())
                 times = [queue.next_time(now)]
                 if self._running:
                     if runner.ended:
@@ -470,20 +472,19 @@ class Batcher:
                 self._changed.wait(None if wake is None else max(0.0, wake - now))
                 self._lock.due()
 
-    def _start(self, batch: RequestBatch) -> None:
-        with self._changed:  # with `_cancelled`, so that each cancelled future is notified once
-            waiting = [self._waiting[one.number] for one in batch.requests if one.number in self._waiting]
-            items = [(one.request.number, one.item) for one in waiting if self._begins(one)]
+    def _start(self, started: _Started) -> None:
+        batch, items, _ = started
         if not items:
             self._end(batch, failed=True)
             return
-        self._running.append(_Started(batch, items, monotonic()))
+        self._running.append(started)
         self._sizes[len(items)] += 1
         self._lock.places = max(PLACES, CROWD_BATCHES * len(items))
         self._attempt(lambda: self._runner.start(items, batch.size))
 
     def _begins(self, waiting: _Waiting) -> bool:
-        """Whether a request runs; one that was cancelled, or whose future somebody else has completed, is forgotten."""
+        """Whether a request runs; one that was cancelled, or whose future somebody else has completed, is forgotten.
+        The lock is held, as by `_cancelled`, so that each cancelled future is notified once."""
         try:
             if waiting.future.set_running_or_notify_cancel():
                 return True

@@ -471,7 +471,7 @@ def test_a_batcher_of_a_model_on_a_gpu(gpu: Gpu, segmenter: Card, monkeypatch: p
         return [scores(1, height, width)[0].repeat(batch, axis=0)]
 
     model = Model.__new__(Model)
-    model.card, model.engine, model._viewer = segmenter, CudaNullEngine(alike), None
+    model.card, model.engine, model._viewer, model._closed = segmenter, CudaNullEngine(alike), None, False
     plan = plan_run(segmenter, Settings(device="cpu", engine="null"), None, None)
     model._plan = replace(plan, settings=plan.settings.model_copy(update={"device": "cuda"}))
     monkeypatch.setattr(model, "program", lambda size: on_cuda(segmenter, size, alike))

@@ -151,7 +151,8 @@ def test_a_manifest_that_may_not_be_read(clips: Path) -> None:
 
 
 def test_what_another_run_wrote_over_is_done_again(clips: Path) -> None:
-    wanted = job("again", "clips/a/0.mp4") and outputs("again")
+    job("again", "clips/a/0.mp4")
+    wanted = outputs("again")
     job("again", "clips/a/0.mp4", conf=0.999)
     assert outputs("again") != wanted
     assert note(job("again", "clips/a/0.mp4")) == "resume: 0 of 1 inputs are complete and skipped"
@@ -171,7 +172,8 @@ def test_ids_of_what_is_left_are_those_of_the_whole_job(clips: Path) -> None:
 
 
 def test_other_inputs_do_not_take_the_names_of_complete_outputs(clips: Path) -> None:
-    first = job("two", "clips/a/0.mp4") and outputs("two")
+    job("two", "clips/a/0.mp4")
+    first = outputs("two")
     assert note(job("two", "clips/b/0.mp4")) == "resume: 0 of 1 inputs are complete and skipped"
     assert frames("two") == {"0": 4, "0_2": 9} and outputs("two").items() >= first.items()
     assert note(job("two", "clips/a/0.mp4")) == "resume: 1 of 1 inputs are complete and skipped"

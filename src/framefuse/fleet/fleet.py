@@ -231,8 +231,11 @@ class Fleet:
             with suppress(OSError):
                 for line in (own / MANIFEST).read_bytes().splitlines():  # as text, it also ends at U+2028
                     entry = json.loads(line)
-                    moved = [str(_move(own / name, folder / name).relative_to(folder)) for name in entry["outputs"]]
-                    entries.append({**entry, "outputs": moved})
+                    moved = {
+                        name: str(_move(own / name, folder / name).relative_to(folder)) for name in entry["outputs"]
+                    }
+                    sizes = {moved[name]: size for name, size in entry["sizes"].items()}
+                    entries.append({**entry, "outputs": [*moved.values()], "sizes": sizes})
                 (own / MANIFEST).unlink()
         if entries:
             places = {given: number for number, given in enumerate(self.inputs)}  # a folder of images has another name

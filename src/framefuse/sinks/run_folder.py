@@ -354,7 +354,7 @@ class Manifest:
                 found = _Entry(place, entry["key"], entry["stem"], entry["outputs"], entry.get("sizes") or {})
                 is_ours = isinstance(found.outputs, list) and isinstance(found.sizes, dict)
                 if is_ours and all(isinstance(name, str) for name in (*found[:3], *found.outputs)):
-                    for name in found.outputs:
+                    for name in found.sizes:  # not folders, which several inputs share
                         if (before := owners.get(name)) is not None:
                             self._entries.pop(before, None)
                         owners[name] = found.key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,8 @@ def noisy(seconds: Callable[[int], float]) -> Callable[[int], float]:
     return lambda size: seconds(size) * chance.uniform(1.0, 1.05)
 
 
-def queue_of(seconds: Callable[[int], float], **options: float) -> RequestQueue:
-    return RequestQueue(Costs(SIZES, {size: seconds(size) for size in SIZES}), **options)  # type: ignore[arg-type]
+def queue_of(seconds: Callable[[int], float], **options: Any) -> RequestQueue:
+    return RequestQueue(Costs(SIZES, {size: seconds(size) for size in SIZES}), **options)
 
 
 FULL_RATE = 32 / gpu(32)

@@ -248,13 +248,14 @@ def plan(
     """Predict the GPU memory of a run, part by part, before anything is loaded. No GPU is needed."""
     settings = load_settings(config, None, given, environment=os.environ).settings
     run, decoders = _planned(model, streams, settings.model_copy(update={"device": "cuda"}))
-    found = _predict(run, decoders, _size(size))
+    pixels = _size(size)
+    found = _predict(run, decoders, pixels)
     if print_json:
         parts = [part._asdict() for part in found.parts]
         typer.echo(json.dumps({"bytes": round(found.size), "parts": parts}, indent=2))
         return 0
     print_table(found.table())
-    if settings.max_memory is not None and (said := _beyond(run, decoders, _size(size), settings.max_memory)):
+    if settings.max_memory is not None and (said := _beyond(run, decoders, pixels, settings.max_memory)):
         stderr().print(f"more than max_memory, {settings.max_memory:g} MiB: a run {said}")
     return 0
 
@@ -262,9 +263,9 @@ def plan(
 def _beyond(run: RunPlan, decoders: int, size: tuple[int, int], limit: float) -> str:
     """What a run does that may take no more than `limit` MiB; empty: it is as predicted."""
     from framefuse.runtime.batching import IN_FLIGHT
-    from framefuse.runtime.memory import CONTEXT, fitted
+    from framefuse.runtime.memory import fitted, room_within
 
-    slots, room = run.settings.slots or IN_FLIGHT, limit * 2**20 - CONTEXT
+    slots, room = run.settings.slots or IN_FLIGHT, room_within(limit)
     try:
         *_, why = fitted(run, run.batch, slots, size, room, decoders=decoders)
     except CapabilityError as error:

@@ -146,7 +146,7 @@ class RayFleet:
             except SourceError as error:
                 self._missing[redact_source(file)] = error.message
         if not self._inputs and self._missing:
-            raise SourceError(f"no file could be read: {'; '.join(few(list(self._missing.values())))}")
+            raise _none_read(self._missing)
         for file, paths in self._inputs.items():
             if len({is_image_path(str(path)) for path in paths}) > 1:
                 raise UsageError(f"{brief(file)} has images and videos", remedy="name them apart, such as '*.mp4'")
@@ -166,19 +166,19 @@ class RayFleet:
             SourceError: no file could be read.
             SinkError: an output cannot be written.
         """
-        settings = self.settings
-        folder = make_run_folder(settings.project, settings.name, settings.exist_ok or settings.resume)
+        settings, may_exist = self.settings, self.settings.exist_ok or self.settings.resume
+        folder = make_run_folder(settings.project, settings.name, may_exist)
         self.folder, lock = folder, FolderLock(folder)
         try:
             report = self.report = self._process(folder, on_count)
         finally:
             with suppress(OSError):  # they are empty where the cluster could not be reached
                 (folder / PARTS).rmdir()
-                if not (settings.exist_ok or settings.resume):
+                if not may_exist:
                     folder.rmdir()
             lock.release()
         if report.failed and not report.files:
-            raise SourceError(f"no file could be read: {'; '.join(few(list(report.failed.values())))}")
+            raise _none_read(report.failed)
         return report
 
     def _process(self, folder: Path, on_count: Callable[[int], None]) -> RayReport:
@@ -282,17 +282,17 @@ class Worker:
     """One actor: a model that stays open, and a run for each unit."""
 
     def __init__(self, model: str, values: dict[str, Any], parts: str) -> None:
-        self._parts, self._error = Path(parts), ""
+        self._parts, self._error = Path(parts), list[str | None]()
         try:
             self._model = Model(model, settings=settings_from(values))
         except FramefuseError as error:  # an actor that does not start says nothing
-            self._error = json.dumps([type(error).__name__, error.message, error.remedy])
+            self._error = [type(error).__name__, error.message, error.remedy]
 
     def __call__(self, batch: dict[str, Sequence[str]]) -> dict[str, list[str]]:
         """What became of each unit, as JSON. Whole files of one batch are read at the same time."""
         units = [Unit(**json.loads(text)) for text in batch["unit"]]
         if self._error:
-            return {"said": [json.dumps({"key": unit.key, "stopped": json.loads(self._error)}) for unit in units]}
+            return {"said": [json.dumps({"key": unit.key, "stopped": self._error}) for unit in units]}
         whole = [unit for unit in units if not (unit.start or unit.end)]
         said = self._together(whole) if len(whole) > 1 else {}
         return {"said": [json.dumps(said.get(unit.key) or self._alone(unit)) for unit in units]}
@@ -347,6 +347,10 @@ class Worker:
             shutil.rmtree(part, ignore_errors=True)
             frames = 0
         return _said(unit, frames)
+
+
+def _none_read(failed: dict[str, str]) -> SourceError:
+    return SourceError(f"no file could be read: {'; '.join(few(list(failed.values())))}")
 
 
 def _said(unit: Unit, frames: int = 0, error: str = "") -> dict[str, Any]:

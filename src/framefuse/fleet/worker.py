@@ -111,7 +111,8 @@ def _work(connection: Connection) -> int:
         if segments.taken:
             connection.send("segments", counts=sorted(segments.counts.items()), read=segments.read)
         if pipeline is not None:
-            connection.send("report", report=json.loads(pipeline.report.to_json()))
+            report = json.loads(pipeline.report.to_json())  # which has no raw bytes of file names
+            connection.send("report", report=report)
     return 0
 
 

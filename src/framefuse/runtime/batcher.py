@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from framefuse.batching.costs import Costs, quantile
 from framefuse.batching.queue import Request, RequestBatch, RequestQueue
-from framefuse.batching.tuning import read_tuning
+from framefuse.batching.tuning import LONGEST, read_tuning
 from framefuse.common.redact import brief
 from framefuse.config import Settings
 from framefuse.cuda import device as gpus
@@ -38,8 +38,8 @@ from framefuse.sources.source import check_timeout, is_number
 
 DEFAULT_FUNCTION_BATCH = 16
 """Most items in a call of a function, if nothing else is asked for."""
-DEFAULT_DELAY, LONGEST_DELAY = 0.005, 3600
-"""Seconds that a request may wait for others, and the most that can be asked for."""
+DEFAULT_DELAY = 0.005
+"""Seconds that a request may wait for others."""
 EARLY = 0.9
 """Share of the expected time of a batch after which its end is awaited, not another request."""
 RECOVER_SECONDS = 30.0
@@ -68,7 +68,7 @@ Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)
 _open: "WeakValueDictionary[int, Batcher]" = WeakValueDictionary()
 """By number, in the order in which they were made."""
-_numbers = itertools.count()
+_made = itertools.count()
 EXIT_SECONDS = 5.0
 """For which the exit of the process waits for the answers of a Batcher."""
 
@@ -182,8 +182,8 @@ class Batcher:
         for name, value in numbers.items():
             if not isinstance(value, int) or isinstance(value, bool):
                 raise UsageError(f"{name} is {brief(value)}", remedy="pass a whole number")
-        if not isinstance(max_queue_delay, int | float) or not 0 <= max_queue_delay <= LONGEST_DELAY:
-            remedy = f"use seconds from 0 to {LONGEST_DELAY}, such as 0.005"
+        if not isinstance(max_queue_delay, int | float) or not 0 <= max_queue_delay <= LONGEST:
+            remedy = f"use seconds from 0 to {LONGEST}, such as 0.005"
             raise UsageError(f"max_queue_delay is {brief(max_queue_delay)}", remedy=remedy)
         if tuning is not None and not isinstance(tuning, str | Path):
             raise UsageError(f"tuning is {brief(tuning)}", remedy="pass the path of a batching.json")
@@ -193,8 +193,8 @@ class Batcher:
                 message = "max_batch_size or max_queue_delay beside a tuning"
                 raise UsageError(message, remedy="leave out one or the other")
             max_batch_size, max_queue_delay = found.chosen.size, found.chosen.delay
-        if found is not None and max_batch_size > MAX_BATCH:
-            raise ConfigError(f"{tuning} has batches of {max_batch_size}", remedy=f"tune for {MAX_BATCH} at most")
+            if max_batch_size > MAX_BATCH:
+                raise ConfigError(f"{tuning} has batches of {max_batch_size}", remedy=f"tune for {MAX_BATCH} at most")
         if not 0 <= max_batch_size <= MAX_BATCH:
             raise UsageError(f"max_batch_size is {max_batch_size!r}", remedy=f"use 1 to {MAX_BATCH}, or 0: automatic")
         most = max_batch_size or (MAX_BATCH if isinstance(model, str | Path | Model) else DEFAULT_FUNCTION_BATCH)
@@ -246,7 +246,7 @@ class Batcher:
         # Registered anew, so that it runs before the handlers of an engine that was imported meanwhile.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
-        _open[next(_numbers)] = self
+        _open[next(_made)] = self
 
     def submit(
         self, item: Any, *, priority: int = 1, deadline: float | None = None, source: Hashable = None
@@ -372,7 +372,7 @@ class Batcher:
         self._close(None, cancel=cancel)
 
     def _close(self, timeout: float | None, *, cancel: bool = False) -> None:
-        if os.getpid() != self._process:
+        if self._is_fork:
             return  # a fork has neither the thread nor anything of its own to free
         with self._changed:
             self._closing = True
@@ -394,13 +394,18 @@ class Batcher:
             why = f", since it has stopped: {self._stopped!r}" if self._stopped else ""
             raise UsageError(f"this Batcher is closed{why}", remedy="open another one")
 
+    @property
+    def _is_fork(self) -> bool:
+        """Whether this is another process than the one that made it, without its thread."""
+        return os.getpid() != self._process
+
     def _check_process(self) -> None:
-        if os.getpid() != self._process:
+        if self._is_fork:
             remedy = "make it in the process that uses it, after the fork"
             raise UsageError("this Batcher was made in another process, whose threads are not here", remedy=remedy)
 
     def _cancelled(self, request: Request) -> None:
-        if os.getpid() != self._process:
+        if self._is_fork:
             return  # nothing of a fork waits here, and the lock may be another thread's
         with self._changed:
             if waiting := self._waiting.pop(request.number, None):

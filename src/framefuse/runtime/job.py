@@ -65,24 +65,21 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
         lists = [[path for owner, path in chosen if owner == number] for number in range(len(lists))]
         notes.append(f"shard {settings.shard}: {sum(map(len, lists)):,} of {count:,} files")
         settings = of_shard(settings)
-    stems, complete, every = list[str](), False, list[list[Path]]()
+    stems, complete, every = list[str](), False, list[list[str]]()
     manifest = manifest_of(settings, card)
     if settings.resume:
         settings = settings.model_copy(update={"exist_ok": True})
-        wanted, lists, total = lists, [], 0
-        every = [[Path(path) for path in unit] for paths in wanted for unit in _units(paths)]
-        for units in map(_units, wanted):
-            found = [manifest.stem([Path(path) for path in unit]) for unit in units]
-            lists.append([path for unit, stem in zip(units, found, strict=True) if stem is None for path in unit])
-            stems += [stem for stem in found if stem is not None]
-            total += len(units)
+        found = [[(unit, manifest.stem(unit)) for unit in _units(paths)] for paths in lists]
+        lists = [[path for unit, stem in units if stem is None for path in unit] for units in found]
+        every = [unit for units in found for unit, _ in units]
+        stems = [stem for units in found for _, stem in units if stem is not None]
         complete = bool(stems)
-        notes.append(f"resume: {len(stems):,} of {total:,} inputs are complete and skipped")
+        notes.append(f"resume: {len(stems):,} of {len(every):,} inputs are complete and skipped")
         stems += manifest.of_others(every)
     left = [PathList(paths) for paths in lists if paths] or [PathList()]
     for paths in left:
         paths.rest = complete or not paths
-    numbers = {os.path.abspath(paths[0]): number for number, paths in enumerate(every)}
+    numbers = {os.path.abspath(unit[0]): number for number, unit in enumerate(every)}
     return Job(left[0] if len(left) == 1 else left, settings, manifest, stems, notes, numbers)
 
 

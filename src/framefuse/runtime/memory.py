@@ -207,6 +207,11 @@ def predict(
     return MemoryPlan(parts)
 
 
+def room_within(limit: float) -> float:
+    """Bytes that a run may take beside CUDA if it may take `limit` MiB in all."""
+    return limit * 2**20 - CONTEXT
+
+
 def fitted(
     plan: Planned, batch: int, slots: int, size: tuple[int, int], room: float, *, decoders: int
 ) -> tuple[int, int, str]:

@@ -163,7 +163,7 @@ class RunPlan:
         free, total = gpus.memory()
         room = free - memory.RESERVE * total
         limit = self.settings.max_memory
-        return room if limit is None else min(room, limit * 2**20 - memory.CONTEXT)
+        return room if limit is None else min(room, memory.room_within(limit))
 
     def for_memory(self, info: SourceInfo) -> Self:
         """The plan with batches that fit into the memory of the GPU; CapabilityError if not even one frame does."""

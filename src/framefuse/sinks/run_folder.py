@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import stat
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -307,15 +308,16 @@ class _Entry(NamedTuple):
     """Bytes of the outputs that are files."""
 
 
-def place_of(files: Sequence[Path]) -> str:
+def place_of(files: Sequence[str | Path]) -> str:
     """What tells the files of an input from those of others, whatever is in them: a file, or the folder of several."""
-    return os.path.abspath(files[0] if len(files) == 1 else files[0].parent)
+    return os.path.abspath(files[0] if len(files) == 1 else os.path.dirname(files[0]))
 
 
 def _size(path: Path) -> int | None:
     """Bytes of a file; None: it is a folder, or gone."""
     with suppress(OSError):
-        return path.stat().st_size if path.is_file() else None
+        facts = path.stat()
+        return facts.st_size if stat.S_ISREG(facts.st_mode) else None
     return None
 
 
@@ -360,12 +362,12 @@ class Manifest:
                         owners[name] = found.key
                     self._entries[found.key] = found
 
-    def key(self, files: Iterable[Path]) -> str:
+    def key(self, files: Iterable[str | Path]) -> str:
         """Of an input, for `add`. OSError: a file does not exist."""
-        stats = [(os.path.abspath(path), (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
+        stats = [(os.path.abspath(path), (facts := os.stat(path)).st_size, facts.st_mtime_ns) for path in files]
         return hashlib.sha256(json.dumps([self._run(), stats]).encode()).hexdigest()
 
-    def stem(self, files: Sequence[Path]) -> str | None:
+    def stem(self, files: Sequence[str | Path]) -> str | None:
         """The base name of the outputs of an input that is complete; None: it is not, or an output is gone."""
         try:
             entry = self._entries[self.key(files)]
@@ -373,7 +375,7 @@ class Manifest:
             return None
         return entry.stem if self._is_whole(entry) else None
 
-    def of_others(self, inputs: Iterable[Sequence[Path]]) -> list[str]:
+    def of_others(self, inputs: Iterable[Sequence[str | Path]]) -> list[str]:
         """The base names of complete outputs of inputs that exist and are not among these, each of its files."""
         own = set(map(place_of, inputs))
         others = (entry for entry in self._entries.values() if entry.place not in own and os.path.exists(entry.place))
@@ -381,9 +383,10 @@ class Manifest:
 
     def _is_whole(self, entry: "_Entry") -> bool:
         """Whether all outputs are there, as they were written."""
-        paths = [self.folder / name for name in entry.outputs]
-        sizes = [entry.sizes.get(name) for name in entry.outputs]
-        return all(path.exists() and size in (None, _size(path)) for path, size in zip(paths, sizes, strict=True))
+        there = {name: self.folder / name for name in entry.outputs}
+        return all(
+            _size(path) == entry.sizes[name] if name in entry.sizes else path.exists() for name, path in there.items()
+        )
 
     def add(self, name: str, place: str, key: str, stem: str, outputs: Iterable[Path]) -> None:
         """Record that the outputs of an input are complete; `place` and `key` are those of its files. SinkError: the

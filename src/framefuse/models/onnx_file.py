@@ -26,6 +26,8 @@ MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", 
 """Operators that keep values as they are."""
 ORIGINAL, SIZES_OF_ONE, RATIO = "framefuse.original", "framefuse.sizes_of_one", "framefuse.ratio"
 """Metadata of `with_constant`: the path of the model, and the input that is gone."""
+SMALL_BYTES = 4096
+"""A constant on which shapes may depend has no more."""
 REMEDY = "pass a complete .onnx file"
 QUANTIZE_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "DynamicQuantizeLinear",
                       "QLinearMatMul")  # fmt: skip
@@ -96,6 +98,9 @@ def outputs_at(path: Path, shape: tuple[int, ...]) -> tuple[TensorFacts, ...]:
     model = _parse(path)
     for dimension, size in zip(inputs_of(model)[0].type.tensor_type.shape.dim, shape, strict=True):
         dimension.dim_value = size
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) > SMALL_BYTES:  # no shape depends on it, and inference copies it twice
+            tensor.ClearField("raw_data")
     with suppress(Exception):  # it raises unrelated classes; then the outputs stay unknown
         model = with_shapes(model)
     return tuple(_facts(value) for value in model.graph.output)

@@ -7,9 +7,10 @@ of `network.decode` or `network.decode_anchors` up to rounding.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ Array = NDArray[Any]
 HEAD_TOLERANCE = 2e-4
 """Relative to the largest coordinate, for float32 evaluation."""
 ATTENTION_TOLERANCE = 1e-4
+ATTENTION_NODES = 50
+"""An attention block has fewer."""
 CHANNEL_MULTIPLE = 8
 """Channels of a value are padded to multiples of this: 16 bytes of float16. Those of keys and values must be some."""
 
@@ -43,12 +46,16 @@ class ImportState:
         *,
         general: bool = False,
         attention: bool = True,
+        constants: dict[str, Array] | None = None,
     ) -> None:
         from onnx import numpy_helper
 
         self.model, self.path, self.size = model, path, (height, width)
         self.general, self.attention = general, attention
-        self.constants: dict[str, Array] = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+        if constants is None:
+            constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+        self.constants = constants
+        """Weights, and what was folded: some come from an earlier import of the same graph at this size and batch."""
         inputs = inputs_of(model)
         axes = [d.dim_value for d in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
         if len(axes) != 4 or axes[1] not in (0, 3):
@@ -69,10 +76,16 @@ class ImportState:
         self.operations: list[Operation] = []
         self.tail: list[Any] = []
         """Deferred nodes: unsupported ones and everything that depends on them."""
+        self.makers: dict[str, int] = {}
+        """Outputs of the tail -> which of its nodes computes them."""
         self.deferred: set[str] = set()
         """Outputs of the tail."""
         self.reordered: set[str] = set()
         """Values whose channels are ordered queries, keys, values instead of by head as in the model."""
+        self.readers = defaultdict[str, list[Any]](list)
+        for node in model.graph.node:
+            for name in {*node.input}:
+                self.readers[name].append(node)
         self.uses = Counter(name for node in model.graph.node for name in node.input)
         self.uses.update(item.name for item in model.graph.output)
         self.gates: dict[str, Any] = {}
@@ -90,14 +103,23 @@ class ImportState:
         for name, shape in zip(operation.writes, shapes, strict=True):
             self.shapes[name], self.ranks[name] = shape, rank
 
-    def tail_leading_to(self, names: Iterable[str]) -> list[Any]:
-        """The nodes of the tail that compute these values, in order."""
-        wanted, needed = {*names}, []
-        for node in reversed(self.tail):
-            if any(name in wanted and name not in self.shapes for name in node.output):
-                needed.append(node)
-                wanted |= {*node.input, *map(self.resolve, node.input)}
-        return needed[::-1]
+    def defer(self, node: Any) -> None:
+        """Append a node to the tail."""
+        self.makers |= dict.fromkeys(node.output, len(self.tail))
+        self.tail.append(node)
+        self.deferred.update(node.output)
+
+    def tail_leading_to(self, names: Iterable[str], most: float = inf) -> list[Any]:
+        """The nodes of the tail that compute these values, in order; none if there are more than `most`."""
+        left, needed = [*names], set[int]()
+        while left and len(needed) <= most:
+            name = left.pop()
+            number = self.makers.get(name)
+            if number is not None and number not in needed and name not in self.shapes:
+                needed.add(number)
+                for read in self.tail[number].input:
+                    left += read, self.resolve(read)
+        return [self.tail[number] for number in sorted(needed)] if len(needed) <= most else []
 
     def evaluate(self, nodes: list[Any], values: dict[str, Array], output: str) -> Array | None:
         """What nodes compute; None if onnx's evaluator cannot run them."""
@@ -228,7 +250,7 @@ def recognise_attention(state: ImportState, node: Any) -> bool:
     alone are reshaped to images; another convolution reads the values for its positional encoding. The channels of the
     first convolution are reordered to queries, keys, values of all heads, so that each kind is one slice.
     """
-    nodes = state.tail_leading_to([node.output[0]])
+    nodes = state.tail_leading_to([node.output[0]], ATTENTION_NODES)
     frontier = {state.resolve(name) for other in nodes for name in other.input} & set(state.shapes)
     splits = [other for other in nodes if other.op_type == "Split"]
     if len(frontier) != 1 or len(splits) != 1 or len(splits[0].output) != 3:

@@ -18,6 +18,7 @@ import numpy as np
 from framefuse.engines.cudnn.array_program import OPERATORS, ArrayProgram, counted
 from framefuse.engines.cudnn.import_state import CHANNEL_MULTIPLE, ImportState, recognise_attention, recognise_head
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, General, Network, Operation, Pool, Split, Upsample
+from framefuse.engines.cudnn.traced import Given, Traced
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import attribute, evaluate, load_onnx
@@ -36,10 +37,13 @@ def import_network(path: Path, height: int, width: int, batch: int = 1) -> Netwo
         ModelError: the file cannot be read, takes another size, or has unsupported operators.
     """
     model = load_onnx(path)
-    if (found := Importer(model, path, height, width).import_all().finish()) is not None:
+    importer = Importer(model, path, height, width).import_all()
+    if (found := importer.finish()) is not None:
         return found
+    known = importer.constants if importer.batch == (importer.fixed or batch) else None
     for attention in (True, False):
-        importer = Importer(model, path, height, width, batch, general=True, attention=attention).import_all()
+        given = model, path, height, width, batch
+        importer = Importer(*given, general=True, attention=attention, constants=known).import_all()
         network = importer.finish_generally()
         read = {name for step in network.general for name in step.xs}
         if not read & importer.reordered:  # else something besides attention reads channels in another order
@@ -62,10 +66,16 @@ class Importer(ImportState):
 
     def import_node(self, node: Any) -> None:
         """Fold, translate or defer one node."""
+        from onnx import numpy_helper
+
         inputs = [self.resolve(name) for name in node.input if name]
         if node.op_type in QUANTIZERS and _fold_quantizer(self, node):
             return
-        if node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
+        if self.constants.keys() >= {*node.output}:  # an earlier import has folded it
+            return
+        if node.op_type == "Constant" and (value := attribute(node, "value", None)) is not None:
+            self.constants[node.output[0]] = numpy_helper.to_array(value)
+        elif node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
             try:
                 known = {name: self.constants[self.resolve(name)] for name in node.input if name}
                 values = evaluate([node], known, list(node.output), self.model)
@@ -129,8 +139,8 @@ class Importer(ImportState):
         if any(other.op_type not in OPERATORS for other in nodes):
             return False
         program = self._program(nodes)
-        zeros = {name: np.zeros((self.batch, *self.shapes[name]), np.float32) for name in program.reads}
-        (value,) = program.run(zeros, [x])
+        reads = {name: Given(name, np.float32, (self.batch, *self.shapes[name])) for name in program.reads}
+        (value,) = program.run({name: Traced(one) for name, one in reads.items()}, [x])
         self.add(General(x, program, tuple(program.reads), (x,), self.fixed), [value.shape[1:]])
         self.deferred.discard(x)
         return True
@@ -149,10 +159,8 @@ class Importer(ImportState):
     def _defer(self, node: Any) -> None:
         for name in node.input:  # half of something that is no SiLU
             if gate := self.gates.pop(name, None):
-                self.tail.append(gate)
-                self.deferred.update(gate.output)
-        self.tail.append(node)
-        self.deferred.update(node.output)
+                self.defer(gate)
+        self.defer(node)
         if node.op_type == "Reshape" and self.attention and recognise_attention(self, node):
             self.deferred.discard(node.output[0])
 
@@ -235,7 +243,7 @@ def _activate(state: ImportState, x: str, y: str, activation: Any) -> None:
 def _sigmoid(state: ImportState, node: Any, inputs: list[str]) -> None:
     """Half of a SiLU, if its only consumer multiplies it by its input."""
     y = node.output[0]
-    products = [other for other in state.model.graph.node if y in other.input]
+    products = state.readers[y]
     if len(products) != 1 or products[0].op_type != "Mul" or inputs[0] not in map(state.resolve, products[0].input):
         raise Unsupported(" that is not part of a SiLU")
     state.gates[y] = node

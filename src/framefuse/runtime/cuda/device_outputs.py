@@ -262,6 +262,7 @@ class MaskOutputs(DeviceOutputs):
         self._content = scored(shape, placement)
         self._size = placement.shown[1], placement.shown[0]
         self._labels = device.cupy().empty((batch, *self._size), np.uint8)
+        self._rows = list(self._labels)
         self._finite = Finite(batch)
         self._copied: Any = None
         self._handed: list[Any] = []
@@ -280,9 +281,9 @@ class MaskOutputs(DeviceOutputs):
         self._handed = [device.lent(self._size, np.uint8) for _ in frames]
         if self._copied is None and any(lent is None for lent in self._handed):
             self._copied = device.pinned(self._labels.shape, np.uint8)
-        self.downloaded_bytes = self._finite.nbytes + len(frames) * self._labels[0].nbytes
+        self.downloaded_bytes = self._finite.nbytes + len(frames) * self._rows[0].nbytes
         for row, lent in enumerate(self._handed):
-            device.copy_to_host(self._labels[row], self._copied[row] if lent is None else lent, stream.ptr)
+            device.copy_to_host(self._rows[row], self._copied[row] if lent is None else lent, stream.ptr)
 
     def read(self, count: int) -> list[FrameOutput]:
         self._finite.check(count)

@@ -18,7 +18,7 @@ import pytest
 from cudnn_nets import Net
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import convolutions, engine, plans
+from framefuse.engines.cudnn import choices, convolutions, engine, plans
 from framefuse.engines.cudnn.autotune import TuningResult
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import TENSOR, Builder, Layer, Plan, TensorPlan
@@ -107,6 +107,45 @@ def test_our_kernel_is_taken_where_it_is_faster(engines: list[int], tile_us: flo
     assert isinstance(plan, Plan) and isinstance(plan, TensorPlan) == ours
     assert plan.microseconds == (tile_us if ours else 3.0)
     assert plan.provisional == (engines == [9])  # which cannot be built
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        ((7, {}), 7),  # alone, although others are faster
+        ((9, {}), 3),  # cannot be built here: the fastest of all
+        ((TENSOR, {}), TENSOR),
+        ((TENSOR, {"rows": 1}), 3),
+    ],
+)
+def test_what_was_the_fastest_before_is_built_alone(choice: choices.Choice, wanted: int, stand_in: None) -> None:
+    class Knows(Offers):
+        def build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> Plan:
+            if knobs:
+                raise EngineError("no such tiles")
+            return TensorPlan(layer, TILES[0])
+
+    builder: Any = Knows({"fp16": [5, 3, 7]}, 4.0)
+    with contextlib.closing(Workers(0, 2)) as pool:
+        ((_, plan),) = fastest_plans(builder, pool, [LAYER], candidates=2, choices={LAYER.text: choice})
+    assert isinstance(plan, Plan) and plan.engine == wanted and not plan.provisional
+
+
+def test_choices_are_those_of_the_same_kind_of_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = dict.fromkeys(choices.LIKE, "1") | {"gpu": "NVIDIA Test 1"}
+    known = {"environment": gpu, "choices": {"layer": [3, {"TILE": 2}]}}
+    (tmp_path / "nvidia-test-1.json").write_text(json.dumps(known))
+    monkeypatch.setattr(choices, "FOLDER", tmp_path)
+    assert choices.choices_for(gpu | {"driver": "2"}) == {"layer": (3, {"TILE": 2})}
+    for name in choices.LIKE:
+        assert choices.choices_for(gpu | {name: "2"}) == {}
+
+
+def test_choices_that_come_with_the_package_are_readable() -> None:
+    for file in choices.FOLDER.glob("*.json"):
+        environment = json.loads(file.read_text())["environment"]
+        for number, knobs in choices.choices_for(environment).values():
+            assert isinstance(number, int) and all(isinstance(value, int) for value in knobs.values())
 
 
 def test_what_is_provisional_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

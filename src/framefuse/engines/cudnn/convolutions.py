@@ -151,7 +151,7 @@ class TensorPlan(Plan):
         )  # fmt: skip
 
 
-def faster(ours: TensorPlan | None, best: Plan | None, offered: bool) -> Plan | None:
+def faster(ours: Plan | None, best: Plan | None, offered: bool) -> Plan | None:
     """The faster of our plan and the best of cuDNN's. Ours is provisional if `offered`, and none was measured."""
     if ours is None or (best is not None and best.microseconds <= ours.microseconds):
         return best

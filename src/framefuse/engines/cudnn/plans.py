@@ -9,6 +9,8 @@ The cache on disk is one JSON file per combination of GPU, driver, library versi
 per layer. Models, batches and sizes share the entry of a layer that they have in common. A file of another combination
 is never used; `note` says how the most similar one differs. A damaged file counts as empty, and `note` says so. A lock
 serialises writers. Serialised kernels lie in a folder of the same name; each is named by the SHA-256 in its entry.
+
+A layer that was measured before on such a GPU (`choices`) is built and timed with what was the fastest there alone.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from framefuse.common.files import user_cache, write_atomically
@@ -36,6 +39,7 @@ from framefuse.cuda.cubins import describe
 from framefuse.engines import cache
 from framefuse.engines.backend import NetworkMemory
 from framefuse.engines.cudnn.arrays import memory_of
+from framefuse.engines.cudnn.choices import Choice, choices_for
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import OWN, TENSOR, Builder, Layer, Plan, faster, frontend
 from framefuse.engines.cudnn.network import AnchorHead, Conv, Type
@@ -228,6 +232,7 @@ class Plans:
         self.builder, self.later = builder, later
         self.unmeasured: list[Layer] = []
         self.cache = PlanCache(environment(builder))
+        self.choices = choices_for(self.cache.environment)
         self.measured = self.cached = self.rebuilt = 0
         self.workers: Workers | None = None
         self.unsupported: dict[Layer, str] = {}
@@ -285,7 +290,8 @@ class Plans:
         builder = builder or self.builder
         if self.workers is None:
             self.workers = Workers(builder.max_workspace, workers or max(1, room_for(MAX_WORKERS, 2)))
-        for layer, found in fastest_plans(builder, self.workers, unknown, candidates=candidates):
+        fastest = fastest_plans(builder, self.workers, unknown, candidates=candidates, choices=self.choices)
+        for layer, found in fastest:
             if stopped():
                 return
             if isinstance(found, Plan):
@@ -364,29 +370,46 @@ def room_for(workers: int, share: int) -> int:
 
 
 def fastest_plans(
-    builder: Builder, workers: Workers, layers: Iterable[Layer], *, candidates: int
+    builder: Builder,
+    workers: Workers,
+    layers: Iterable[Layer],
+    *,
+    candidates: int,
+    choices: Mapping[str, Choice] = MappingProxyType({}),
 ) -> Iterator[tuple[Layer, Plan | str]]:
     """For each layer the fastest of cuDNN's first `candidates` kernels and of ours, or the reason why there is none.
 
     Worker processes build the candidates in parallel, this process times them in turn.
+
+    Args:
+        choices: by layer, what was the fastest before. Nothing else is built and timed, unless it fails here.
     """
     queued: list[tuple[Layer, list[tuple[Future[bytes], int, dict[str, int]]], str]] = []
     for layer in layers:
+        choice = choices.get(layer.text)
         try:
-            candidate_engines = builder.candidate_engines(layer)[:candidates]
+            candidate_engines = [choice] if choice else builder.candidate_engines(layer)[:candidates]
         except Exception as error:  # the bindings raise their own classes and RuntimeError
             queued.append((layer, [], f"cuDNN: {str(error)[:160]}"))
             continue
-        builds = [(workers.build(layer, *engine), *engine) for engine in candidate_engines]
+        builds = [(workers.build(layer, *engine), *engine) for engine in candidate_engines if engine[0] != TENSOR]
         queued.append((layer, builds, "cuDNN has no kernel"))
     for layer, futures, reason in queued:
+        choice = choices.get(layer.text)
+        ours: Plan | None = None
         best: Plan | None = None
         try:
             measure = builder.timer(layer)
-            ours = builder.fastest_tile(layer, measure)
+            if choice is None:
+                ours = builder.fastest_tile(layer, measure)
         except Exception as error:  # such as too little memory
             yield layer, str(error)[:160]
             continue
+        if choice and choice[0] == TENSOR:
+            with contextlib.suppress(Exception):  # then all are tried
+                plan = builder.build(layer, *choice)
+                plan.microseconds = measure(plan)
+                ours = plan
         for future, engine, knobs in futures:
             try:
                 binary = future.result(BUILD_TIMEOUT)
@@ -399,7 +422,11 @@ def fastest_plans(
             else:
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan
-        yield layer, faster(ours, best, bool(futures)) or reason
+        found = faster(ours, best, bool(futures))
+        if found is None and choice:
+            yield from fastest_plans(builder, workers, [layer], candidates=candidates)
+        else:
+            yield layer, found or reason
 
 
 def network_memory(path: Path, batch: int, height: int, width: int, precision: str = "auto") -> NetworkMemory:

@@ -68,7 +68,8 @@ class TorchSurface:
         left, top, across, down = self.spec.place(width, height).content
         luma = surfaces[:, None, :height].float()
         chroma = surfaces[:, height:].view(count, height // 2, width // 2, 2).permute(0, 3, 1, 2).float()
-        planes = [functional.interpolate(one, (down, across), mode="bilinear") for one in (luma, chroma)]
+        smooth = {"mode": "bilinear", "antialias": self.spec.interpolation == "antialias"}
+        planes = [functional.interpolate(one, (down, across), **smooth) for one in (luma, chroma)]
         rgb = torch.einsum("cd,bdhw->bchw", self.matrix, torch.cat(planes, 1) - self.black).clamp_(0, 255)
         edges = left, self.spec.width - left - across, top, self.spec.height - top - down
         padded = functional.pad(rgb, edges, value=self.spec.pad_value)

@@ -296,7 +296,22 @@ def sweep(records: Records) -> list[str]:
     return [*lines, "", f"{record['frames']:,} frames; {above}."]
 
 
+def short_clips(records: Records) -> list[str]:
+    record = records("short_clips")
+    rows = {(row["frames"], row["side"]): row for row in record["rows"]}
+    lines = ["| clips | seconds | one file of the same frames | an earlier version |", "|---|---|---|---|"]
+    for frames in dict.fromkeys(frames for frames, _ in rows):
+        cells = [f"{record['clips']} of {frames} frames"]
+        for side in ("clips", "one file", "clips, before"):
+            row = rows.get((frames, side))
+            shown = "" if row is None or side == "clips" else f" ({row['ratio']:.2f}x)"
+            cells.append("" if row is None else f"{row['seconds']:.1f}{shown}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 TABLES: dict[str, Table] = {
+    "short_clips": short_clips,
     "sweep": sweep,
     "model_call": model_call,
     "end_to_end": end_to_end,

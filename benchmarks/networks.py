@@ -42,7 +42,7 @@ class Ours:
 
     def __init__(self, path: Path, precision: Any, image: Any) -> None:
         self._engine = open_engine("openvino", path, EngineOptions("cpu", precision))
-        self._pool = self._engine.request_pool(*(image.shape[0], *image.shape[2:]), self._engine.streams)
+        self._pool = self._engine.request_pool(image.shape[0], *image.shape[2:], 0)
         self._image, self.precision, self._filled = image, self._engine.precision, set[int]()
 
     def outputs(self) -> list[Any]:

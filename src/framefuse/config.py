@@ -91,6 +91,9 @@ class Settings(BaseModel):
     max_memory: float | None = option(
         None, "GPU memory that the run may take, in MiB; default: what is free", gt=0, le=524288
     )
+    target_utilization: float = option(
+        0.97, "share of the GPU's memory that may be in use once the run has started, by all programs", gt=0, le=1
+    )
     workspace_mb: int = option(0, "scratch memory the engine may use, MiB; 0: its default", ge=0, le=524288)
     check_outputs: bool = option(
         True, "compare what an engine computes with FP32 on the CPU, beside the run, once for each model and input size"

@@ -117,9 +117,18 @@ def test_an_engine_that_tells_nothing_beforehand() -> None:
     assert any("onnxruntime tells when it loads" in row[0] for row in found.table())
 
 
-def test_a_limit_of_gpu_memory_on_a_cpu_is_refused() -> None:
-    with pytest.raises(UsageError, match="max_memory limits the memory of a GPU"):
-        Pipeline("synthetic://street?frames=2", "scout-n", device="cpu", max_memory=500)
+@pytest.mark.parametrize("limit", [{"max_memory": 500}, {"target_utilization": 0.5}])
+def test_a_limit_of_gpu_memory_on_a_cpu_is_refused(limit: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(limit))} limits the memory of a GPU"):
+        Pipeline("synthetic://street?frames=2", "scout-n", device="cpu", **limit)
+
+
+@pytest.mark.parametrize(("share", "room"), [(None, 17.6e9), (0.8, 4e9)])
+def test_a_share_of_the_gpu_stays_free(share: float | None, room: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have taken 60 of its 80 GB."""
+    monkeypatch.setattr(device, "memory", lambda: (20e9, 80e9))
+    run = plan_of(8) if share is None else plan_of(8, target_utilization=share)
+    assert run._room() == pytest.approx(room)
 
 
 def test_a_run_on_a_gpu_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

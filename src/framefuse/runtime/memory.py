@@ -50,8 +50,6 @@ PITCH = 512
 """Rows of a surface begin at multiples of so many bytes."""
 COMPOSED = {"gray": 1.0, "alpha": 2.5, "blur": 2.5, "packed": 0.0, "png": 0.0}
 """Bytes per pixel of a frame that a sink composes on the GPU, by its mode; 1.5 in the others."""
-RESERVE = 0.03
-"""Share of the memory of the GPU that stays free, since drivers and allocators need some, too."""
 
 
 class Part(NamedTuple):

@@ -161,7 +161,7 @@ class RunPlan:
     def _room(self) -> float:
         """Bytes of the GPU that the run may take beside CUDA."""
         free, total = gpus.memory()
-        room = free - memory.RESERVE * total
+        room = free - (1 - self.settings.target_utilization) * total
         limit = self.settings.max_memory
         return room if limit is None else min(room, memory.room_within(limit))
 
@@ -284,8 +284,10 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None,
         return backend.refuses(card.path, precision, spec.height, spec.width)
 
     settings, device = choices.choose_device(settings, refuses, engine)
-    if settings.max_memory is not None and not settings.on_gpu:
-        message = f"max_memory limits the memory of a GPU, and this run is on device {settings.device}"
+    defaults = {name: Settings.model_fields[name].default for name in ("max_memory", "target_utilization")}
+    limits = [name for name, value in defaults.items() if getattr(settings, name) != value]
+    if limits and not settings.on_gpu:
+        message = f"{limits[0]} limits the memory of a GPU, and this run is on device {settings.device}"
         raise UsageError(message, remedy="leave it out, or use --device cuda")
     name, why = choices.choose_engine(settings, refuses, engine)
     if card.states and (name != STATEFUL or settings.on_gpu):

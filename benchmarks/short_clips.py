@@ -1,6 +1,6 @@
 """Many short clips in one run on a CPU, beside one file of the same frames.
 
-    python -m benchmarks.short_clips [--clips 200] [--frames 5 30] [--rounds 5] [--before FOLDER]
+    python -m benchmarks.short_clips [--clips 200] [--frames 5 20] [--rounds 3] [--before FOLDER]
 
 Each side is the command `framefuse predict` with scout-n, start-up included; sides take turns in a random order. The
 clips are 1280x720. FOLDER: the `src` of an earlier version, with its kernels built, which reads the same clips.
@@ -31,8 +31,8 @@ OURS, FILE, BEFORE = "clips", "one file", "clips, before"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clips", type=int, default=200)
-    parser.add_argument("--frames", type=int, nargs="+", default=[5, 30], help="of each clip")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--frames", type=int, nargs="+", default=[5, 20], help="of each clip")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, metavar="FOLDER")
     args = parser.parse_args()
     rows = []
@@ -54,9 +54,9 @@ def main() -> None:
                 for side in random.Random(number).sample(list(sides), len(sides)):
                     times[side].append(seconds(*sides[side]))
                     print(frames, side, round(times[side][-1], 2), flush=True)
-            for side, all in times.items():
-                ratio = median(one / ours for one, ours in zip(all, times[OURS], strict=True))
-                rows.append({"frames": frames, "side": side, "seconds": median(all), "ratio": ratio})
+            for side, found in times.items():
+                ratio = median(one / ours for one, ours in zip(found, times[OURS], strict=True))
+                rows.append({"frames": frames, "side": side, "seconds": median(found), "ratio": ratio})
     save("short_clips", {"clips": args.clips, "model": MODEL, "rows": rows}, *GROUPS)
 
 

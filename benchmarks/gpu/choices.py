@@ -3,14 +3,16 @@
     python -m benchmarks.gpu.choices MODEL [MODEL ...] [--batches 1 8] [--sizes 640x640 640x384] [--seconds 300]
 
 Engine cudnn measures all candidates of each layer of the models (names or files) at these sizes and batches. What it
-chooses is added to src/framefuse/engines/cudnn/choices/GPU.json. A size that a model does not take is left out. After
---seconds no model is begun.
+chooses is added to the file of this GPU in src/framefuse/engines/cudnn/choices. A size that a model does not take is
+left out. After --seconds no model is begun.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import time
 from itertools import product
 
@@ -28,7 +30,14 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["640x640", "640x384"], metavar="WIDTHxHEIGHT")
     parser.add_argument("--seconds", type=float, default=300)
     args = parser.parse_args()
-    plans.choices_for = lambda environment: {}  # all candidates are measured
+    with tempfile.TemporaryDirectory() as empty:  # what was chosen before is neither used nor written again
+        os.environ["XDG_CACHE_HOME"], plans.choices_for = empty, lambda environment: {}
+        measure(args)
+        write(plans.PlanCache(plans.environment(Builder())))
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Fill the cache with the plans of the models."""
     begun = time.monotonic()
     for model, size, batch in product(args.models, args.sizes, args.batches):
         if time.monotonic() - begun > args.seconds:
@@ -42,12 +51,12 @@ def main() -> None:
                 print(model, size, batch, *opened.engine.reasons[-1:], f"{time.monotonic() - begun:.0f} s", flush=True)
         except FramefuseError as error:
             print(model, size, batch, str(error).splitlines()[0], flush=True)
-    write(plans.PlanCache(plans.environment(Builder())))
 
 
 def write(cache: plans.PlanCache) -> None:
     """Add the plans of a cache to the choices."""
-    path = FOLDER / f"{cache.environment['gpu'].lower().replace(' ', '-')}.json"
+    gpu = cache.environment["gpu"].lower().replace(" ", "-")
+    path = FOLDER / f"{gpu}-cudnn-{cache.environment['cudnn']}.json"
     facts = {name: cache.environment[name] for name in LIKE}
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     choices = known["choices"] if known.get("environment") == facts else {}

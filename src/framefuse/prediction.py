@@ -305,9 +305,9 @@ class Classification:
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """Name and confidence of the best classes."""
         scores, best = self._scores, list[int]()
-        if count > FEW:
-            best = self.class_id[:count].tolist()
-        elif count > 0:
+        if count > FEW or not np.isfinite(scores).all():
+            best = self.class_id[: max(0, count)].tolist()
+        else:
             left = scores.copy()
             while len(best) < min(count, len(scores)):
                 best.append(int(left.argmax()))

@@ -135,10 +135,27 @@ def test_choices_are_those_of_the_same_kind_of_gpu(tmp_path: Path, monkeypatch: 
     gpu = dict.fromkeys(choices.LIKE, "1") | {"gpu": "NVIDIA Test 1"}
     known = {"environment": gpu, "choices": {"layer": [3, {"TILE": 2}]}}
     (tmp_path / "nvidia-test-1.json").write_text(json.dumps(known))
+    (tmp_path / "damaged.json").write_text('{"environment": ')
+    (tmp_path / "another.json").write_text('{"choices": {}}')
     monkeypatch.setattr(choices, "FOLDER", tmp_path)
     assert choices.choices_for(gpu | {"driver": "2"}) == {"layer": (3, {"TILE": 2})}
     for name in choices.LIKE:
         assert choices.choices_for(gpu | {name: "2"}) == {}
+
+
+def test_choices_are_written_for_the_gpu_that_made_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu import choices as benchmark
+
+    gpu = dict.fromkeys(choices.LIKE, "1") | {"gpu": "NVIDIA Test", "driver": "3"}
+    for module in (choices, benchmark):
+        monkeypatch.setattr(module, "FOLDER", tmp_path / "made")
+    (tmp_path / "made").mkdir()
+    for number in (1, 2):  # the second keeps what the first has written
+        cache = plans.PlanCache(gpu, tmp_path / str(number))
+        cache.update({f"layer {number}": {"engine": number, "knobs": {"TILE": 1}, "us": 2.5, "workspace": 0}})
+        benchmark.write(cache)
+    choices._known.cache_clear()
+    assert choices.choices_for(gpu) == {"layer 1": (1, {"TILE": 1}), "layer 2": (2, {"TILE": 1})}
 
 
 def test_choices_that_come_with_the_package_are_readable() -> None:

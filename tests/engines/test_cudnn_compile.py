@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 import cudnn_reference as reference
 from cuda_fibres import Fibres
@@ -190,6 +191,38 @@ def test_groups_and_dilation(tmp_path: Path) -> None:
     path = net.save(tmp_path / "net.onnx", x)
     x = images(1, 24, 24)
     assert relative(reference.run(compile_network(path, 1, 24, 24), x)[0], onnx_runtime(path, x)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_outputs_without_a_name_lead_nowhere(tmp_path: Path, first: bool) -> None:
+    """An input that is left out has an empty name, too, as has an output that nobody wants."""
+    net = Net()
+    x = net.conv("images", 8, act="none")
+    unknown = helper.make_node("Unknown", [x], ["", "unwanted"], name="unknown")
+    y = net.node("Clip", x, "", net.constant(np.array(1, np.float32)))
+    net.nodes.insert(len(net.nodes) - first, unknown)
+    compiled = compile_network(net.save(tmp_path / "net.onnx", y), 1, 32, 32)
+    assert [call.kind for call in compiled.network.tail.program.calls] == ["Clip"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_depends_on_the_batch_is_folded_for_each(tmp_path: Path, batch: int) -> None:
+    net = Net()
+    x = net.conv("images", 8)
+    images_and_rows = net.node("Concat", net.node("Gather", net.node("Shape", x), net.constant(np.array([0]))),
+                               net.constant(np.array([-1])), axis=0)  # fmt: skip
+    y = net.node("Softmax", net.node("Reshape", x, images_and_rows), axis=1)
+    path, given = net.save(tmp_path / "net.onnx", y), images(batch, 16, 16)
+    (found,) = reference.run(compile_network(path, batch, 16, 16), given)
+    assert found.shape == (batch, 8 * 16 * 16) and relative(found, onnx_runtime(path, given)[0]) < 1e-4
+
+
+def test_a_damaged_constant_that_nobody_reads(tmp_path: Path) -> None:
+    net = Net()
+    y = net.node("Softmax", net.conv("images", 8), axis=1)
+    damaged = TensorProto(data_type=TensorProto.FLOAT, dims=[4], raw_data=bytes(7))
+    net.nodes.append(helper.make_node("Constant", [], ["unread"], value=damaged))
+    assert compile_network(net.save(tmp_path / "net.onnx", y), 1, 32, 32).network.tail is not None
 
 
 def test_what_is_not_known_is_listed(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_oriented_boxes(tmp_path: Path, picture: Path, layout: str) -> None:
         assert drawn[round(float(y)) - 1 : round(float(y)) + 2, round(float(x)) - 1 : round(float(x)) + 2].any()
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 30, 1000, 2000])
+@pytest.mark.parametrize("count", [0, 1, 5, 32, 33, 1000, 2000])
 def test_the_best_classes_are_those_of_the_whole_order(count: int) -> None:
     """Also where classes have the same score, of which the first is the best."""
     scores = (np.random.default_rng(count).integers(0, 60, 1000) / 60).astype(np.float32)
@@ -152,6 +152,13 @@ def test_the_best_classes_are_those_of_the_whole_order(count: int) -> None:
     found = Classification(scores, names)
     order = found.class_id[:count].tolist()
     assert found.top(count) == [(names.get(number, str(number)), float(scores[number])) for number in order]
+
+
+def test_the_best_classes_of_scores_that_are_not_finite() -> None:
+    scores = np.array([-np.inf, 1, np.nan, -np.inf, 0.5], np.float32)
+    found = Classification(scores, dict(enumerate("abcde")))
+    for count in (1, 3, 5, 40):
+        assert [name for name, _ in found.top(count)] == [found.names[number] for number in found.class_id[:count]]
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])

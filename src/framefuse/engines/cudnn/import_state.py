@@ -28,7 +28,7 @@ HEAD_TOLERANCE = 2e-4
 """Relative to the largest coordinate, for float32 evaluation."""
 ATTENTION_TOLERANCE = 1e-4
 ATTENTION_NODES = 50
-"""An attention block has fewer."""
+"""An attention block has no more."""
 CHANNEL_MULTIPLE = 8
 """Channels of a value are padded to multiples of this: 16 bytes of float16. Those of keys and values must be some."""
 
@@ -55,7 +55,8 @@ class ImportState:
         if constants is None:
             constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
         self.constants = constants
-        """Weights, and what was folded: some come from an earlier import of the same graph at this size and batch."""
+        """Weights, and what was folded. An import of the same graph at this size and batch that came before, and is
+        over, may have begun them."""
         inputs = inputs_of(model)
         axes = [d.dim_value for d in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
         if len(axes) != 4 or axes[1] not in (0, 3):
@@ -105,7 +106,7 @@ class ImportState:
 
     def defer(self, node: Any) -> None:
         """Append a node to the tail."""
-        self.makers |= dict.fromkeys(node.output, len(self.tail))
+        self.makers |= {name: len(self.tail) for name in node.output if name}  # optional outputs have no name
         self.tail.append(node)
         self.deferred.update(node.output)
 

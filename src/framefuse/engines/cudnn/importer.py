@@ -21,10 +21,8 @@ from framefuse.engines.cudnn.network import Concat, Conv, Flatten, General, Netw
 from framefuse.engines.cudnn.traced import Given, Traced
 from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
-from framefuse.models.onnx_file import attribute, evaluate, load_onnx
+from framefuse.models.onnx_file import FLOATS, attribute, evaluate, load_onnx
 
-FLOATS = (1, 10, 16)
-"""FLOAT, FLOAT16 and BFLOAT16 of ONNX."""
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 HEAD_CONVOLUTIONS = 2
 """Convolutions that a detection head may have: the expectation over the bins of a side is written as one."""
@@ -66,16 +64,12 @@ class Importer(ImportState):
 
     def import_node(self, node: Any) -> None:
         """Fold, translate or defer one node."""
-        from onnx import numpy_helper
-
         inputs = [self.resolve(name) for name in node.input if name]
         if node.op_type in QUANTIZERS and _fold_quantizer(self, node):
             return
         if self.constants.keys() >= {*node.output}:  # an earlier import has folded it
             return
-        if node.op_type == "Constant" and (value := attribute(node, "value", None)) is not None:
-            self.constants[node.output[0]] = numpy_helper.to_array(value)
-        elif node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
+        if node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
             try:
                 known = {name: self.constants[self.resolve(name)] for name in node.input if name}
                 values = evaluate([node], known, list(node.output), self.model)
@@ -139,8 +133,9 @@ class Importer(ImportState):
         if any(other.op_type not in OPERATORS for other in nodes):
             return False
         program = self._program(nodes)
-        reads = {name: Given(name, np.float32, (self.batch, *self.shapes[name])) for name in program.reads}
-        (value,) = program.run({name: Traced(one) for name, one in reads.items()}, [x])
+        shapes = [(self.batch, *self.shapes[name]) for name in program.reads]
+        given = [Traced(Given(number, np.float32, shape)) for number, shape in enumerate(shapes)]
+        (value,) = program.run(dict(zip(program.reads, given, strict=True)), [x])
         self.add(General(x, program, tuple(program.reads), (x,), self.fixed), [value.shape[1:]])
         self.deferred.discard(x)
         return True

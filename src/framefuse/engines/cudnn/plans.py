@@ -384,18 +384,18 @@ def fastest_plans(
     Args:
         choices: by layer, what was the fastest before. Nothing else is built and timed, unless it fails here.
     """
-    queued: list[tuple[Layer, list[tuple[Future[bytes], int, dict[str, int]]], str]] = []
+    queued: list[tuple[Layer, Choice | None, list[tuple[Future[bytes], int, dict[str, int]]], str]] = []
     for layer in layers:
         choice = choices.get(layer.text)
         try:
             candidate_engines = [choice] if choice else builder.candidate_engines(layer)[:candidates]
         except Exception as error:  # the bindings raise their own classes and RuntimeError
-            queued.append((layer, [], f"cuDNN: {str(error)[:160]}"))
+            queued.append((layer, choice, [], f"cuDNN: {str(error)[:160]}"))
             continue
         builds = [(workers.build(layer, *engine), *engine) for engine in candidate_engines if engine[0] != TENSOR]
-        queued.append((layer, builds, "cuDNN has no kernel"))
-    for layer, futures, reason in queued:
-        choice = choices.get(layer.text)
+        queued.append((layer, choice, builds, "cuDNN has no kernel"))
+    failed = list[Layer]()
+    for layer, choice, futures, reason in queued:
         ours: Plan | None = None
         best: Plan | None = None
         try:
@@ -405,7 +405,7 @@ def fastest_plans(
         except Exception as error:  # such as too little memory
             yield layer, str(error)[:160]
             continue
-        if choice and choice[0] == TENSOR:
+        if choice is not None and choice[0] == TENSOR:
             with contextlib.suppress(Exception):  # then all are tried
                 plan = builder.build(layer, *choice)
                 plan.microseconds = measure(plan)
@@ -423,10 +423,12 @@ def fastest_plans(
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan
         found = faster(ours, best, bool(futures))
-        if found is None and choice:
-            yield from fastest_plans(builder, workers, [layer], candidates=candidates)
+        if found is None and choice is not None:
+            failed.append(layer)
         else:
             yield layer, found or reason
+    if failed:
+        yield from fastest_plans(builder, workers, failed, candidates=candidates)
 
 
 def network_memory(path: Path, batch: int, height: int, width: int, precision: str = "auto") -> NetworkMemory:

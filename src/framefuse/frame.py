@@ -225,7 +225,8 @@ class Frame:
     def from_array(
         cls, image: np.ndarray[Any, Any], *, channels: str = "bgr", index: int = 0, source_id: str = "array"
     ) -> "Frame":
-        """Wrap a packed (h, w, 3|4) or gray (h, w) uint8 or uint16 image, without a copy if rows are contiguous.
+        """Wrap a packed (h, w, 3|4) uint8 image, or a gray (h, w) one of uint8 or uint16, without a copy if rows are
+        contiguous.
 
         Args:
             channels: order of the colour channels, "bgr" (as in OpenCV) or "rgb".
@@ -236,7 +237,7 @@ class Frame:
         if not isinstance(image, np.ndarray):
             raise UsageError(f"image is a {type(image).__name__}", remedy="pass a NumPy array")
         if image.dtype not in (np.uint8, np.uint16) or image.ndim not in (2, 3):
-            remedy = "pass uint8 or uint16 of shape (height, width), (height, width, 3) or (height, width, 4)"
+            remedy = "pass uint8 of shape (height, width[, 3 or 4]), or uint16 of shape (height, width)"
             raise UsageError(f"image has dtype {image.dtype} and shape {image.shape}", remedy=remedy)
         if image.ndim == 3 and image.shape[2] == 1:
             image = image[:, :, 0]
@@ -256,7 +257,7 @@ def _image_like(shape: tuple[int, ...], dtype: np.dtype[Any], channels: str) -> 
     name = formats.get((dtype.name,) if len(shape) == 2 else (dtype.name, shape[2], channels))
     if name is None:
         message = f"image of shape {shape}, dtype {dtype} with channels={channels!r} is not supported"
-        remedy = "use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel"
+        remedy = "use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel of uint8 or uint16"
         raise UsageError(message, remedy=remedy)
     plane = np.broadcast_to(np.zeros((), dtype), shape)
     return Frame((plane,), PIXEL_FORMATS[name], matrix="rgb", full_range=True)

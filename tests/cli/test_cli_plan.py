@@ -27,7 +27,9 @@ def test_the_command_prints_every_part_and_the_sum(run: Any, words: list[str], s
     )
     assert said in err and ("max_memory" in err) is bool(said)
     code, out, _ = run("plan", "scout-n", "--json", *words)
-    assert code == 0 and json.loads(out)["bytes"] == pytest.approx(1e6 * float(total.split()[-1]), rel=1e-3)
+    found = json.loads(out)
+    assert code == 0 and found["bytes"] == pytest.approx(1e6 * float(total.split()[-1]), rel=1e-3)
+    assert said in found["beyond"] and bool(found["beyond"]) is bool(said)
 
 
 def test_decoders_of_one_video(run: Any) -> None:

@@ -51,8 +51,9 @@ def test_that_of_another_model_or_machine_is_refused(
 ) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**json.loads(tuning.read_text()), **change}))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         framefuse.Batcher("scout-n", imgsz=96, tuning=other)
+    assert "framefuse tune-batch scout-n --imgsz 96,96" in caught.value.remedy
     with pytest.raises(ConfigError, match="tuned for 96x96 pixels, and this model takes 128x128"):
         framefuse.Batcher("scout-n", imgsz=128, tuning=tuning)
     with pytest.raises(UsageError, match="beside"):

@@ -250,13 +250,15 @@ def plan(
     run, decoders = _planned(model, streams, settings.model_copy(update={"device": "cuda"}))
     pixels = _size(size)
     found = _predict(run, decoders, pixels)
+    said = "" if settings.max_memory is None else _beyond(run, decoders, pixels, settings.max_memory)
+    beyond = f"more than max_memory, {settings.max_memory:g} MiB: a run {said}" if said else ""
     if print_json:
         parts = [part._asdict() for part in found.parts]
-        typer.echo(json.dumps({"bytes": round(found.size), "parts": parts}, indent=2))
+        typer.echo(json.dumps({"bytes": round(found.size), "parts": parts, "beyond": beyond}, indent=2))
         return 0
     print_table(found.table())
-    if settings.max_memory is not None and (said := _beyond(run, decoders, pixels, settings.max_memory)):
-        stderr().print(f"more than max_memory, {settings.max_memory:g} MiB: a run {said}")
+    if beyond:
+        stderr().print(beyond)
     return 0
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from framefuse.batching.tuning import BatchTuning
 from framefuse.errors import ConfigError, EngineError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
+from framefuse.models import DATA
 from framefuse.runtime.choices import processor
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, MAX_BATCH
@@ -160,11 +161,11 @@ class ModelRunner(Runner):
         self.seconds = {size: seconds for size, seconds in self.seconds.items() if size in self._programs}
 
     def _check(self, tuning: BatchTuning) -> None:
-        height, width = self._model.imgsz
-        model = self._model.card.path.stem
-        again = f"measure again: framefuse tune-batch {self._model.card.path} --imgsz {height},{width}"
-        if (tuned := Path(tuning.model).stem) != model:
-            raise ConfigError(f"the batches of {tuned} were tuned, and this is {model}", remedy=again)
+        (height, width), path = self._model.imgsz, self._model.card.path
+        asked = path.stem if path.parent == DATA else path
+        again = f"measure again: framefuse tune-batch {asked} --imgsz {height},{width}"
+        if (tuned := Path(tuning.model).stem) != path.stem:
+            raise ConfigError(f"the batches of {tuned} were tuned, and this is {path.stem}", remedy=again)
         if (here := processor(self._model.engine.device)) != tuning.machine:
             raise ConfigError(f"batches were tuned on {tuning.machine}, and this is {here}", remedy=again)
         if tuning.imgsz != self._model.imgsz:

@@ -95,6 +95,7 @@ class Gpu:
         count: how many there are.
         lost: raised by whatever is done from now on, if set.
         room: bytes that `zeros` and `empty` may still hand out; None: any number.
+        failing: how many allocations there are before one that fails, once; None: none does.
         launches: graphs launched.
         copied: bytes by direction.
         worked: names of threads that recorded an event, and the GPU that was theirs.
@@ -104,6 +105,7 @@ class Gpu:
         self.count = count
         self.lost: CudaError | None = None
         self.room: int | None = None
+        self.failing: int | None = None
         self.launches = 0
         self.copied: Counter[str] = Counter()
         self.worked: set[tuple[str, int]] = set()
@@ -177,6 +179,10 @@ class Gpu:
     def limited(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def allocate(shape: Any, dtype: Any = np.float64) -> Any:
             made = make(shape, dtype).view(Array)
+            if self.failing is not None:
+                self.failing = self.failing - 1 if self.failing else None
+                if self.failing is None:
+                    raise OutOfMemory(f"Out of memory allocating {made.nbytes:,} bytes")
             if self.room is not None:
                 if made.nbytes > self.room:
                     raise OutOfMemory(f"Out of memory allocating {made.nbytes:,} bytes")
@@ -274,6 +280,13 @@ class Gpu:
                 self._bytes = gpu.limited(np.empty)(size, np.uint8)
                 self.ptr = self._bytes.ctypes.data
 
+        class PinnedMemory:
+            """Memory of the host that kernels read where it is."""
+
+            def __init__(self, size: int, flags: int = 0) -> None:
+                self._bytes = np.empty(size, np.uint8)
+                self.ptr = self._bytes.ctypes.data
+
         runtime = SimpleNamespace(
             ipcGetMemHandle=lambda address: b"%d" % address, ipcOpenMemHandle=int,
             ipcCloseMemHandle=lambda address: None,
@@ -291,7 +304,7 @@ class Gpu:
             cuda=SimpleNamespace(
                 memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
                 runtime=runtime, get_elapsed_time=lambda start, end: 0.25, Event=Event, Stream=Stream, Device=Device,
-                alloc_pinned_memory=bytearray, Memory=Memory,
+                alloc_pinned_memory=bytearray, Memory=Memory, PinnedMemory=PinnedMemory,
                 UnownedMemory=lambda address, size, owner, device: SimpleNamespace(ptr=address, owner=owner),
                 MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, memory=memory),
             ),

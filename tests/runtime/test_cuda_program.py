@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from framefuse.runtime.batcher import Batcher
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import Threaded
 from framefuse.runtime.cuda import device_outputs
+from framefuse.runtime.cuda import program as cuda_program
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.model import Model
@@ -376,6 +378,42 @@ def test_memory_that_runs_out_in_flight_loses_no_frame(gpu: Gpu, segmenter: Card
     gpu.room = None
     assert len(run(program, frames, 1)) == 2  # and it goes on where there is room again
     assert any("were freed" in reason for reason in program.reasons)
+    program.close()
+
+
+ON_GPU: dict[str, Any] = {"keep_frames": True, "frames_on_gpu": True, "mattes": ()}
+"""Frames and mattes stay there until somebody has written them."""
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param(ON_GPU, marks=pytest.mark.slow)])
+def test_an_allocation_that_fails_once_loses_no_frame(gpu: Gpu, segmenter: Card, options: dict[str, Any]) -> None:
+    """Whichever it is: of the model, a captured batch, the planes of a frame, what is kept of it, or another size."""
+    parts = pictures(3), pictures(3, 50, 70)
+    number, indices = 0, [frame.index for part in parts for frame in part]
+    while gpu.failing is None:  # until there are fewer allocations
+        program, gpu.failing = on_cuda(segmenter, **options), number
+        found = [result for part in parts for result in run(program, part, 2)]
+        assert [one.result.frame.index for one in found] == indices
+        assert all(one.result.masks is not None or one.result.matte is not None for one in found)
+        program.close()
+        number += 1
+    assert number > 12
+
+
+def test_a_batch_waits_for_memory(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = on_cuda(segmenter, **ON_GPU)
+    assert len(run(program, pictures(2), 2)) == 2
+    gpu.room = 0
+    timer = threading.Timer(0.2, lambda: setattr(gpu, "room", None))  # a frame has been written
+    timer.start()
+    assert len(run(program, pictures(2), 2)) == 2
+    timer.join()
+    gpu.room = 0
+    monkeypatch.setattr(cuda_program, "MEMORY_WAIT", 0.1)
+    with pytest.raises(GpuMemoryError, match="no room to start a batch"):
+        run(program, pictures(2), 2)
+    gpu.room = None
+    assert len(run(program, pictures(2), 2)) == 2
     program.close()
 
 

@@ -5,6 +5,7 @@ Each belongs to one `CapturedBatch`. `start` only launches, so it is captured; t
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -364,6 +365,9 @@ class MatteOutputs(DeviceOutputs):
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame], stream: Any) -> None:
         assert all(_place_of(placement) == _place_of(self._placement) for placement in placements)
+        if self._stay:
+            with stream:
+                self._handed = device.cupy().empty(self._alpha.shape, np.float32)
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
@@ -380,8 +384,7 @@ class MatteOutputs(DeviceOutputs):
         if not self._stay:
             return
         shape = self._alpha.shape[1:]
-        with stream:
-            self._handed = device.cupy().empty(self._alpha.shape, np.float32)
+        with stream, suppress(device.cupy().cuda.memory.OutOfMemoryError):  # then somebody waits
             driver.copy(self._handed.data.ptr, self._alpha.data.ptr, self._alpha.nbytes, stream)
             self._guides = [None] * len(frames)
             rows = {row: frame for row, frame in enumerate(kept) if frame is not None}

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from time import perf_counter, sleep
 from typing import Any
 
 from framefuse.common.text import counted
@@ -19,6 +20,7 @@ from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame, View
 from framefuse.kernels.masks.canvas import downloaded, is_composable
 from framefuse.kernels.preprocess.cuda import is_cuda
+from framefuse.preprocess import Placement
 from framefuse.runtime.batching import IN_FLIGHT, captured_rows
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
@@ -34,6 +36,8 @@ MATTE_KERNELS = (
     "matte_frame_u8",
 )
 """Those for mattes, without what is off by default."""
+MEMORY_WAIT = 2.0
+"""Seconds for which a batch waits for memory of the GPU that others may free."""
 LAUNCHES = 4
 """Of a model in a row, when its time is measured."""
 
@@ -114,15 +118,18 @@ class CudaProgram(Program):
         # Rows that are views of one frame follow each other.
         new = [not row or frame.planes is not frames[row - 1].planes for row, frame in enumerate(frames)]
         kept: list[Frame | None] = [None] * len(frames)
+        while True:
+            try:
+                with self._translating_errors("start a batch"):
+                    self._load(captured, frames, placements, new, kept)
+                break
+            except GpuMemoryError:
+                if perf_counter() - started.wall > MEMORY_WAIT:
+                    raise
+            yield from self.drain()  # those who take results may hold memory until they have them, and use them
+            sleep(MEMORY_WAIT / 20)
+        submitted = WallCpuTime.now()
         with self._translating_errors("start a batch"):
-            loaded = captured.load(frames, placements, new, self.preprocess)
-            for row, there in loaded.items() if self.frames_on_gpu else ():
-                if is_composable(there) and not there.aside:
-                    kept[row] = _lasting(frames, row)
-                    if kept[row] is None:
-                        planes, memory = captured.copy(there)
-                        kept[row] = frames[row].replace_unchecked(planes=planes, ready=None, lease=None, owner=memory)
-            submitted = WallCpuTime.now()
             captured.launch(frames, kept)
         flight = InFlightBatch(captured, frames)
         self._in_flight.append(flight)
@@ -137,6 +144,23 @@ class CudaProgram(Program):
                 frame.lease.release(after=captured.ended)
         self.ledger.frame(sum(first and not frame.aside for first, frame in zip(new, frames, strict=True)))
         flight.batch = self._submitted(frames, kept, started, submitted)
+
+    def _load(
+        self,
+        captured: CapturedBatch,
+        frames: Sequence[Frame],
+        placements: Sequence[Placement],
+        new: Sequence[bool],
+        kept: list[Frame | None],
+    ) -> None:
+        """Load a captured batch, and keep the frames that stay on the GPU: the first row of each."""
+        loaded = captured.load(frames, placements, new, self.preprocess)
+        for row, there in loaded.items() if self.frames_on_gpu else ():
+            if is_composable(there) and not there.aside:
+                kept[row] = _lasting(frames, row)
+                if kept[row] is None:
+                    planes, memory = captured.copy(there)
+                    kept[row] = frames[row].replace_unchecked(planes=planes, ready=None, lease=None, owner=memory)
 
     def passed(self, frame: Frame) -> Frame | None:
         with self._translating_errors("copy a frame to the host"):
@@ -271,15 +295,20 @@ class CudaProgram(Program):
             made: list[DeviceExecution] = []
             for rows in self._rows():
                 try:
-                    with self._translating_errors(f"load a batch of {rows} x {size[1]}x{size[0]}"):
-                        made.append(self.engine.execution(rows, *size))
+                    made.append(self._loaded(rows, size))
+                    continue
                 except GpuMemoryError as error:
-                    if not made:
-                        raise
-                    self._fewer(len(made), error)
-                    break
+                    if made:
+                        self._fewer(len(made), error)
+                        break
+                device.free_cached_memory()  # outside the handler: the error keeps what was half made alive
+                made.append(self._loaded(rows, size))
             self._executions[size] = made
         return self._executions[size]
+
+    def _loaded(self, rows: int, size: tuple[int, int]) -> DeviceExecution:
+        with self._translating_errors(f"load a batch of {rows} x {size[1]}x{size[0]}"):
+            return self.engine.execution(rows, *size)
 
     @contextmanager
     def _translating_errors(self, doing: str) -> Iterator[None]:

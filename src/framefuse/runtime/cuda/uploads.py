@@ -10,6 +10,7 @@ Title: three upload modes
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -83,10 +84,10 @@ class Staging:
         planes, format, colours and rotation are those of the frame."""
         planes = []
         for number in range(len(frame.planes)):
-            _, host, gpu = self._slots[slot][number]
-            if self._mode == "copy":
+            mode, _, host, gpu = self._slots[slot][number]
+            if mode == "copy":
                 _start_copy(gpu, host, self._stream)
-            elif self._mode == "managed":
+            elif mode == "managed":
                 runtime = device.cupy().cuda.runtime
                 runtime.memPrefetchAsync(gpu.data.ptr, host.nbytes, runtime.getDevice(), self._stream.ptr)
             # For mapped memory this is an upper bound: the kernel skips rows that a smaller model input does not need.
@@ -106,23 +107,26 @@ class Staging:
         if buffer is None or (buffer.host.shape, buffer.host.dtype) != (plane.shape, plane.dtype):
             if buffer is None or buffer.memory[0].nbytes < plane.nbytes:
                 self._slots[slot].pop(number, None)
-                memory = self._memory(plane.nbytes)
-                buffer = _PlaneBuffer(memory, *memory)
+                buffer = self._made(plane.nbytes)
             self._slots[slot][number] = buffer = buffer.shaped_like(plane)
         return buffer
 
-    def _memory(self, size: int) -> tuple[NDArray[np.uint8], Any]:
-        """A buffer of `size` bytes, as the host writes it and as the GPU reads it."""
-        cp = device.cupy()
+    def _made(self, size: int) -> "_PlaneBuffer":
+        """A buffer of `size` bytes. Where the GPU has no room for one, its kernels read that of the host."""
+        cp, mode = device.cupy(), self._mode
         try:
             with self._stream:  # only this stream uses them, so they are reused in order
-                if self._mode == "copy":
-                    return device.pinned((size,), np.uint8), cp.empty((size,), np.uint8)
-                pointer = _mapped(size) if self._mode == "mapped" else cp.cuda.malloc_managed(size)
+                if mode == "copy":
+                    with suppress(cp.cuda.memory.OutOfMemoryError):
+                        memory = device.pinned((size,), np.uint8), cp.empty((size,), np.uint8)
+                        return _PlaneBuffer(mode, memory, *memory)
+                    mode = "mapped"
+                pointer = _mapped(size) if mode == "mapped" else cp.cuda.malloc_managed(size)
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
             raise device.translate_cuda_error(error, f"allocate a plane of {size / 1e6:.1f} MB") from error
         host_bytes: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
-        return np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
+        memory = np.frombuffer(host_bytes, np.uint8), cp.ndarray((size,), np.uint8, pointer)
+        return _PlaneBuffer(mode, memory, *memory)
 
 
 def _start_copy(to: Any, host: NDArray[Any], stream: Any) -> None:
@@ -134,6 +138,7 @@ def _start_copy(to: Any, host: NDArray[Any], stream: Any) -> None:
 class _PlaneBuffer(NamedTuple):
     """The buffer of one plane of a slot: its bytes on the host and on the GPU, and the plane as an array in both."""
 
+    mode: UploadMode
     memory: tuple[NDArray[np.uint8], Any]
     host: NDArray[Any]
     gpu: Any
@@ -141,7 +146,7 @@ class _PlaneBuffer(NamedTuple):
     def shaped_like(self, plane: Any) -> "_PlaneBuffer":
         """The same memory for a plane of another shape or dtype that fits into it."""
         host, gpu = (part[: plane.nbytes].view(plane.dtype).reshape(plane.shape) for part in self.memory)
-        return _PlaneBuffer(self.memory, host, gpu)
+        return _PlaneBuffer(self.mode, self.memory, host, gpu)
 
 
 def _mapped(size: int) -> Any:

@@ -28,6 +28,8 @@ ORIGINAL, SIZES_OF_ONE, RATIO = "framefuse.original", "framefuse.sizes_of_one", 
 """Metadata of `with_constant`: the path of the model, and the input that is gone."""
 FLOATS = (1, 10, 16)
 """FLOAT, FLOAT16 and BFLOAT16 of ONNX."""
+SMALL_BYTES = 1024
+"""Floats on which shapes depend, such as scales, have no more."""
 REMEDY = "pass a complete .onnx file"
 QUANTIZE_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "DynamicQuantizeLinear",
                       "QLinearMatMul")  # fmt: skip
@@ -99,7 +101,7 @@ def outputs_at(path: Path, shape: tuple[int, ...]) -> tuple[TensorFacts, ...]:
     for dimension, size in zip(inputs_of(model)[0].type.tensor_type.shape.dim, shape, strict=True):
         dimension.dim_value = size
     for tensor in model.graph.initializer:
-        if tensor.data_type in FLOATS:  # no shape depends on it, and inference copies it twice
+        if tensor.data_type in FLOATS and len(tensor.raw_data) > SMALL_BYTES:  # inference copies all of it twice
             tensor.ClearField("raw_data")
     with suppress(Exception):  # it raises unrelated classes; then the outputs stay unknown
         model = with_shapes(model)

@@ -49,6 +49,12 @@ ENDINGS = {
         "for _ in range(200): b.submit(numpy.zeros((240, 320, 3), 'uint8'))",
         0,
     ),
+    "more requests than there is time for": (
+        "import numpy; from framefuse import Batcher; from framefuse.runtime import batcher\n"
+        "batcher.EXIT_SECONDS = 2.0; b = Batcher('squares', engine=engine, max_queue=1000)\n"
+        "for _ in range(800): b.submit(numpy.zeros((240, 320, 3), 'uint8'))",
+        0,
+    ),
     "a function that never returns": (
         "from framefuse import Batcher; from framefuse.runtime import batcher; batcher.EXIT_SECONDS = 0.5\n"
         "b = Batcher(lambda items: threading.Event().wait()); b.submit(1)",

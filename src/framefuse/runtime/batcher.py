@@ -580,9 +580,12 @@ class Batcher:
 
 def _close_all() -> None:
     """At the exit of the process, answer what waits: an engine that still runs would abort. The newest come first: the
-    function of an older one may use them. What takes longer than EXIT_SECONDS is given up."""
+    function of an older one may use them. After EXIT_SECONDS, what waits is cancelled, and after as many again, what
+    runs is given up."""
     for _, batcher in sorted(_open.items(), reverse=True):
         batcher._close(EXIT_SECONDS)
+        if batcher._thread.is_alive():
+            batcher._close(EXIT_SECONDS, cancel=True)
 
 
 def _settle(call: Callable[[Any], None], outcome: object) -> bool:

@@ -263,6 +263,10 @@ class Settings(BaseModel):
         number = self.device.partition(":")[2]
         return int(number) if number else None
 
+    def changed(self, *names: str) -> list[str]:
+        """Those of the settings that are not as they are by default."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
     @field_validator("*", mode="before")
     @classmethod
     def _possible(cls, value: Any, info: ValidationInfo) -> Any:

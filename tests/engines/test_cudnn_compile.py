@@ -201,8 +201,8 @@ def test_outputs_without_a_name_lead_nowhere(tmp_path: Path, first: bool) -> Non
     unknown = helper.make_node("Unknown", [x], ["", "unwanted"], name="unknown")
     y = net.node("Clip", x, "", net.constant(np.array(1, np.float32)))
     net.nodes.insert(len(net.nodes) - first, unknown)
-    compiled = compile_network(net.save(tmp_path / "net.onnx", y), 1, 32, 32)
-    assert [call.kind for call in compiled.network.tail.program.calls] == ["Clip"]  # type: ignore[union-attr]
+    tail = compile_network(net.save(tmp_path / "net.onnx", y), 1, 32, 32).network.tail
+    assert tail is not None and [call.kind for call in tail.program.calls] == ["Clip"]
 
 
 @pytest.mark.parametrize("batch", [1, 2])

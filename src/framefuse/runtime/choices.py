@@ -295,7 +295,7 @@ def without_effect(settings: Settings) -> list[str]:
     """A warning for each group of settings that were changed and do nothing, with what they need."""
     warnings = []
     for names, needs in NEEDS.items():
-        given = [name for name in names.split() if getattr(settings, name) != Settings.model_fields[name].default]
+        given = settings.changed(*names.split())
         one_of = needs.split()
         if given and not any(getattr(settings, need) for need in one_of):
             needed = listed(one_of, "or") if len(one_of) <= 4 else f"an output, such as {one_of[0]}"

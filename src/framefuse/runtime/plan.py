@@ -284,9 +284,7 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None,
         return backend.refuses(card.path, precision, spec.height, spec.width)
 
     settings, device = choices.choose_device(settings, refuses, engine)
-    defaults = {name: Settings.model_fields[name].default for name in ("max_memory", "target_utilization")}
-    limits = [name for name, value in defaults.items() if getattr(settings, name) != value]
-    if limits and not settings.on_gpu:
+    if not settings.on_gpu and (limits := settings.changed("max_memory", "target_utilization")):
         message = f"{limits[0]} limits the memory of a GPU, and this run is on device {settings.device}"
         raise UsageError(message, remedy="leave it out, or use --device cuda")
     name, why = choices.choose_engine(settings, refuses, engine)

@@ -84,11 +84,11 @@ class ImportState:
         self.reordered: set[str] = set()
         """Values whose channels are ordered queries, keys, values instead of by head as in the model."""
         self.readers = defaultdict[str, list[Any]](list)
+        self.uses = Counter(item.name for item in model.graph.output)
         for node in model.graph.node:
+            self.uses.update(node.input)
             for name in {*node.input}:
                 self.readers[name].append(node)
-        self.uses = Counter(name for node in model.graph.node for name in node.input)
-        self.uses.update(item.name for item in model.graph.output)
         self.gates: dict[str, Any] = {}
         """Output of a Sigmoid that is one half of a SiLU -> its node."""
         self.ranges: dict[str, float] = {}

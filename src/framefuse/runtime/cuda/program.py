@@ -117,11 +117,10 @@ class CudaProgram(Program):
         placements = [self._place(frame) for frame in frames]
         # Rows that are views of one frame follow each other.
         new = [not row or frame.planes is not frames[row - 1].planes for row, frame in enumerate(frames)]
-        kept: list[Frame | None] = [None] * len(frames)
         while True:
             try:
                 with self._translating_errors("start a batch"):
-                    self._load(captured, frames, placements, new, kept)
+                    kept = self._load(captured, frames, placements, new)
                 break
             except GpuMemoryError:
                 if perf_counter() - started.wall > MEMORY_WAIT:
@@ -146,14 +145,10 @@ class CudaProgram(Program):
         flight.batch = self._submitted(frames, kept, started, submitted)
 
     def _load(
-        self,
-        captured: CapturedBatch,
-        frames: Sequence[Frame],
-        placements: Sequence[Placement],
-        new: Sequence[bool],
-        kept: list[Frame | None],
-    ) -> None:
-        """Load a captured batch, and keep the frames that stay on the GPU: the first row of each."""
+        self, captured: CapturedBatch, frames: Sequence[Frame], placements: Sequence[Placement], new: Sequence[bool]
+    ) -> list[Frame | None]:
+        """Load a captured batch. The frames that stay on the GPU, each in the first of its rows."""
+        kept: list[Frame | None] = [None] * len(frames)
         loaded = captured.load(frames, placements, new, self.preprocess)
         for row, there in loaded.items() if self.frames_on_gpu else ():
             if is_composable(there) and not there.aside:
@@ -161,6 +156,7 @@ class CudaProgram(Program):
                 if kept[row] is None:
                     planes, memory = captured.copy(there)
                     kept[row] = frames[row].replace_unchecked(planes=planes, ready=None, lease=None, owner=memory)
+        return kept
 
     def passed(self, frame: Frame) -> Frame | None:
         with self._translating_errors("copy a frame to the host"):

@@ -193,6 +193,45 @@ def test_groups_and_dilation(tmp_path: Path) -> None:
     assert relative(reference.run(compile_network(path, 1, 24, 24), x)[0], onnx_runtime(path, x)[0]) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads", "width", "paired"),
+    [
+        (7, 2, (3, 3, 3, 3), 46, True),
+        (3, 2, (1, 1, 1, 1), 32, True),
+        (6, 2, (2, 2, 2, 2), 48, True),
+        (2, 2, (0, 0, 0, 0), 34, True),
+        (4, 4, (0, 0, 0, 0), 48, True),
+        (4, 4, (0, 0, 0, 0), 46, False),  # nor are the last columns
+        (3, 2, (0, 1, 2, 0), 30, True),
+        (3, 2, (1, 1, 1, 1), 33, False),
+        (3, 1, (1, 1, 1, 1), 32, False),
+        (1, 4, (0, 0, 0, 0), 32, False),
+    ],
+)
+def test_images_are_read_in_pairs_of_pixels(
+    tmp_path: Path, kernel: int, stride: int, pads: tuple[int, ...], width: int, paired: bool
+) -> None:
+    net = Net()
+    weight = net.constant(net.rng.normal(0, 0.2, (16, 3, kernel, kernel)).astype(np.float32))
+    y = net.node("Conv", "images", weight, channels=16, strides=[stride] * 2, pads=list(pads))
+    path, x = net.save(tmp_path / "net.onnx", net.conv(net.node("Relu", y), 8)), images(2, 24, width)
+    compiled = compile_network(path, 2, 24, width)
+    (first, *_) = Layer.all_of(compiled).values()
+    assert (first.x[3] == width // 2) == paired and compiled.view(compiled.network.input).shape[0] == (
+        4 if paired else 8
+    )
+    assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
+
+
+def test_an_image_that_two_read_is_not_read_in_pairs(tmp_path: Path) -> None:
+    net = Net()
+    both = net.concat(net.conv("images", 8, 3, 2), net.conv("images", 8, 5, 2))
+    path, x = net.save(tmp_path / "net.onnx", net.conv(both, 8)), images(1, 32, 32)
+    compiled = compile_network(path, 1, 32, 32)
+    assert compiled.view(compiled.network.input).shape[0] == 8
+    assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_outputs_without_a_name_lead_nowhere(tmp_path: Path, first: bool) -> None:
     """An input that is left out has an empty name, too, as has an output that nobody wants."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from framefuse.errors import CapabilityError
 
+HOPPER = 90
+"""What only this compute capability can do is part of its machine code, which no other GPU runs."""
 REMEDY = "pip install nvidia-cuda-nvrtc (compute capability 7.5 and later) or nvidia-cuda-nvrtc-cu12 (down to 5.0)"
 
 
@@ -43,8 +45,8 @@ class Nvrtc:
         if capability not in self.architectures:
             message = f"NVRTC {self.version[0]}.{self.version[1]} does not compile for sm_{capability}"
             raise CapabilityError(message, remedy=REMEDY)
-        kind = "compute" if ptx else "sm"
-        flags = [f"--gpu-architecture={kind}_{capability}", "--std=c++17", "--disable-warnings", *options]
+        kind = f"compute_{capability}" if ptx else f"sm_{capability}{'a' if capability == HOPPER else ''}"
+        flags = [f"--gpu-architecture={kind}", "--std=c++17", "--disable-warnings", *options]
         arguments = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)

@@ -1,6 +1,7 @@
 """The compiler: ONNX file -> scheduled steps over planned memory. Plain Python, needs no GPU.
 
-Rewrites that keep what a network computes come first: convolutions merged, channels padded, no split before a concat.
+Rewrites that keep what a network computes come first: convolutions merged, channels padded, no split before a concat,
+an image of few channels read two pixels at a time.
 
 Values are placed in buffers: concatenation inputs are written to slices, and splits are views, without copies. A buffer
 is a dense NHWC feature map, a value a view of one, whose channels may be part of a wider buffer. Rows and images are
@@ -39,13 +40,15 @@ from framefuse.engines.cudnn.network import (
 )
 from framefuse.errors import FramefuseError, ModelError
 
+PAIRED = 4
+"""Channels of a pixel of an image that is read in pairs."""
 ALIGNMENT = 128
 """Elements; 256 bytes of float16, 512 of float32."""
 
 
 def rewrite(network: Network) -> Network:
     """Apply all rewrites in order."""
-    return remove_split_concat(pad_channels(merge_siblings(network)))
+    return remove_split_concat(pad_channels(pair_pixels(merge_siblings(network))))
 
 
 def merge_siblings(network: Network) -> Network:
@@ -76,6 +79,38 @@ def merge_siblings(network: Network) -> Network:
     return replace(network, operations=operations, shapes=shapes)
 
 
+def pair_pixels(network: Network) -> Network:
+    """Let the first convolution read the image two pixels at a time, if it moves by an even number of them.
+
+    A pixel has 3 channels, a kernel reads 8: with pairs of 4 it reads half as much, and multiplies half as much by 0.
+    """
+    readers = [op for op in network.operations if network.input in op.reads]
+    channels, height, width = network.shapes[network.input]
+    first = readers[0] if readers else None
+    if len(readers) != 1 or not isinstance(first, Conv) or network.input in network.outputs:
+        return network
+    out, _, rows, columns = first.weight.shape
+    top, left, bottom, _ = first.pads
+    stride = first.stride[1]
+    if channels > PAIRED or first.groups > 1 or first.dilation[1] > 1 or width % 2 or stride % 2 or first.residual:
+        return network
+    early = left % 2  # the window begins at an even column, with a weight of 0 if need be
+    pairs, padded = -(-(columns + early) // 2), (left + early) // 2
+    right = (network.shapes[first.y][2] - 1) * (stride // 2) + pairs - padded - width // 2
+    if right < 0:
+        return network
+    weight = np.zeros((out, 2, PAIRED, rows, pairs), np.float32)
+    for column in range(columns):
+        pair, which = divmod(column + early, 2)
+        weight[:, which, :channels, :, pair] = first.weight[..., column]
+    read = f"{network.input}/pairs"
+    changed = replace(first, x=read, weight=weight.reshape(out, 2 * PAIRED, rows, pairs),
+                      stride=(first.stride[0], stride // 2), pads=(top, padded, bottom, right))  # fmt: skip
+    operations = [changed if op is first else op for op in network.operations]
+    operations.insert(0, ir.Pairs(read, network.input, read))
+    return replace(network, operations=operations, shapes=network.shapes | {read: (2 * PAIRED, height, width // 2)})
+
+
 def pad_channels(network: Network) -> Network:
     """Pad the channels of values, and the weights that read and write them, with zeros to CHANNEL_MULTIPLE.
 
@@ -83,7 +118,9 @@ def pad_channels(network: Network) -> Network:
         ModelError: a padded value is split, grouped, added or concatenated in a way that padding breaks.
     """
     # For each value, the model's channel of each of its channels; -1: padding.
-    maps: dict[str, list[int]] = {network.input: _padded_map(network.shapes[network.input][0])}
+    paired = any(isinstance(op, ir.Pairs) for op in network.operations)
+    image = _padded_map(network.shapes[network.input][0], PAIRED if paired else CHANNEL_MULTIPLE)
+    maps: dict[str, list[int]] = {network.input: image}
     operations: list[ir.Operation] = []
     for op in network.operations:
         if isinstance(op, Conv):
@@ -96,6 +133,8 @@ def pad_channels(network: Network) -> Network:
             if -1 in maps[op.x] or op.heads * op.values % CHANNEL_MULTIPLE or op.heads * op.keys % CHANNEL_MULTIPLE:
                 raise ModelError(f"engine cudnn cannot pad {op.name}: {op.heads} heads of {op.keys} and {op.values}")
             maps[op.y] = _padded_map(op.heads * op.values)
+        elif isinstance(op, ir.Pairs):
+            maps[op.y] = list(range(2 * PAIRED))  # the weights that read it are 0 for what pads a pixel
         elif isinstance(op, ir.General):
             maps |= {y: _padded_map(network.shapes[y][0]) for y in op.ys}
         elif isinstance(op, (ir.Pool, Upsample, Flatten)):
@@ -137,8 +176,8 @@ def remove_split_concat(network: Network) -> Network:
     return replace(network, operations=operations)
 
 
-def _padded_map(count: int) -> list[int]:
-    return [*range(count), *[-1] * (-count % CHANNEL_MULTIPLE)]
+def _padded_map(count: int, multiple: int = CHANNEL_MULTIPLE) -> list[int]:
+    return [*range(count), *[-1] * (-count % multiple)]
 
 
 def _part_map(channels: Sequence[int], start: int, width: int, name: str) -> list[int]:
@@ -210,7 +249,7 @@ def place(network: Network) -> Placement:
     for index in range(len(network.operations) - 1, -1, -1):
         op = network.operations[index]
         assert not isinstance(op, Flatten)
-        if isinstance(op, Split):
+        if isinstance(op, Split | ir.Pairs):
             continue  # its outputs are views of its input
         for name in op.writes:
             if name not in views:
@@ -240,6 +279,10 @@ def place(network: Network) -> Placement:
             for y, start, count in network.spans(op.ys):
                 views[y] = views[op.x].channels(start, count)
                 producers[y] = producers[op.x]
+        elif isinstance(op, ir.Pairs):
+            whole = views[op.x]
+            views[op.y] = replace(whole, shape=network.shapes[op.y], column=2 * whole.column)
+            producers[op.y] = producers[op.x]
         elif not isinstance(op, Flatten):
             producers |= dict.fromkeys(op.writes, frozenset({len(placement.steps)}))
             placement.steps.append(op)

@@ -186,8 +186,10 @@ def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
         reading = 128 * (tile.rows + tile.columns) * steps / 28
         return -(-together // (3 if size < 4 else 2)) * alone + together * reading
 
-    found = network.TILES if capability >= network.CLUSTERS else [tile for tile in network.TILES if tile.parts == 1]
-    return sorted(found, key=clocks)
+    def possible(tile: Tile) -> bool:
+        return (tile.parts == 1 or capability >= network.CLUSTERS) and (not tile.wide or capability == network.WIDE)
+
+    return sorted(filter(possible, network.TILES), key=clocks)
 
 
 @cache

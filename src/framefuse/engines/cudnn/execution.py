@@ -144,7 +144,7 @@ class Execution(DeviceExecution):
 
     Attributes:
         arena: the planned memory, float16, or float32 if `Compiled.wide` says so.
-        input: (batch, height, width, 8) float16, in the arena. Of a network in float32, (batch, 3, height, width)
+        input: (batch, height, width, 4 or 8) float16, in the arena. Of a network in float32, (batch, 3, height, width)
             beside it, which `start` packs.
         results: float32: (batch, 4 + classes, anchors) of a head without anchors, (batch, anchors, 5 + classes) of one
             with anchors, else the outputs in NCHW. With `fold`, a head without anchors gives its logits as float16

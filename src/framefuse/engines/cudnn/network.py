@@ -133,6 +133,15 @@ class Flatten(_Operation):
     y: str
 
 
+@dataclass(frozen=True)
+class Pairs(_Operation):
+    """(channels, height, width) -> (2 * channels, height, width / 2): the channels of two neighbouring pixels."""
+
+    name: str
+    x: str
+    y: str
+
+
 @dataclass(frozen=True, eq=False)
 class General(_Operation):
     """Nodes of the ONNX file that have no kernel of their own, on arrays (batch, channels, height, width)."""
@@ -146,7 +155,7 @@ class General(_Operation):
 
 
 ComputeOp: TypeAlias = Conv | Pool | Upsample | Attention | General
-LayoutOp: TypeAlias = Concat | Split | Flatten
+LayoutOp: TypeAlias = Concat | Split | Flatten | Pairs
 Operation: TypeAlias = ComputeOp | LayoutOp
 """Flatten, and Concat along the rows, occur only before a head; recognising it removes them."""
 

@@ -27,8 +27,9 @@ MAX_KEYS, MAX_VALUES = 64, 128
 MAX_BINS = 64
 """Logits of a side of a box, in `decode`."""
 
-TENSOR_CORES, CLUSTERS = 80, 90
-"""Compute capabilities from which on `convolve` may use tensor cores, and several `parts` of a `Tile`."""
+TENSOR_CORES, CLUSTERS, WIDE = 80, 90, 90
+"""Compute capabilities from which on `convolve` may use tensor cores, and several `parts` of a `Tile`; and the only one
+that has wide tiles."""
 
 Activation = Literal["none", "silu", "relu"]
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
@@ -76,16 +77,22 @@ class Tile(NamedTuple):
     """Channels of the result."""
     parts: int
     """Blocks that share the sums, each a part of the channels under the filter."""
+    wide: bool = False
+    """Whether four warps multiply together, which only compute capability WIDE can."""
 
     @property
     def symbol(self) -> str:
         """The kernel's."""
-        return f"network_tensor_{self.rows}x{self.columns}x{self.parts}"
+        return f"network_tensor_{self.rows}x{self.columns}x{self.parts}{'_wide' if self.wide else ''}"
 
 
 TILES = tuple(
     Tile(rows, columns, 1 << k)
     for (rows, columns), kinds in {(64, 64): 4, (64, 32): 3, (128, 64): 2, (128, 32): 1, (128, 128): 4}.items()
+    for k in range(kinds)
+) + tuple(
+    Tile(rows, columns, 1 << k, True)
+    for (rows, columns), kinds in {(128, 128): 4, (128, 256): 4, (256, 128): 2}.items()
     for k in range(kinds)
 )
 """Those that there are kernels for."""
@@ -107,13 +114,13 @@ def prepare(kind: Literal["f16", "f32"] = "f16", tiles: Iterable[Tile] = ()) -> 
 
 
 def pack(images: int, channels: int, sample: Literal["f16", "f32"], y: Block, *, stream: int) -> None:
-    """y[b, :, :, c] = images[b, c] for c < channels, 0 for the other channels of y.
+    """y[b, :, :, c] = images[b, c] for c < channels, 0 for the other channels of y, which come in fours here.
 
     Args:
         images: address of dense (batch, channels, height, width), float16 or float32 as `sample` says.
         y: dense.
     """
-    arrays = {"x_": images, "y_": y.address, "channels": channels, "groups": y.channels // 8}
+    arrays = {"x_": images, "y_": y.address, "channels": channels, "groups": y.channels // 4}
     to = "_f32" if y.itemsize == 4 else ""
     kernel.launch(f"network_pack_{sample}{to}", stream=stream, **arrays, **y.area)
 

@@ -8,24 +8,29 @@
 
 #include "common.cuh"
 
-// A thread makes the `groups` times 8 channels of a pixel.
+template <class Sample>
+struct __align__(4 * sizeof(Sample)) Four {
+  Sample values[4];
+};
+
+// A thread makes the `groups` times 4 channels of a pixel.
 // kernels: network_pack_f32 <float, half>, network_pack_f16 <half, half>
 // kernels: network_pack_f32_f32 <float, float>, network_pack_f16_f32 <half, float>
 // launch: grid ((pixels + 255) / 256, batch), block 256, waits
 template <class Sample, class Result>
 __global__ void __launch_bounds__(THREADS) network_pack(
-    const Sample* __restrict__ x_, Eight<Result>* __restrict__ y_, int pixels, int channels, int groups) {
+    const Sample* __restrict__ x_, Four<Result>* __restrict__ y_, int pixels, int channels, int groups) {
   wait_for_previous();
   const int pixel = blockIdx.x * THREADS + threadIdx.x;
   if (pixel >= pixels) return;
   const Sample* x = x_ + (int64_t)blockIdx.y * channels * pixels + pixel;
-  Eight<Result>* y = y_ + ((int64_t)blockIdx.y * pixels + pixel) * groups;
+  Four<Result>* y = y_ + ((int64_t)blockIdx.y * pixels + pixel) * groups;
   for (int group = 0; group < groups; ++group) {
-    Eight<Result> values;
+    Four<Result> made;
 #pragma unroll
-    for (int c = 0; c < 8; ++c)
-      values.set(c, group * 8 + c < channels ? (float)x[(int64_t)(group * 8 + c) * pixels] : 0.0f);
-    y[group] = values;
+    for (int c = 0; c < 4; ++c)
+      made.values[c] = group * 4 + c < channels ? (float)x[(int64_t)(group * 4 + c) * pixels] : 0.0f;
+    y[group] = made;
   }
 }
 

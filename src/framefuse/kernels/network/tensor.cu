@@ -11,7 +11,6 @@
 #include "common.cuh"
 #include "tensor.cuh"
 
-constexpr int LANES = 128;     // threads of a block: four warps, two by two
 constexpr int PITCH_MORE = 8;  // floats after each row of sums, so that rows begin in other banks
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -27,22 +26,24 @@ static __device__ __forceinline__ void activate(float (&values)[count], int acti
   }
 }
 
-template <int ROWS, int COLUMNS, int SPLIT, int RING>
+template <int ROWS, int COLUMNS, int SPLIT, int RING, int LANES>
 static __device__ __forceinline__ void convolve_on_tensor_cores(
     unsigned char* memory, const Eight<half>* x_, int64_t x_image, int x_row, int x_column, const Eight<half>* weight_,
     const Eight<half>* bias_, const Eight<half>* residual_, int64_t residual_image, int residual_row, int residual_column,
     Eight<half>* y_, int64_t y_image, int y_row, int y_column, int depth_groups, int groups, int batch, int in_height,
     int in_width, int height, int width, int rows, int columns, int stride_y, int stride_x, int top, int left, int dilation_y,
     int dilation_x, int activation, int last) {
-  constexpr int DEPTH = ROWS > 64 ? 32 : 64, CHUNKS = DEPTH / 8;  // of 16 bytes: eight channels
+  constexpr bool FOURS = LANES > 128;  // four warps multiply together, half of the rows; else two by two, a quarter each
+  constexpr int DEPTH = ROWS > 64 && !FOURS ? 32 : 64, CHUNKS = DEPTH / 8;  // of 16 bytes: eight channels
   constexpr int STAGE = (ROWS + COLUMNS) * CHUNKS;                // chunks
-  constexpr int STAGES = RING / 16 / STAGE;
+  constexpr int STAGES = RING / 16 / STAGE, AHEAD = FOURS ? STAGES - 2 : STAGES - 1;  // in flight
   constexpr int APART = LANES / CHUNKS;  // rows between those that a thread copies
   constexpr int MINE = ROWS / APART, THEIRS = COLUMNS / APART;
-  constexpr int HIGH = ROWS / 32, WIDE = COLUMNS / 16;  // products of 16 x 8 of a warp
+  constexpr int HEIGHT = FOURS ? 64 : 16, WIDTH = FOURS ? 128 : 8;  // of a product
+  constexpr int HIGH = ROWS / 2 / HEIGHT, WIDE = COLUMNS / (FOURS ? 1 : 2) / WIDTH;
   constexpr int PITCH = COLUMNS + PITCH_MORE;
   constexpr int FEW = RING > 65536 ? 132 : 264;  // blocks beside which the next kernel finds room on every multiprocessor
-  static_assert(STAGES > 1 && ROWS * PITCH * 4 <= RING && WIDE % 2 == 0 && CHUNKS % 4 == 0, "");
+  static_assert(AHEAD > 0 && ROWS * PITCH * 4 <= RING && (FOURS || WIDE % 2 == 0) && CHUNKS % 4 == 0, "");
   Eight<half>* ring = (Eight<half>*)memory;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int pixels = batch * height * width, first_pixel = blockIdx.x * ROWS, first_channel = blockIdx.y * COLUMNS;
@@ -107,59 +108,92 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
 
   Chunk ahead = at;
 #pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage, move_on(ahead))
+  for (int stage = 0; stage < AHEAD; ++stage, move_on(ahead))
     if (stage < count) copy_weights(stage, ahead);
   wait_for_previous();
   const bool few = gridDim.x * gridDim.y * gridDim.z <= FEW;
   if (few) let_next_begin();
 #pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage, move_on(at)) {
+  for (int stage = 0; stage < AHEAD; ++stage, move_on(at)) {
     if (stage < count) copy_pixels(stage, at);
     close_group();
   }
 
-  // What a warp multiplies next is loaded during the products before, also of the next stage.
-  float sums[HIGH][WIDE][4] = {};
-  unsigned a[2][HIGH][4], b[2][WIDE / 2][4];
-  const int warp_row = warp / 2 * (ROWS / 2), warp_column = warp % 2 * (COLUMNS / 2);
-  const int first_a = place(warp_row + lane % 16, lane / 16);
-  const int first_b = place(ROWS + warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
-  const auto load = [&](int buffer, int stage, int deep) {
+  float sums[HIGH][WIDE][WIDTH / 2] = {};
+  const int warp_row = FOURS ? warp / 4 * (ROWS / 2) + warp % 4 * 16 : warp / 2 * (ROWS / 2);
+  const int warp_column = FOURS ? 0 : warp % 2 * (COLUMNS / 2);
+  if constexpr (FOURS) {
+    // The products of two stages are under way at a time.
+    int full = 0, empty = AHEAD;
+    for (int step = 0; step < count; ++step) {
+      wait_for_groups<AHEAD - 1>();
+      show_copies();
+      __syncthreads();
+      const Eight<half>* rows_of = ring + full * STAGE + warp / 4 * (ROWS / 2) * CHUNKS;
+      const Eight<half>* columns_of = ring + full * STAGE + ROWS * CHUNKS;
+      begin_products();
 #pragma unroll
-    for (int i = 0; i < HIGH; ++i) load_matrices(a[buffer][i], ring + stage * STAGE + (first_a ^ deep) + i * 16 * CHUNKS);
+      for (int deep = 0; deep < CHUNKS; deep += 2)
 #pragma unroll
-    for (int j = 0; j < WIDE / 2; ++j) load_matrices(b[buffer][j], ring + stage * STAGE + (first_b ^ deep) + j * 16 * CHUNKS);
-  };
-  const auto next_stage = [&] {  // the copies of all threads have arrived, and nobody needs what the next ones overwrite
-    wait_for_groups<STAGES - 2>();
-    __syncthreads();
-  };
-  int full = 0, empty = STAGES - 1;
-  next_stage();
-  load(0, full, 0);
-  for (int step = 0; step < count; ++step) {
-    if (step + STAGES - 1 < count) {
-      copy_weights(empty, at);
-      copy_pixels(empty, at);
-      move_on(at);
-    }
-    close_group();
-    empty = full;
+        for (int i = 0; i < HIGH; ++i)
 #pragma unroll
-    for (int deep = 0; deep < CHUNKS; deep += 2) {
-      const int now = deep / 2 % 2;
-      if (deep + 2 < CHUNKS) {
-        load(1 - now, full, deep + 2);
-      } else {
-        full = full + 1 < STAGES ? full + 1 : 0;
-        next_stage();
-        load(0, full, 0);
+          for (int j = 0; j < WIDE; ++j)
+            multiply_add_wide(sums[i][j], rows_at(rows_of + i * HEIGHT * CHUNKS + deep),
+                              rows_at(columns_of + j * WIDTH * CHUNKS + deep));
+      close_products();
+      wait_for_products<1>();
+      if (step + AHEAD < count) {
+        copy_weights(empty, at);
+        copy_pixels(empty, at);
+        move_on(at);
       }
+      close_group();
+      full = full + 1 < STAGES ? full + 1 : 0;
+      empty = empty + 1 < STAGES ? empty + 1 : 0;
+    }
+    wait_for_products<0>();
+  } else {
+    // What a warp multiplies next is loaded during the products before, also of the next stage.
+    unsigned a[2][HIGH][4], b[2][WIDE / 2][4];
+    const int first_a = place(warp_row + lane % 16, lane / 16);
+    const int first_b = place(ROWS + warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const auto load = [&](int buffer, int stage, int deep) {
 #pragma unroll
-      for (int i = 0; i < HIGH; ++i)
+      for (int i = 0; i < HIGH; ++i) load_matrices(a[buffer][i], ring + stage * STAGE + (first_a ^ deep) + i * 16 * CHUNKS);
 #pragma unroll
-        for (int j = 0; j < WIDE; ++j)
-          multiply_add(sums[i][j], a[now][i], b[now][j / 2][j % 2 * 2], b[now][j / 2][j % 2 * 2 + 1]);
+      for (int j = 0; j < WIDE / 2; ++j) load_matrices(b[buffer][j], ring + stage * STAGE + (first_b ^ deep) + j * 16 * CHUNKS);
+    };
+    const auto next_stage = [&] {  // the copies of all threads have arrived, and nobody needs what the next ones overwrite
+      wait_for_groups<AHEAD - 1>();
+      __syncthreads();
+    };
+    int full = 0, empty = AHEAD;
+    next_stage();
+    load(0, full, 0);
+    for (int step = 0; step < count; ++step) {
+      if (step + AHEAD < count) {
+        copy_weights(empty, at);
+        copy_pixels(empty, at);
+        move_on(at);
+      }
+      close_group();
+      empty = full;
+#pragma unroll
+      for (int deep = 0; deep < CHUNKS; deep += 2) {
+        const int now = deep / 2 % 2;
+        if (deep + 2 < CHUNKS) {
+          load(1 - now, full, deep + 2);
+        } else {
+          full = full + 1 < STAGES ? full + 1 : 0;
+          next_stage();
+          load(0, full, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < HIGH; ++i)
+#pragma unroll
+          for (int j = 0; j < WIDE; ++j)
+            multiply_add(sums[i][j], a[now][i], b[now][j / 2][j % 2 * 2], b[now][j / 2][j % 2 * 2 + 1]);
+      }
     }
   }
   if (!few) let_next_begin();
@@ -173,9 +207,9 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
 #pragma unroll
     for (int j = 0; j < WIDE; ++j)
 #pragma unroll
-      for (int lower = 0; lower < 2; ++lower) {
-        float* to = found + (warp_row + i * 16 + lane / 4 + lower * 8) * PITCH + warp_column + j * 8 + lane % 4 * 2;
-        *(float2*)to = float2{sums[i][j][lower * 2], sums[i][j][lower * 2 + 1]};
+      for (int e = 0; e < WIDTH / 2; e += 2) {
+        const int row = warp_row + i * HEIGHT + lane / 4 + e / 2 % 2 * 8, column = warp_column + j * WIDTH + e / 4 * 8;
+        *(float2*)(found + row * PITCH + column + lane % 4 * 2) = float2{sums[i][j][e], sums[i][j][e + 1]};
       }
   if (SPLIT > 1) sync_cluster();
   else __syncthreads();
@@ -238,14 +272,35 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
 // kernels: network_tensor_128x128x4 <128, 128, 4, 98304>, network_tensor_128x128x8 <128, 128, 8, 98304>
 // launch: grid (row_blocks, column_blocks, parts), block 128, shared RING, waits
 template <int ROWS, int COLUMNS, int SPLIT, int RING>
-__global__ void __launch_bounds__(LANES) CLUSTER(SPLIT) network_tensor(
+__global__ void __launch_bounds__(128) CLUSTER(SPLIT) network_tensor(
     const Eight<half>* x_, int64_t x_image, int x_row, int x_column, const Eight<half>* weight_, const Eight<half>* bias_,
     const Eight<half>* residual_, int64_t residual_image, int residual_row, int residual_column, Eight<half>* y_, int64_t y_image,
     int y_row, int y_column, int depth_groups, int groups, int batch, int in_height, int in_width, int height, int width, int rows,
     int columns, int stride_y, int stride_x, int top, int left, int dilation_y, int dilation_x, int activation, int last) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  convolve_on_tensor_cores<ROWS, COLUMNS, SPLIT, RING>(
+  convolve_on_tensor_cores<ROWS, COLUMNS, SPLIT, RING, 128>(
+      memory, x_, x_image, x_row, x_column, weight_, bias_, residual_, residual_image, residual_row, residual_column, y_, y_image,
+      y_row, y_column, depth_groups, groups, batch, in_height, in_width, height, width, rows, columns, stride_y, stride_x, top,
+      left, dilation_y, dilation_x, activation, last);
+#endif
+}
+
+// kernels: network_tensor_128x128x1_wide <128, 128, 1, 98304>, network_tensor_128x128x2_wide <128, 128, 2, 98304>
+// kernels: network_tensor_128x128x4_wide <128, 128, 4, 98304>, network_tensor_128x128x8_wide <128, 128, 8, 98304>
+// kernels: network_tensor_128x256x1_wide <128, 256, 1, 196608>, network_tensor_128x256x2_wide <128, 256, 2, 196608>
+// kernels: network_tensor_128x256x4_wide <128, 256, 4, 196608>, network_tensor_128x256x8_wide <128, 256, 8, 196608>
+// kernels: network_tensor_256x128x1_wide <256, 128, 1, 196608>, network_tensor_256x128x2_wide <256, 128, 2, 196608>
+// launch: grid (row_blocks, column_blocks, parts), block 256, shared RING, waits
+template <int ROWS, int COLUMNS, int SPLIT, int RING>
+__global__ void __launch_bounds__(256) CLUSTER(SPLIT) network_tensor_wide(
+    const Eight<half>* x_, int64_t x_image, int x_row, int x_column, const Eight<half>* weight_, const Eight<half>* bias_,
+    const Eight<half>* residual_, int64_t residual_image, int residual_row, int residual_column, Eight<half>* y_, int64_t y_image,
+    int y_row, int y_column, int depth_groups, int groups, int batch, int in_height, int in_width, int height, int width, int rows,
+    int columns, int stride_y, int stride_x, int top, int left, int dilation_y, int dilation_x, int activation, int last) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  convolve_on_tensor_cores<ROWS, COLUMNS, SPLIT, RING, 256>(
       memory, x_, x_image, x_row, x_column, weight_, bias_, residual_, residual_image, residual_row, residual_column, y_, y_image,
       y_row, y_column, depth_groups, groups, batch, in_height, in_width, height, width, rows, columns, stride_y, stride_x, top,
       left, dilation_y, dilation_x, activation, last);

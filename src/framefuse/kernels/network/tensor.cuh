@@ -37,6 +37,51 @@ static __device__ void multiply_add(float (&sums)[4], const unsigned (&a)[4], un
 }
 #endif
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// What four warps do together, on compute capability 9.0 alone. Rows of 64 numbers lie in shared memory, 16 bytes of row i at
+// place (k ^ i % 8) of its 128, from an address that is a multiple of 1024 for every eighth row.
+static __device__ uint64_t rows_at(const void* first) {
+  return (uint64_t)((shared_address(first) & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+}
+static __device__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+static __device__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int groups>
+static __device__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory");
+}
+// What was copied into shared memory can be multiplied from now on, if a barrier follows.
+static __device__ void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// sums += a b: 64 x 16 by 16 x 128, float16, summed in float32. Warp w has rows 16 w and the next 15; in each eight columns a
+// thread has those of `multiply_add`.
+static __device__ void multiply_add_wide(float (&sums)[64], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, p, 1, 1, 0, 0; }"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]), "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]), "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]), "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+      : "l"(a), "l"(b), "r"(1));
+}
+#else  // nobody launches a kernel that needs these
+static __device__ uint64_t rows_at(const void*) { return 0; }
+static __device__ void begin_products() {}
+static __device__ void close_products() {}
+template <int groups>
+static __device__ void wait_for_products() {}
+static __device__ void show_copies() {}
+static __device__ void multiply_add_wide(float (&)[64], uint64_t, uint64_t) {}
+#endif
+
 #if __CUDA_ARCH__ >= 900
 #define CLUSTER(blocks) __cluster_dims__(1, 1, blocks)
 

@@ -211,28 +211,54 @@ def framefuse(path: Path, shape: Shape, precision: str, stream: Any) -> Side:
     return of_engine(OURS[precision], path, shape, precision, stream)
 
 
-def onnxruntime(path: Path, shape: Shape, precision: str, stream: Any, but: tuple[str, ...] = ONLY_FP32) -> Side:
-    """With an FP16 file that takes FP16, but for the operators that ONNX Runtime lacks in it; and for transposed
-    convolutions, where those fail in FP16."""
+def onnxruntime(path: Path, shape: Shape, precision: str, stream: Any, transposed: bool = True) -> Side:
+    """With an FP16 file that takes FP16, but for the operators that ONNX Runtime lacks in it; and without transposed
+    convolutions, where those fail."""
     import onnx
 
     if precision == "fp32":
         return of_engine("onnxruntime", path, shape, "fp32", stream)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name
-        model = halved(path, shape, but)
+        model = halved(path, shape, ONLY_FP32)
+        if not transposed:
+            shuffle_instead(model)
         model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
         onnx.save(model, file)
         try:
             side = of_engine("onnxruntime", file, shape, "fp16", stream)
             side.call()
         except EngineError as error:
-            if TRANSPOSED in but or TRANSPOSED not in str(error):
+            if not transposed or TRANSPOSED not in str(error):
                 raise
-            return onnxruntime(path, shape, precision, stream, (*but, TRANSPOSED))
-    if TRANSPOSED in but:
-        side.about["note"] = "multiplies in FP32 in transposed convolutions, which fail in FP16"
+            return onnxruntime(path, shape, precision, stream, transposed=False)
+    if not transposed:
+        side.about["note"] = "its transposed convolutions fail, so it convolves and moves channels to pixels instead"
     return side
+
+
+def shuffle_instead(model: Any) -> None:
+    """Replace transposed convolutions whose windows do not overlap, by one over single pixels and DepthToSpace."""
+    from onnx import helper, numpy_helper
+
+    weights = {one.name: one for one in model.graph.initializer}
+    for number, node in reversed(list(enumerate(model.graph.node))):
+        if node.op_type != TRANSPOSED:
+            continue
+        weight, bias = (numpy_helper.to_array(weights[name]) for name in node.input[1:3])
+        inner, _, rows, columns = weight.shape
+        strides = next(helper.get_attribute_value(one) for one in node.attribute if one.name == "strides")
+        assert rows == columns == strides[0] == strides[1], f"{node.name} overlaps"
+        made = {"weight": weight.transpose(2, 3, 1, 0).reshape(-1, inner, 1, 1), "bias": np.tile(bias, rows * columns)}
+        names = [f"{node.output[0]}/{name}" for name in made]
+        model.graph.initializer.extend(map(numpy_helper.from_array, made.values(), names))
+        between = f"{node.output[0]}/depth"
+        shuffled = helper.make_node("DepthToSpace", [between], node.output, f"{node.name}/shuffle", blocksize=rows)
+        del model.graph.node[number]
+        model.graph.node.insert(number, shuffled)
+        model.graph.node.insert(
+            number, helper.make_node("Conv", [node.input[0], *names], [between], f"{node.name}/conv")
+        )
 
 
 def halved(path: Path, shape: Shape, but: tuple[str, ...]) -> Any:

@@ -13,23 +13,23 @@ from torch.nn import functional
 from framefuse.models.card import Card
 
 TASKS = {
-    "yolo26n": "detect", "yolo11s": "detect", "yolov8n-seg": "segment", "yolov8n-pose": "detect",
+    "yolo26n": "detect", "yolo11s": "detect", "yolov8n-seg": "segment", "yolov8n-pose": "detect", "yolox-s": "cells",
     "rtdetr-r18": "detr", "deeplabv3plus": "semantic", "resnet18": "classify", "resnet50": "classify",
 }  # fmt: skip
-"""YOLOX is missing: framefuse decodes its grid on the host."""
 CANDIDATES, IOU = 100, 0.7
 RGB = ((1.1644, 0.0, 1.7927), (1.1644, -0.2132, -0.5329), (1.1644, 2.1124, 0.0))
 """Of luma and chroma: BT.709, limited range."""
 
 
 def card_text(path: Path, size: int) -> str:
-    """The card of a network whose file states nothing; empty for YOLO."""
-    if path.stem.startswith("yolo"):
+    """The card of a network whose file states nothing; empty for those of ultralytics."""
+    if path.stem.startswith("yolo") and path.stem != "yolox-s":
         return ""
     normal = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]}
     facts: dict[str, dict[str, Any]] = {
         "rtdetr-r18": {"task": "detect", "layout": "detr", "outputs": ["boxes", "logits"], "fit": "stretch",
                        "activation": "sigmoid", "names": [str(number) for number in range(80)]},
+        "yolox-s": {"task": "detect", "layout": "yolox", "names": [str(number) for number in range(80)]},
         "deeplabv3plus": {"task": "semantic", "layout": "semantic", "fit": "stretch", **normal,
                           "names": [str(number) for number in range(21)]},
     }  # fmt: skip
@@ -49,6 +49,7 @@ class TorchSurface:
 
     def __init__(self, name: str, size: int, card: Card, place: str = "cuda") -> None:
         self.task, self.card, self.conf = TASKS[name], card, 0.25
+        self.cells: Any = None
         self.spec = replace(card.preprocess, width=size, height=size, rectangular=False)
         self.matrix = torch.tensor(RGB, device=place)
         self.mean, self.std = (torch.tensor(values, device=place).view(1, 3, 1, 1) for values in
@@ -99,8 +100,13 @@ class TorchSurface:
         """Suppression of one class of one image at a time, for all images at once, and what the anchors say besides."""
         from torchvision.ops import batched_nms
 
-        table, classes = outputs[0].transpose(1, 2), self.card.class_count
-        scores, labels = table[..., 4 : 4 + classes].max(-1)
+        classes = self.card.class_count
+        if self.task == "cells":
+            table = self._placed(outputs[0].float())
+            scores, labels = (table[..., 5:] * table[..., 4:5]).max(-1)
+        else:
+            table = outputs[0].transpose(1, 2)
+            scores, labels = table[..., 4 : 4 + classes].max(-1)
         image, anchor = (scores > self.conf).nonzero(as_tuple=True)
         rows, scores, labels = table[image, anchor].float(), scores[image, anchor].float(), labels[image, anchor]
         boxes = corners_of(rows[:, :4])
@@ -116,6 +122,18 @@ class TorchSurface:
         parts = [(extra[image == number], corners[image == number]) for number in range(len(outputs[1]))]
         masks = [self._masks(one.float(), *part, width, height) for one, part in zip(outputs[1], parts, strict=True)]
         return [*found, masks]
+
+    def _placed(self, table: Any) -> Any:
+        """As YOLOX's decode_outputs."""
+        if self.cells is None:
+            grids = []
+            for stride in (8, 16, 32):
+                y, x = torch.meshgrid(*(torch.arange(side // stride, device=table.device) for side in
+                                        (self.spec.height, self.spec.width)), indexing="ij")  # fmt: skip
+                grids.append(torch.stack((x, y, torch.full_like(x, stride)), 2).view(-1, 3))
+            self.cells = torch.cat(grids).float()
+        corner, stride = self.cells[:, :2], self.cells[:, 2:]
+        return torch.cat(((table[..., :2] + corner) * stride, table[..., 2:4].exp() * stride, table[..., 4:]), -1)
 
     def _masks(self, prototypes: Any, coefficients: Any, corners: Any, width: int, height: int) -> Any:
         """As ultralytics' process_mask_native: of the frame's size, and nothing outside the box."""
@@ -142,5 +160,9 @@ def threshold(task: str, outputs: list[Any], classes: int) -> float:
     """The confidence that CANDIDATES anchors or queries of the first image have."""
     if task in ("semantic", "classify"):
         return 0.25
-    scores = outputs[0][0].sigmoid().amax(-1) if task == "detr" else outputs[0][0, 4 : 4 + classes].amax(0)
+    output = outputs[0][0].float()
+    if task == "cells":
+        scores = output[:, 4] * output[:, 5:].amax(1)
+    else:
+        scores = output.sigmoid().amax(-1) if task == "detr" else output[4 : 4 + classes].amax(0)
     return float(scores.float().sort(descending=True).values[CANDIDATES])

@@ -225,7 +225,7 @@ def test_closing_while_it_is_closed(gpu: Gpu, segmenter: Card, monkeypatch: pyte
     program, entered = on_cuda(segmenter, batch=1), list[Any]()
     list(program.submit(pictures(1)))
 
-    def wait(self: Any, timeout: float | None) -> bool:
+    def wait(self: Any, timeout: float | None, alone: bool = False) -> bool:
         if not entered:
             entered.append(self)
             program.close()

@@ -40,17 +40,22 @@ def strides_of(anchors: int, size: tuple[int, int]) -> tuple[int, ...] | None:
     return next((strides for strides in known if anchors == len(grid(size, strides))), None)
 
 
-def _strides(output: Floats, size: tuple[int, int]) -> tuple[int, ...]:
-    if found := strides_of(output.shape[1], size):
+def strides_of_cells(anchors: int, size: tuple[int, int]) -> tuple[int, ...]:
+    """As `strides_of`.
+
+    Raises:
+        CardError: the head has others.
+    """
+    if found := strides_of(anchors, size):
         return found
-    why = f"the model returned {output.shape[1]} anchors for an input of {size[1]}x{size[0]}, not one for each cell"
+    why = f"the model returned {anchors} anchors for an input of {size[1]}x{size[0]}, not one for each cell"
     raise CardError(f"{why} of strides 8, 16, 32 and perhaps 64", remedy="export it with its boxes decoded")
 
 
 def yolox(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> Iterator[Floats]:
     """(b, N, 5 + nc): x y in cells from the corner of the cell, logarithms of w h in strides, objectness, scores."""
     (output,) = outputs
-    cells = grid(size, _strides(output, size))
+    cells = grid(size, strides_of_cells(output.shape[1], size))
     for rows in output:
         asked = np.flatnonzero(~(rows[:, 4] <= conf))
         chosen, at = rows[asked].copy(), cells[asked]
@@ -67,7 +72,7 @@ def nanodet(outputs: Sequence[Floats], size: tuple[int, int], conf: float) -> It
     levels (NanoDet), and their corners with four (NanoDet-Plus).
     """
     (output,) = outputs
-    strides = _strides(output, size)
+    strides = strides_of_cells(output.shape[1], size)
     cells = grid(size, strides)
     cells[:, :2] += 0.5 * (len(strides) == 3)
     classes = output.shape[2] - 4 * NANODET_BINS

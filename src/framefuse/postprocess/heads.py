@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks.instances import Runs, instance_runs
 from framefuse.postprocess import BoxCheck, _readable, maps, raise_non_finite
-from framefuse.prediction import Classification, Detections, corners
+from framefuse.prediction import Classification, Detections, Ranking, corners
 from framefuse.preprocess import Placement
 
 ABOUT = {"segment": "coefficients of masks", "pose": "keypoints", "obb": "angles"}
@@ -82,9 +83,10 @@ class Heads:
         """
         chosen, values = slice(len(values)), values.astype(np.float32, copy=False)
         boxes, scores, classes = (part[image, chosen] for part in found[:3])
-        broken = np.zeros(len(found.counts), np.int64)
-        broken[image] = np.count_nonzero(~np.isfinite(values).all(axis=1))
-        raise_non_finite(broken, f"of the {ABOUT[self.task]} of its objects")
+        if np.count_nonzero(np.isfinite(values)) < values.size:
+            broken = np.zeros(len(found.counts), np.int64)
+            broken[image] = np.count_nonzero(~np.isfinite(values).all(axis=1))
+            raise_non_finite(broken, f"of the {ABOUT[self.task]} of its objects")
         more: dict[str, Any]
         if self.task == "obb":
             around, size = corners(boxes), np.array(placement.source, np.float32)
@@ -94,7 +96,11 @@ class Heads:
             assert self.keypoints is not None
             points = np.ones((len(values), self.keypoints[0], 3), np.float32)
             points[:, :, : self.keypoints[1]] = values.reshape(len(values), *self.keypoints)
-            points[:, :, :2] = ((points[:, :, :2] * row[:2] - row[2:4]) * row[4:6]).clip(0, row[6:8])
+            places = points[:, :, :2]
+            places *= row[:2]
+            places -= row[2:4]
+            places *= row[4:6]
+            np.minimum(np.maximum(places, 0, out=places), row[6:8], out=places)
             more = {"keypoints": points}
         else:
             more = {"runs": runs or runs_of(planes[0], values, boxes, placement)}
@@ -146,4 +152,5 @@ def classify(scores: NDArray[Any], names: Any, activation: str) -> list[Classifi
     elif activation == "sigmoid":
         with np.errstate(over="ignore"):
             values = np.float32(1) / (np.float32(1) + np.exp(-values))
-    return [Classification(row, names) for row in values]
+    ranking = Ranking(values)
+    return [Classification(row, names, partial(ranking.row, image)) for image, row in enumerate(values)]

@@ -210,8 +210,8 @@ class Program(ABC):
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, (found[row] for row in batch.rows), strict=True)
         for info, frame, arrival, output in rows:
-            facts = info, output.detections, self.rung, timings, arrival, output.masks
-            yield FrameResult(Result(*facts, output.matte, classification=output.classification), frame)
+            facts = {"frame": info, "rung": self.rung, "timings": timings, "arrival": arrival} | output._asdict()
+            yield FrameResult(Result.quick(**facts), frame)
 
     @abstractmethod
     def passed(self, frame: Frame) -> Frame | None:

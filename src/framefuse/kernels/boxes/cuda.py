@@ -175,6 +175,22 @@ def nms(
     return target, counted
 
 
+def place_cells(output: Any, placed: Any, size: tuple[int, int], conf: float, *, stream: int) -> None:
+    """Boxes of YOLOX as layout yolov5 has them, on CuPy's current device.
+
+    Args:
+        output: (batch, anchors, 5 + classes) on the GPU: see `postprocess.decoders.yolox`. There is an anchor for each
+            cell of strides 8, 16, 32 and so on.
+        placed: the same shape, float32, C-contiguous; rows whose objectness is not above `conf` become 0.
+        size: height and width of the model input.
+        stream: pointer of a CUDA stream.
+    """
+    view = head_cuda.View.of(output)
+    batch, anchors, columns = view.shape
+    given = {"batch": batch, "anchors": anchors, "columns": columns, "height": size[0], "width": size[1]}
+    kernel.launch(f"place_cells_{view.sample}", stream=stream, **view.named(), **given, confidence=conf, placed=placed)
+
+
 def count_non_finite(values: Any, counts: Any, *, stream: int) -> None:
     """counts[b] += number of values[b] that are NaN or infinite.
 

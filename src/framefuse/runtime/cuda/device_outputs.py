@@ -16,7 +16,7 @@ from framefuse.cuda import device, driver
 from framefuse.cuda.launch_plan import Workspace
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
-from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views
+from framefuse.kernels.boxes.cuda import LOOK, Merged, count_non_finite, merge_views, place_cells
 from framefuse.kernels.boxes.reference import Found, placed_oriented
 from framefuse.kernels.masks import call as masks
 from framefuse.kernels.masks.canvas import guides_of
@@ -25,6 +25,7 @@ from framefuse.kernels.masks.instances import Runs, packed_runs
 from framefuse.kernels.masks.mattes import DeviceShare
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck, maps, raise_non_finite, scored
+from framefuse.postprocess.decoders import strides_of_cells
 from framefuse.postprocess.heads import Heads, classify, content_of, runs_of
 from framefuse.postprocess.mattes import Foreground, cut_out, matte_of
 from framefuse.postprocess.merge import edges
@@ -225,6 +226,29 @@ class BoxOutputs(DeviceOutputs):
             runs = self._masks_of(row, found, values) if self._card.task == "segment" else None
             results.append(FrameOutput(heads.objects(found, row, values, (), place, self._maps[row], runs)))
         return results
+
+
+class CellOutputs(BoxOutputs):
+    """Boxes that a network states in cells (layout yolox).
+
+    Args:
+        output: of the model, (batch, anchors, 5 + classes).
+
+    Raises:
+        CardError: there is no anchor for each cell of the usual strides.
+    """
+
+    def __init__(
+        self, output: Any, card: Card, selection: Selection, checked: BoxCheck, placement: Placement, merges: int
+    ) -> None:
+        super().__init__(len(output), "yolov5", False, card, selection, checked, placement, merges)
+        self._size = placement.size[::-1]
+        strides_of_cells(output.shape[1], self._size)
+        self._boxes = device.cupy().empty(tuple(output.shape), np.float32)
+
+    def start(self, outputs: Sequence[Any], stream: Any) -> None:
+        place_cells(outputs[0], self._boxes, self._size, self._selection.conf, stream=stream.ptr)
+        super().start([self._boxes], stream)
 
 
 class Finite:

@@ -176,7 +176,7 @@ class CudaProgram(Program):
 
     def _wait(self, flight: InFlightBatch, timeout: float | None) -> bool:
         with self._translating_errors("finish a batch"):
-            return flight.captured.wait(timeout)
+            return flight.captured.wait(timeout, alone=len(self._in_flight) == 1)
 
     def _read(self, flight: InFlightBatch) -> tuple[list[FrameOutput], tuple[float, ...]]:
         assert flight.batch is not None

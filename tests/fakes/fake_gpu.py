@@ -316,7 +316,9 @@ class Table:
 
     nbytes = 0
 
-    def __init__(self, format: Any, out: Any, *, memory_format: str, allocate: Any = None) -> None:
+    def __init__(
+        self, format: Any, out: Any, *, memory_format: str, allocate: Any = None, filters: bool = False
+    ) -> None:
         self.out, self.gpu = out, Table.installed
         self.rows: list[Any] = [None] * len(out)
         self.there = list(self.rows)

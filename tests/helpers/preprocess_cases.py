@@ -58,6 +58,11 @@ def cases(formats: tuple[str, ...], number: int, seed: int = 0) -> Iterator[Case
         yield Case(frame, size, content, options)
 
 
+def filter_cases(formats: tuple[str, ...], number: int, seed: int = 0) -> Iterator[Case]:
+    """Those of so many cases that have filters of many taps."""
+    return (case for case in cases(formats, number, seed) if case.options["interpolation"] in ("area", "antialias"))
+
+
 def moved(frame: Frame, move: Callable[[Array], Any]) -> Frame:
     """The frame with its planes moved, pitch included."""
     planes = []

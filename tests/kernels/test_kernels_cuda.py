@@ -17,7 +17,7 @@ from framefuse.cuda import cubins, device, kernel
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS
 from framefuse.kernels.preprocess.cuda import PreprocessTable
-from preprocess_cases import TOLERANCE, blank, cases, difference, moved
+from preprocess_cases import TOLERANCE, blank, cases, difference, filter_cases, moved
 from preprocess_frames import GREY, random_frame
 
 try:
@@ -64,13 +64,49 @@ def test_integers_are_off_by_one_at_most_in_one_of_a_thousand(width: int, height
     assert off.max() <= 1 and (off > 0).mean() <= 0.001
 
 
-def many(count: int) -> tuple[list[Any], list[tuple[int, int, int, int]], np.ndarray[Any, Any]]:
+@pytest.mark.parametrize("channels", [None, 3, 8])
+@pytest.mark.parametrize("formats", FAMILIES, ids=lambda formats: formats[0])
+def test_filters_of_a_table_against_the_reference(formats: tuple[str, ...], channels: int | None) -> None:
+    """The second slot is never set."""
+    known = tuple(name for name in formats if name in PIXEL_FORMATS)
+    memory = {} if channels is None else {"memory_format": "nhwc"}
+    dtypes = itertools.cycle(TOLERANCE)
+    for case in filter_cases(known, 60, seed=channels or 0):
+        dtype = next(dtypes)
+        found = cp.asarray(np.stack([blank(case.size, dtype, channels)] * 2))
+        table = PreprocessTable(case.frame.format, found, filters=True, **memory)
+        frame = moved(case.frame, cp.asarray)
+        table.set(0, frame, content=case.content, **case.options)
+        table.upload()
+        table.launch()
+        assert difference(found[0].get(), case, dtype, channels) <= TOLERANCE[dtype], (dtype, case)
+        assert not found[1].any()
+
+
+@pytest.mark.parametrize(("name", "width"), [("nv12", 3840), ("rgb24", 1919), ("bgra", 1280), ("p010", 1366)])
+@pytest.mark.parametrize("side", [224, 512])
+def test_filters_of_a_large_frame(name: str, width: int, side: int) -> None:
+    """Many tiles, and some of fewer columns."""
+    frame, options = random_frame(name, width, 720, pitch=2), {**OPTIONS, "interpolation": "antialias"}
+    wanted, found = np.zeros((3, side, side), np.float32), cp.full((1, 3, side, side), np.nan, np.float32)
+    kernels.reference.preprocess(frame, wanted, content=(0, 8, side, side - 16), **options)
+    there = moved(frame, cp.asarray)
+    table = PreprocessTable(frame.format, found, filters=True)
+    table.set(0, there, content=(0, 8, side, side - 16), **options)
+    table.upload()
+    table.launch()
+    np.testing.assert_allclose(found[0].get(), wanted, atol=0.02)
+
+
+def many(
+    count: int, options: dict[str, Any] = OPTIONS
+) -> tuple[list[Any], list[tuple[int, int, int, int]], np.ndarray[Any, Any]]:
     """NV12 frames of different sizes, where they go, and what must come out."""
     frames = [random_frame("nv12", 64 + 13 * i, 48 + 7 * i, pitch=i % 5, seed=i) for i in range(count)]
     contents = [(i % 7, i % 5, 60 + i % 9, 50 + i % 3) for i in range(count)]
     wanted = np.zeros((count, 3, 64, 80), np.float32)
     for frame, slot, content in zip(frames, wanted, contents, strict=True):
-        kernels.reference.preprocess(frame, slot, content=content, **OPTIONS)
+        kernels.reference.preprocess(frame, slot, content=content, **options)
     return frames, contents, wanted
 
 
@@ -164,11 +200,13 @@ def test_graph_of_a_single_frame(interpolation: str) -> None:
         np.testing.assert_allclose(out.get(), wanted, atol=0.02)
 
 
-def test_table_is_updated_without_capturing_again() -> None:
-    frames, contents, wanted = many(6)
+@pytest.mark.parametrize(("interpolation", "filters"), [("linear", False), ("antialias", False), ("antialias", True)])
+def test_table_is_updated_without_capturing_again(interpolation: str, filters: bool) -> None:
+    options = {**OPTIONS, "interpolation": interpolation}
+    frames, contents, wanted = many(6, options)
     frames = [moved(frame, cp.asarray) for frame in frames]
     out = cp.full((3, 3, 64, 80), np.nan, np.float32)
-    table = PreprocessTable(frames[0].format, out)
+    table = PreprocessTable(frames[0].format, out, filters=filters)
     stream = cp.cuda.Stream(non_blocking=True)
     stream.begin_capture()
     table.launch(stream.ptr)
@@ -177,7 +215,7 @@ def test_table_is_updated_without_capturing_again() -> None:
     assert not out.get(stream).any()  # slots that were never set
     for first in (0, 3, 1):
         for slot in range(3):
-            table.set(slot, frames[first + slot], content=contents[first + slot], **OPTIONS)
+            table.set(slot, frames[first + slot], content=contents[first + slot], **options)
         table.upload(stream.ptr)
         graph.launch(stream)
         np.testing.assert_allclose(out.get(stream), wanted[first : first + 3], atol=0.02)

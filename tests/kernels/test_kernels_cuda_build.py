@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,14 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cuda_fibres import Fibres
 from cuda_on_cpu import CACHE, install, on_device
 from framefuse import kernels
 from framefuse.cuda import cubins, device, kernel, nvrtc
 from framefuse.cuda.nvrtc import Nvrtc
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS
-from framefuse.kernels.preprocess.cuda import PreprocessTable
-from preprocess_cases import TOLERANCE, blank, cases, difference, moved
+from framefuse.kernels.preprocess import frame_row
+from framefuse.kernels.preprocess.cuda import TILE_PIXELS, TILE_WEIGHTS, TILES, PreprocessTable
+from preprocess_cases import TOLERANCE, blank, cases, difference, filter_cases, moved
 from preprocess_frames import GREY, random_frame
 
 COMPILERS = {
@@ -29,6 +32,8 @@ COMPILERS = {
     "nvidia-cuda-nvrtc-cu12==12.9.*": (72,),
 }
 """The sources branch at 8.0 and 9.0: the oldest and the newest of each side. CUDA 13 has forgotten sm_72 (Xavier)."""
+
+RESIZE = Path(frame_row.__file__).with_name("resize.cu")
 
 requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ stands in for the GPU")
 
@@ -180,6 +185,84 @@ def test_batch_table_and_row_ranges_in_loops(tmp_path: Path, monkeypatch: pytest
     assert not found[[1, 3, 5, 6]].any()
     with pytest.raises(UsageError, match="yuv420p"):
         table.set(1, moved_frames[1], content=contents[1], **options)
+
+
+def test_the_resizing_kernel_knows_the_rows_of_the_table() -> None:
+    found = {
+        name: int(value)
+        for line in RESIZE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("constexpr int ")
+        for name, value in re.findall(r"(\w+) = (\d+)", line)
+    }
+    extents = ("along_begin", "along_end", "across_begin", "across_end")
+    facts = ("along_pitch", "along_filter", "across_pitch", "across_filter")
+    assert found == {
+        "ROW_WORDS": frame_row.BYTES // 4,
+        "ALONG_TABLE": frame_row.ADDRESS["along0"],
+        "ACROSS_TABLE": frame_row.ADDRESS["across0"],
+        "SCRATCH": frame_row.ADDRESS["scratch"],
+        "COLUMNS": frame_row.COLUMNS,
+        "MODE": frame_row.WORD["along_mode0"],
+        "RESIZED": frame_row.MODES["resized"],
+        **{name.upper(): frame_row.WORD[name] for name in extents},
+        **{name.upper(): frame_row.WORD[f"{name}0"] for name in facts},
+        "FACTS": len(frame_row.AXIS),
+        "TILE": TILES[0],
+        "LINES": 8,
+        "WEIGHTS": TILE_WEIGHTS,
+        "SAMPLES": max(8 * components * TILE_PIXELS[components] for components in (1, 2, 3)),
+    }
+    assert frame_row.ADDRESS["along1"] == frame_row.ADDRESS["along0"] + 1
+    assert frame_row.ADDRESS["across1"] == frame_row.ADDRESS["across0"] + 1
+    pixels = "COUNT == 1 ? {} : COUNT == 2 ? {} : {};".format(*map(TILE_PIXELS.get, (1, 2, 3)))
+    assert pixels in RESIZE.read_text(encoding="utf-8")
+    assert frame_row.COLUMNS < 2 * frame_row.ADDRESS["scratch"] < frame_row.BYTES // 4
+
+
+@requires_compiler
+@pytest.mark.parametrize("channels", [None, 8])
+@pytest.mark.parametrize(
+    "formats",
+    [("nv12", "nv16"), ("yuv420p", "yuv411p", "gbrp"), ("bgr24", "rgba"), ("yuv420p10",), ("p010",), ("rgb48",)],
+    ids=lambda formats: formats[0],
+)
+def test_filters_of_a_table_in_loops(
+    formats: tuple[str, ...], channels: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second slot is never set."""
+    install(monkeypatch, Fibres)
+    dtypes, modes = itertools.cycle(TOLERANCE), set()
+    memory = {} if channels is None else {"memory_format": "nhwc"}
+    for case in filter_cases(formats, 60, seed=channels or 0):
+        dtype = next(dtypes)
+        found = np.stack([blank(case.size, dtype, channels)] * 2)
+        table = PreprocessTable(case.frame.format, on_device(found), filters=True, **memory)
+        frame = moved(case.frame, on_device)
+        table.set(0, frame, content=case.content, **case.options)
+        modes.add(table._rows[0].view(np.int32)[frame_row.WORD["along_mode0"]])
+        table.upload()
+        table.launch()
+        assert difference(found[0], case, dtype, channels) <= TOLERANCE[dtype], case
+        assert not found[1].any()
+    assert modes == {frame_row.MODES["filtered"], frame_row.MODES["resized"]}
+
+
+@requires_compiler
+@pytest.mark.parametrize(("name", "columns"), [("nv12", 32), ("rgb24", 16), ("rgba", 16), ("rgb48", 16)])
+def test_tiles_of_fewer_columns_in_loops(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Fibres)
+    options = {"interpolation": "antialias", "pad_value": 9.0, "channel_order": "bgr", **GREY}
+    frame = random_frame(name, 603, 40, pitch=1)
+    wanted = np.zeros((3, 20, 74), np.float32)
+    kernels.reference.preprocess(frame, wanted, content=(3, 1, 69, 17), **options)
+    found = np.full((1, 3, 20, 74), np.nan, np.float32)
+    table = PreprocessTable(frame.format, on_device(found), filters=True)
+    there = moved(frame, on_device)
+    table.set(0, there, content=(3, 1, 69, 17), **options)
+    assert table._rows[0].view(np.int32)[frame_row.COLUMNS] == columns
+    table.upload()
+    table.launch()
+    np.testing.assert_allclose(found[0], wanted, atol=0.02)
 
 
 @requires_compiler

@@ -4,6 +4,9 @@ A table in device memory has one row for each slot (`frame_row.py`): the address
 positions and the colour matrix. `PreprocessTable` owns such a table for frames that change between launches, in a
 captured graph or not. A plain call uploads its table each time; the row of a single frame is a parameter of the launch,
 which a kernel reads faster than memory.
+
+Filters of many taps are applied by another kernel before (`resize.cu`), several times faster, for the frames of a
+PreprocessTable that is made for them and that are not turned by a quarter.
 """
 
 from __future__ import annotations
@@ -23,11 +26,28 @@ from framefuse.cuda.launch_plan import keep, keep_cached
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, PixelFormat
 from framefuse.kernels.arrays import place
-from framefuse.kernels.preprocess.filters import LINEAR, axis_taps, corner
-from framefuse.kernels.preprocess.frame_row import ADDRESS, BYTES, COEFFICIENT, MODES, PLAIN, STORES, WORD, lanes, span
+from framefuse.kernels.preprocess.filters import LINEAR, Taps, axis_taps, corner
+from framefuse.kernels.preprocess.frame_row import (
+    ADDRESS,
+    BYTES,
+    COEFFICIENT,
+    COLUMNS,
+    MODES,
+    PLAIN,
+    STORES,
+    WORD,
+    lanes,
+    scratch_pitch,
+    span,
+)
 from framefuse.kernels.preprocess.plan import OUTPUTS, Content, MemoryFormat, Request, coefficients
 
 MAX_FRAMES = 65535
+
+TILES = (32, 16, 8, 4)
+"""Columns that `resize.cu` may compute at once."""
+TILE_PIXELS, TILE_WEIGHTS = {1: 676, 2: 356, 3: 228, 4: 228}, 1536
+"""What it has room for: pixels of a line, by interleaved components, and weights."""
 
 CHANNELS = (3, 4, 8)
 """Channels that an NHWC output on a GPU may have."""
@@ -85,6 +105,8 @@ class PreprocessTable:
             bfloat16 (also as its bits in uint16), uint8 or int8, on the GPU. The table keeps it.
         allocate: makes the host memory of the rows from its shape and dtype; with page-locked memory, `upload` may be
             captured too.
+        filters: whether frames may have an interpolation of many taps (area, antialias). Such frames are several times
+            faster then, for 12 bytes of GPU memory for each pixel of `out` and a second kernel in each launch.
 
     Raises:
         UsageError: `out` cannot be written.
@@ -98,6 +120,7 @@ class PreprocessTable:
         *,
         memory_format: MemoryFormat = "nchw",
         allocate: Callable[..., NDArray[Any]] = np.zeros,
+        filters: bool = False,
     ) -> None:
         self.symbol = _symbol(format, Output.of(out), memory_format)
         self._format, self._keep, self._memory_format = format, out, memory_format
@@ -114,12 +137,19 @@ class PreprocessTable:
         self._facts: tuple[Any, ...] = ()
         for slot in range(len(self._rows)):
             self.clear(slot)
-        kernel.prepare([self.symbol])
+        resize = f"resize_{_sample(format)}"
+        kernel.prepare([resize, self.symbol] if filters else [self.symbol])
         self._device = device.cupy().empty(self._rows.nbytes, np.uint8)
         height = self._out.shape[2 if memory_format == "nchw" else 1]
         arguments = _arguments(format.layout, self._out, memory_format, height)
-        table = int(self._device.data.ptr)
-        self._launch = kernel.bind(self.symbol, table=table, frames=len(self._rows), **arguments)
+        whole = {"table": int(self._device.data.ptr), "frames": len(self._rows)}
+        self._launches = [kernel.bind(self.symbol, **whole, **arguments)]
+        self._scratch: Any = None
+        if filters:
+            width = arguments["width"]
+            self._scratch = device.cupy().empty((len(self._rows), 3, height, scratch_pitch(width)), np.float32)
+            size = {"planes": format.plane_count, "width": width, "height": height}
+            self._launches.insert(0, kernel.bind(resize, **whole, **size))
         self.upload()
         device.synchronize()
 
@@ -141,6 +171,10 @@ class PreprocessTable:
                 self._addresses[slot, number] = pointer
             return
         row, self._tables[slot] = _row_of(frame, self._out, slot, {"memory_format": self._memory_format, **options})
+        if self._scratch is not None and row.view(np.int32)[COLUMNS]:
+            row.view(np.int32)[WORD["along_mode0"]] = MODES["resized"]
+            scratch = int(self._scratch.data.ptr) + slot * (self._scratch.nbytes // len(self._rows))
+            row.view(np.int64)[ADDRESS["scratch"]] = scratch
         self._rows[slot] = row
         self._kinds[slot] = kind
 
@@ -177,8 +211,9 @@ class PreprocessTable:
         device.copy_to_device(self._rows, self._device, stream)
 
     def launch(self, stream: int | None = None) -> None:
-        """Start the kernel over every slot."""
-        self._launch(stream)
+        """Start the kernels over every slot."""
+        for launch in self._launches:
+            launch(stream)
 
 
 def fill(
@@ -211,8 +246,11 @@ def _symbol(format: PixelFormat, out: Output, memory_format: MemoryFormat) -> st
     if channels not in ((3,) if nchw else CHANNELS):
         known = "3" if nchw else ", ".join(map(str, CHANNELS))
         raise UsageError(f"out has {channels} channels", remedy=f"on a GPU, {memory_format} has {known}")
-    sample = "u8" if format.dtype == np.uint8 else "u16"
-    return f"preprocess_{format.layout}_{sample}_{memory_format}{'' if nchw else channels}"
+    return f"preprocess_{format.layout}_{_sample(format)}_{memory_format}{'' if nchw else channels}"
+
+
+def _sample(format: PixelFormat) -> str:
+    return "u8" if format.dtype == np.uint8 else "u16"
 
 
 def _arguments(
@@ -279,6 +317,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
     beside = len(request.format.channels) if packed else 1, 2 if semiplanar else 1  # samples to that of the next pixel
     direct, picked = request.interpolation in ("nearest", *LINEAR), True
     turned = request.rotation in (90, 270)
+    tile = 0 if direct or turned else TILES[0]
     x, y, roi_width, roi_height = request.roi
     left, top, content_width, content_height = request.content
     first, last = request.rows
@@ -320,10 +359,14 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
             fractions[WORD[f"{axis}_weight{kind}"]] = 1 / unit if request.interpolation in LINEAR else 0
             if not direct:
                 resize = region, length, count, subsample, request.interpolation
-                table = _filter(gpu, backwards, begin - start, end - start, *resize)
+                reached = backwards, begin - start, end - start
+                table = _filter(gpu, *reached, *resize)
                 tables.append(table)
                 addresses[ADDRESS[f"{axis}{kind}"]] = table.data.ptr
                 integers[WORD[f"{axis}_filter{kind}"]] = table.shape[1]
+                if axis == "along" and tile:
+                    tile = min(tile, _tile(_taps(*reached, *resize), beside[kind]))
+    integers[COLUMNS] = tile
     integers[WORD[PLAIN]] = int(request.rotation == 0)
     integers[WORD["along_mode0"]] = MODES["filtered" if not direct else "picked" if picked else "linear"]
     return row, tuple(tables)
@@ -332,7 +375,24 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
 @lru_cache(maxsize=256)
 def _filter(gpu: int, backwards: bool, begin: int, end: int, *resize: Any) -> Any:
     """Filter table of an axis on the device; a row per position: first sample, taps, weights, 4 bytes each."""
-    taps = axis_taps(*resize)
-    taps = (taps[::-1] if backwards else taps)[begin:end]
+    taps = _taps(backwards, begin, end, *resize)
     table = np.column_stack([taps.first, taps.count, np.ascontiguousarray(taps.weight).view(np.int32)])
     return device.uploaded(table)
+
+
+def _taps(backwards: bool, begin: int, end: int, *resize: Any) -> Taps:
+    """Taps of the positions begin .. end - 1 of an axis."""
+    taps = axis_taps(*resize)
+    return (taps[::-1] if backwards else taps)[begin:end]
+
+
+def _tile(taps: Taps, components: int) -> int:
+    """Columns of a plane with interleaved components that `resize.cu` can compute at once; 0: too few."""
+    room = taps.weight.shape[1] + 6 & ~3
+    for columns in TILES:
+        starts = np.arange(0, len(taps.first), columns)
+        widths = np.maximum.reduceat(taps.first + taps.count, starts) - np.minimum.reduceat(taps.first, starts)
+        # Up to 3 more samples, as words are read from where they begin, then whole groups of 4.
+        if widths.max() + 6 <= TILE_PIXELS[components] and columns * room <= TILE_WEIGHTS:
+            return columns
+    return 0

@@ -7,14 +7,14 @@ writing the table gives a captured launch other frames.
 Taps of `nearest` and `linear` are computed here in exact integers: a float estimate of the quotient is off by at most
 one, and the remainder corrects it; the other pixels of the thread follow by addition. Filters of more taps come as
 tables. Both clamp to the samples that exist, so what a thread computes outside the image is harmless; padding replaces
-it.
+it. Or `resize.cu` has applied the tables already, and the components are read as it left them.
 """
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, registers, stored, switch, threads, wide
-from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, lanes, span
+from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, lanes, scratch_pitch, span
 
 LAYOUTS = ("planar", "semiplanar", "packed", "gray")
 MEMORIES = {"nchw": 3, "nhwc3": 3, "nhwc4": 4, "nhwc8": 8}
@@ -187,6 +187,19 @@ def variant(layout, sample, memory, alone=False):
                     comps[3 * p + k + c] = comps[3 * p + k + c] + yw[y + 2 + v] * across[3 * p + c]
 
     @T.inline
+    def resized(comps, scratch, x, y, width, height):
+        """All components of the pixels, as `resize.cu` left them."""
+        planes = array_at(scratch, "float32", align=16)
+        words = T.alloc_buffer((count * many,), "float32", scope="local")
+        for k in T.unroll(count):
+            vector = (k * wide(height) + y) * wide(scratch_pitch(width) // 4) + x // 4
+            for g in T.unroll(many // 4):
+                for e in T.vectorized(4):
+                    words[k * many + 4 * g + e] = planes[4 * (vector + g) + e]
+            for p in T.unroll(many):
+                comps[3 * p + k] = words[k * many + p]
+
+    @T.inline
     def linear(comps, plane0, plane1, plane2, ups, wys, lefts, wxs):
         """All components of the pixels, without a branch, so that all loads are issued at once."""
         for p in T.unroll(many):
@@ -244,7 +257,7 @@ def variant(layout, sample, memory, alone=False):
                 near_two(comps, 3 * p + 1, line1, below1, wholes, wxs, wys[1], 2 * p + 1)
 
     @T.inline
-    def pixels(values, addresses, integers, row, x, y):
+    def pixels(values, addresses, integers, row, x, y, width, height):
         """values = neighbouring pixels, converted and laid out."""
         coefficients, extents = registers("int32", 24, 4)
         along0, along1, across0, across1 = registers("int32", len(AXIS), len(AXIS), 8, 8)
@@ -264,7 +277,7 @@ def variant(layout, sample, memory, alone=False):
             wxs, wys, comps = registers("float32", 2 * many, 2, 3 * many)
             mode = along0[11]
             direct = along1[11]
-            if mode != MODES["filtered"]:
+            if mode < MODES["filtered"]:
                 taps(along0, x, many, wholes, wxs, 0, 2)
                 taps(across0, y, 1, heights, wys, 0, 1)
                 clamp(across0, 1, heights, ups, 0, 1)
@@ -288,6 +301,8 @@ def variant(layout, sample, memory, alone=False):
                     if chroma:
                         clamp(along1, many, wholes, lefts, 1, 2)
                     linear(comps, plane0, plane1, plane2, ups, wys, lefts, wxs)
+            elif T.And(not alone, mode == MODES["resized"]):
+                resized(comps, addresses[row, ADDRESS["scratch"]], x, y, width, height)
             else:
                 along_table0 = addresses[row, ADDRESS["along0"]]
                 across_table0 = addresses[row, ADDRESS["across0"]]
@@ -347,7 +362,7 @@ def variant(layout, sample, memory, alone=False):
         """Neighbouring pixels of one frame."""
         if T.And(x < width, y < height):
             values = T.alloc_buffer((channels * many,), "float32", scope="local")
-            pixels(values, addresses, integers, frame, x, y)
+            pixels(values, addresses, integers, frame, x, y, width, height)
             target = addresses[frame, ADDRESS["output"]]
             switch(store, STORES, write, values, target, x, y, width, channel_pitch, vectors)
 

@@ -25,6 +25,7 @@ from framefuse.engines import DeviceExecution
 from framefuse.engines.requests import capture
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable, is_cuda
+from framefuse.kernels.preprocess.filters import LINEAR
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck
 from framefuse.postprocess.decoders import DECODERS
@@ -32,6 +33,7 @@ from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.device_outputs import (
     BoxOutputs,
+    CellOutputs,
     ClassOutputs,
     DeviceOutputs,
     MaskOutputs,
@@ -80,8 +82,9 @@ class CapturedBatch:
         stream = self._stream
         with stream:
             self._staging = memory.Staging(batch, self._stream, ledger, mode)
+            filters = card.preprocess.interpolation not in ("nearest", *LINEAR)
             self._table = PreprocessTable(
-                frame.format, model.input, memory_format=model.memory_format, allocate=device.pinned
+                frame.format, model.input, memory_format=model.memory_format, allocate=device.pinned, filters=filters
             )
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
             self.outputs: DeviceOutputs
@@ -91,6 +94,8 @@ class CapturedBatch:
                 self.outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
             elif card.task == "classify":
                 self.outputs = ClassOutputs(outputs[0], card)
+            elif card.layout == "yolox":
+                self.outputs = CellOutputs(outputs[0], card, selection, checked, placement, merges)
             elif card.layout in DECODERS:
                 self.outputs = UndecodedOutputs(outputs, card, selection, checked)
             else:
@@ -234,19 +239,21 @@ class CapturedBatch:
         self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self.outputs.uploaded_bytes)
         self._ledger.add("postprocess", "d2h", "results", self.outputs.downloaded_bytes)
 
-    def wait(self, timeout: float | None) -> bool:
-        """Wait for the results; False after `timeout` seconds."""
-        if timeout is None:
-            if not driver.has_ended(self.ended):
-                self.ended.synchronize()
-            return True
-        begun = monotonic()
+    def wait(self, timeout: float | None, alone: bool = False) -> bool:
+        """Wait for the results; False after `timeout` seconds.
+
+        Args:
+            alone: nothing else is in flight, so that the GPU has nothing to do until the next batch.
+        """
+        begun, spins = monotonic(), alone or self._spins
         while not driver.has_ended(self.ended):
             waited = monotonic() - begun
-            if waited >= timeout:
+            if timeout is not None and waited >= timeout:
                 return False
-            if self._spins and waited < SPIN_SECONDS:
+            if spins and waited < SPIN_SECONDS:
                 sched_yield()
+            elif timeout is None:
+                self.ended.synchronize()
             else:
                 sleep(POLL_SECONDS)
         return True

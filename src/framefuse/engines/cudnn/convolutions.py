@@ -28,8 +28,9 @@ from framefuse.kernels.network.call import Tile
 X, WEIGHT, BIAS, Y, RESIDUAL, SCALE, RESIDUAL_SCALE, OUTPUT_SCALE = range(1001, 1009)
 """Unique ids of the tensors in every cuDNN graph; the last three where the layer reads or writes 8-bit numbers:
 `y = round((activation(conv(x, weight) * SCALE + bias) + residual * RESIDUAL_SCALE) * OUTPUT_SCALE)`."""
-CANDIDATES = 3
-"""Plans to measure for a layer: cuDNN mostly lists the fastest first or second, and builds three in a second."""
+CANDIDATES = 8
+"""Plans to measure for a layer: the fastest is mostly the first or second that cuDNN lists, but not always. It builds three
+in a second."""
 REPEATS = 20
 """Kernel launches in the CUDA graph that times a plan."""
 TENSOR = -2

@@ -167,7 +167,7 @@ struct Interleaved {
 };
 
 // kernels: resize_u8 <uint8_t>, resize_u16 <uint16_t>
-// launch: grid (planes * ((width + 31) / 32), (height + 7) / 8, frames), block 256, waits
+// launch: grid (planes * ((width + 31) / 32), (height + 7) / 8, frames), block 256, waits, --device-as-default-execution-space
 template <class Sample>
 __global__ void __launch_bounds__(256, 5) resize(const int* table, int width, int height) {
   wait_for_previous();

@@ -22,9 +22,10 @@ everything that is compiled or measured before the first call. A side that fails
 instead.
 
 --surface: a call begins with NV12 surfaces of 1080p on the GPU and ends with objects, masks or labels. framefuse's are
-on the host then; it runs as it does without options, in FP16, whatever --precision says of the peers. They prepare and
-finish with PyTorch's operators (torch_surface.py), and leave the results on the GPU. The weights are random, so the
-confidence threshold is one that CANDIDATES anchors of the first image pass.
+on the host then; it has as many batches in flight as it takes, and runs as it does without options, in FP16, whatever
+--precision says of the peers. They prepare and finish with PyTorch's operators (torch_surface.py), and leave the
+results on the GPU. The weights are random, so the confidence threshold is one that CANDIDATES anchors of the first
+image pass.
 
 `ratio` to framefuse's `us` in the same rounds. The record networks_gpu is written after each network and batch. It
 keeps what earlier calls have measured, side by side.
@@ -158,7 +159,7 @@ def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: An
             continue
         made[name] = side
         row["sides"][name] = side.about | {"built_s": round(time.perf_counter() - begun, 1)}
-    for name, times in in_turns({name: side.call for name, side in made.items()}, args.rounds, CALLS).items():
+    for name, times in in_turns({name: side.call for name, side in made.items()}, args.rounds).items():
         row["sides"][name] |= times
     strange = [name for name, side in made.items() if not all(bool(one.isfinite().all()) for one in side.outputs())]
     if strange:
@@ -172,17 +173,26 @@ def measure(path: Path, shape: Shape, row: dict[str, Any], args: Any, stream: An
     return made
 
 
-def in_turns(calls: dict[str, Callable[[], Any]], rounds: int, many: int) -> dict[str, dict[str, float]]:
-    """Microseconds of a call among many, and of one that is waited for."""
+def in_turns(
+    calls: dict[str, Callable[[], Any]], rounds: int, ends: dict[str, Callable[[], Any]] | None = None
+) -> dict[str, dict[str, float]]:
+    """Microseconds of a call among many, and of one that is waited for.
+
+    Args:
+        ends: what takes the results that the calls have left, before the synchronisation.
+    """
     times: dict[str, dict[str, list[float]]] = {name: {"us": [], "wait_us": []} for name in calls}
     for number in range(rounds):
         for name, call in random.Random(number).sample(list(calls.items()), len(calls)):
             call()
-            for kind, count in (("us", many), ("wait_us", 1)):
+            end = (ends or {}).get(name, torch.cuda.synchronize)
+            for kind, count in (("us", CALLS), ("wait_us", 1)):
+                end()
                 torch.cuda.synchronize()
                 begun = time.perf_counter()
                 for _ in range(count):
                     call()
+                end()
                 torch.cuda.synchronize()
                 times[name][kind].append((time.perf_counter() - begun) / count * 1e6)
     found = {name: {kind: round(median(all), 1) for kind, all in one.items()} for name, one in times.items()}
@@ -344,7 +354,7 @@ def surface(path: Path, shape: Shape, made: dict[str, Side], rounds: int) -> dic
     theirs.conf = threshold(TASKS[path.stem], reference.outputs(), card.class_count)
     found["confidence"] = theirs.conf
     layout = "yolov8" if card.layout == "yolov8" and card.task == "detect" else None
-    calls: dict[str, Callable[[], Any]] = {}
+    calls, ends = dict[str, Callable[[], Any]](), dict[str, Callable[[], Any]]()
     for name, side in made.items():
         if name != "framefuse":
             calls[name] = partial(theirs, stacked, side)
@@ -355,15 +365,17 @@ def surface(path: Path, shape: Shape, made: dict[str, Side], rounds: int) -> dic
         program = CudaProgram(engine, card, theirs.spec, selection, batch=shape[0])
         resident = frames(surfaces)
 
-        def call() -> list[Any]:
-            results = [found.result for found in (*program.submit(resident), *program.drain())]
+        def taken(finished: Iterator[Any]) -> list[Any]:
+            results = [found.result for found in finished]
             for result in results:
                 if result.classification is not None:
                     result.classification.top()  # ranks classes only now
             return results
 
-        calls["framefuse"] = call
-        found["framefuse"] = {"objects": len(call()[0].detections)}
+        calls["framefuse"] = lambda: taken(program.submit(resident))
+        ends["framefuse"] = lambda: taken(program.drain())
+        calls["framefuse"]()
+        found["framefuse"] = {"objects": len(ends["framefuse"]()[0].detections)}
     except Exception as error:  # the peers are measured none the less
         found["framefuse"] = {"failed": said(error)}
         calls.pop("framefuse", None)
@@ -373,7 +385,7 @@ def surface(path: Path, shape: Shape, made: dict[str, Side], rounds: int) -> dic
         except Exception as error:
             found[name] = {"failed": said(error)}
             del calls[name]
-    for name, times in in_turns(calls, rounds, 1).items():
+    for name, times in in_turns(calls, rounds, ends).items():
         found[name] |= times
     if program is not None:
         program.close()

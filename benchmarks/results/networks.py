@@ -58,15 +58,16 @@ def on_gpu(records: Records) -> list[str]:
 def surfaces(records: Records) -> list[str]:
     """Microseconds from surfaces to results."""
     rows = [
-        f"| network | peers in | batch | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: "
+        f"| network | peers in | batch | calls | framefuse | {' | ratio | '.join(PEERS)} | ratio | objects: "
         "framefuse, PyTorch |",
-        f"|---|---|---|---|{'---|---|' * len(PEERS)}---|",
+        f"|---|---|---|---|---|{'---|---|' * len(PEERS)}---|",
     ]
     for row in _measured(records):
         if "surface" in row:
             sides, given = row["surface"], f"{row['network']} | {row['precision'].upper()} | {row['batch']}"
             objects = ", ".join(str(sides.get(name, {}).get("objects", "")) for name in ("framefuse", "PyTorch"))
-            rows.append(f"| {given} | {_sides(sides, 'us')} | {objects} |")
+            for kind, calls in (("us", "in a row"), ("wait_us", "waited for")):
+                rows.append(f"| {given} | {calls} | {_sides(sides, kind)} | {objects} |")
     return rows
 
 
@@ -80,7 +81,7 @@ def _sides(sides: dict[str, Any], kind: str) -> str:
     cells = [f"{ours[kind]:.0f}" if kind in ours else "fails" if "failed" in ours else ""]
     for name in PEERS:
         side = sides.get(name, {})
-        ratio = f"{side['ratio']:.2f}" if "ratio" in side else ""
+        ratio = f"{side[kind] / ours[kind]:.2f}" if kind in side and kind in ours else ""
         cells += [f"{side[kind]:.0f}" if kind in side else "fails" if "failed" in side else "", ratio]
     return " | ".join(cells)
 

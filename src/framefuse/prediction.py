@@ -290,17 +290,17 @@ class Ranking:
         self._scores = scores
 
     @cached_property
-    def rows(self) -> list[list[int]]:
-        """The first RANKED classes of each image; of equal scores, the lower number comes first."""
+    def rows(self) -> list[list[tuple[int, float]]]:
+        """Number and score of the first RANKED classes of each image; of equal scores, the lower number comes first."""
         left, images = self._scores.copy(), np.arange(len(self._scores))
         best = np.empty((len(left), min(RANKED, left.shape[1])), np.int64)
         for column in best.T:
             column[:] = left.argmax(axis=1)
             left[images, column] = -np.inf
-        found: list[list[int]] = best.tolist()
-        return found
+        scores = self._scores[images[:, None], best]
+        return [list(zip(*row, strict=True)) for row in zip(best.tolist(), scores.tolist(), strict=True)]
 
-    def row(self, image: int) -> list[int]:
+    def row(self, image: int) -> list[tuple[int, float]]:
         return self.rows[image]
 
 
@@ -310,14 +310,16 @@ class Classification:
     Args:
         scores: (nc,) float32 in 0..1 for each class.
         names: class names by number.
-        best: gives the numbers of the first classes in their order, as many as are known (`Ranking.row`).
+        best: gives number and score of the first classes, as many as are known (`Ranking.row`).
 
     Attributes:
         class_id: (nc,) int64, the best first.
         confidence: (nc,) float32 of those.
     """
 
-    def __init__(self, scores: Array, names: Mapping[int, str], best: Callable[[], Sequence[int]] = list) -> None:
+    def __init__(
+        self, scores: Array, names: Mapping[int, str], best: Callable[[], Sequence[tuple[int, float]]] = list
+    ) -> None:
         self.names, self._scores, self._best = names, scores, best
 
     @cached_property
@@ -330,17 +332,17 @@ class Classification:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """Name and confidence of the best classes."""
-        scores, best = self._scores, list[int]()
+        names, scores, best = self.names, self._scores, list[int]()
         if 0 <= count <= len(known := self._best()):
-            best.extend(known[:count])
-        elif count > FEW or not np.isfinite(scores).all():
+            return [(names[number] if number in names else str(number), score) for number, score in known[:count]]
+        if count > FEW or not np.isfinite(scores).all():
             best = self.class_id[: max(0, count)].tolist()
         else:
             left = scores.copy()
             while len(best) < min(count, len(scores)):
                 best.append(int(left.argmax()))
                 left[best[-1]] = -np.inf
-        return [(self.names.get(number, str(number)), float(scores[number])) for number in best]
+        return [(names.get(number, str(number)), float(scores[number])) for number in best]
 
     def to_supervision(self) -> Any:
         """The same as `supervision.Classifications` (requires the package supervision)."""

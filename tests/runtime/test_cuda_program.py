@@ -468,6 +468,7 @@ def test_instance_masks_are_those_of_the_host(
     monkeypatch.setattr(memory, "PACKED", 4096 if room in ("packed", "mask") else 10)
     kept, more = 3 if room == "mask" else 1024, 20 if room == "frame" else 4096
     monkeypatch.setattr(memory, "run_room", lambda width: (kept, more))
+    monkeypatch.setattr(device_outputs, "GROWTHS", 0)
     monkeypatch.setattr(device_outputs, "available_cores", lambda: 3)
     card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="segment", layout=layout, extra=4,
                    outputs=("boxes", "prototypes"), output_indices=(0, 1))  # fmt: skip
@@ -494,6 +495,43 @@ def test_instance_masks_are_those_of_the_host(
     prototypes = 2 * 4 * (SIZE[0] // 4) * (SIZE[1] // 4) * 4  # bytes
     assert 0 < fetched < prototypes if room == "rest" else fetched == (0 if room == "packed" else prototypes)
     program.close()
+
+
+@pytest.mark.parametrize("short", ["mask", "frame"])
+def test_masks_with_many_runs_get_more_room(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str
+) -> None:
+    """The first batch of noise is found on the host, the later ones on the GPU if it has the memory."""
+    monkeypatch.setattr(memory, "PACKED", 10)
+    monkeypatch.setattr(memory, "run_room", lambda width: (20, 16384) if short == "mask" else (1024, 120))
+    card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="segment", layout="yolov8", extra=4,
+                   outputs=("boxes", "prototypes"), output_indices=(0, 1))  # fmt: skip
+
+    def answer(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        random = np.random.default_rng(4)
+        (found,) = posed("yolov8", 4, batch, height, width)
+        found[:, -4:] = random.normal(size=found[:, -4:].shape)
+        return [found, random.normal(size=(batch, 4, height // 4, width // 4)).astype(np.float32)]
+
+    asked, found_here = list[int](), device_outputs.BoxOutputs._found_here
+
+    def counted(self: Any, row: int, *given: Any) -> Any:
+        asked.append(row)
+        return found_here(self, row, *given)
+
+    monkeypatch.setattr(device_outputs.BoxOutputs, "_found_here", counted)
+    for room in (None, 0):
+        host, program = on_both(answer, card, Preprocess(*SIZE), Selection(max_det=12))
+        counts = [len(asked)]
+        for _ in range(4):
+            for here, there in found_by_both(host, program, pictures(2)):
+                assert here.mask is not None and there.mask is not None
+                assert (here.mask == there.mask).mean() > 0.999
+            counts.append(len(asked))
+            gpu.room = room
+        gpu.room = None
+        assert counts[1] > counts[0] and (counts[4] > counts[3]) == (room == 0)
+        program.close()
 
 
 @pytest.mark.parametrize(("layout", "agnostic"), [("yolov8", False), ("yolov5", True), ("end2end", False)])

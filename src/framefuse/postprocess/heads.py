@@ -96,11 +96,12 @@ class Heads:
             assert self.keypoints is not None
             points = np.ones((len(values), self.keypoints[0], 3), np.float32)
             points[:, :, : self.keypoints[1]] = values.reshape(len(values), *self.keypoints)
-            places = points[:, :, :2]
-            places *= row[:2]
-            places -= row[2:4]
-            places *= row[4:6]
-            np.minimum(np.maximum(places, 0, out=places), row[6:8], out=places)
+            for axis in range(2):  # one by one: NumPy is slow where the last axis has two numbers
+                place = points[:, :, axis]
+                place *= row[axis]
+                place -= row[2 + axis]
+                place *= row[4 + axis]
+                np.minimum(np.maximum(place, 0, out=place), row[6 + axis], out=place)
             more = {"keypoints": points}
         else:
             more = {"runs": runs or runs_of(planes[0], values, boxes, placement)}

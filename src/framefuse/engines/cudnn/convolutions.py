@@ -29,13 +29,13 @@ X, WEIGHT, BIAS, Y, RESIDUAL, SCALE, RESIDUAL_SCALE, OUTPUT_SCALE = range(1001, 
 """Unique ids of the tensors in every cuDNN graph; the last three where the layer reads or writes 8-bit numbers:
 `y = round((activation(conv(x, weight) * SCALE + bias) + residual * RESIDUAL_SCALE) * OUTPUT_SCALE)`."""
 CANDIDATES = 8
-"""Plans to measure for a layer: the fastest is mostly the first or second that cuDNN lists, but not always. It builds three
-in a second."""
+"""Plans to measure for a layer: cuDNN mostly lists the fastest first or second, but not always, and builds three in a
+second."""
 REPEATS = 20
 """Kernel launches in the CUDA graph that times a plan."""
 TENSOR = -2
 """The engine that a plan of our kernel on tensor cores states."""
-TRIED = 5
+TRIED = 6
 """Tiles of it to measure for a layer."""
 FIRST = Tile(64, 64, 1), Tile(64, 64, 4)
 """Those of layers that are not measured yet: each kernel has to be compiled before the first image."""
@@ -169,7 +169,7 @@ def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
     The estimate, in clocks of a multiprocessor, is fitted to the times of 167 layers on an H200. A block takes 4,500,
     and for each 64 x 64 sums 2,000 to begin and to end, 170 for 64 numbers of each, to which come 30 for all, and 350
     for each part to add up. Two or three blocks of a multiprocessor run side by side, but share what it gets from L2,
-    28 bytes a clock.
+    28 bytes a clock. Small tiles wait for every copy, but more of them run side by side.
     """
     types = {layer.x_type, layer.y_type, layer.residual_type}
     pitches = {*layer.x_strides, *layer.y_strides, *(layer.residual_strides or ())} - {1}
@@ -183,12 +183,16 @@ def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
         blocks = -(-batch * height * width // tile.rows) * -(-channels // tile.columns) * tile.parts
         together = -(-blocks // multiprocessors)
         adding = 350 * size * tile.parts if tile.parts > 1 else 0
-        alone = 4500 + 2000 * size + (30 + 170 * size) * steps + adding
+        step = {network.BROAD: 30 + 110 * size, network.SMALL: 600 + 170 * size}.get(tile.kind, 30 + 170 * size)
+        beside = {network.BROAD: 8 // size, network.SMALL: 5 / size}.get(tile.kind, 3 if size < 4 else 2)
+        alone = 4500 + 2000 * size + step * steps + adding
         reading = 128 * (tile.rows + tile.columns) * steps / 28
-        return -(-together // (3 if size < 4 else 2)) * alone + together * reading
+        return -(-together // beside) * alone + together * reading
 
     def possible(tile: Tile) -> bool:
-        return (tile.parts == 1 or capability >= network.CLUSTERS) and (not tile.wide or capability == network.WIDE)
+        return (tile.parts == 1 or capability >= network.CLUSTERS) and (
+            tile.kind != network.BROAD or capability == network.WIDE
+        )
 
     return sorted(filter(possible, network.TILES), key=clocks)
 

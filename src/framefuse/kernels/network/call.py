@@ -68,6 +68,10 @@ class Block(NamedTuple):
         return {"batch": self.batch, "pixels": self.height * self.width}
 
 
+BROAD, SMALL = 1, 2
+"""Kinds of tiles."""
+
+
 class Tile(NamedTuple):
     """What a block of threads makes of a convolution on tensor cores."""
 
@@ -77,13 +81,14 @@ class Tile(NamedTuple):
     """Channels of the result."""
     parts: int
     """Blocks that share the sums, each a part of the channels under the filter."""
-    wide: bool = False
-    """Whether four warps multiply together, which only compute capability WIDE can."""
+    kind: int = 0
+    """BROAD: four warps multiply together, which only compute capability WIDE can. SMALL: little is copied ahead, so
+    that more blocks run side by side, which is faster where there is little to sum."""
 
     @property
     def symbol(self) -> str:
         """The kernel's."""
-        return f"network_tensor_{self.rows}x{self.columns}x{self.parts}{'_wide' if self.wide else ''}"
+        return f"network_tensor_{self.rows}x{self.columns}x{self.parts}{('', '_wide', '_small')[self.kind]}"
 
 
 TILES = tuple(
@@ -91,8 +96,9 @@ TILES = tuple(
     for (rows, columns), kinds in {(64, 64): 4, (64, 32): 3, (128, 64): 2, (128, 32): 1, (128, 128): 4}.items()
     for k in range(kinds)
 ) + tuple(
-    Tile(rows, columns, 1 << k, True)
-    for (rows, columns), kinds in {(128, 128): 4, (128, 256): 4, (256, 128): 2}.items()
+    Tile(rows, columns, 1 << k, kind)
+    for kind, sizes in {BROAD: {(128, 128): 4, (128, 256): 4, (256, 128): 2}, SMALL: {(64, 64): 1, (64, 32): 1}}.items()
+    for (rows, columns), kinds in sizes.items()
     for k in range(kinds)
 )
 """Those that there are kernels for."""

@@ -5,7 +5,9 @@
 // ahead of the products. Each of its four warps has a quarter of the sums: the larger that is, the less a product reads of
 // the ring, and the larger the block, the less it reads of L2; these two decide how fast large layers are. Where few blocks
 // would have much to sum, a cluster of SPLIT blocks shares the sums of each: every block sums a part, and then adds up the
-// parts for some of the rows. Weights are read before the previous kernel has ended. The shapes are few at batch 1, and the
+// parts for some of the rows. Where there is little to sum, blocks mostly wait for their first copies and for the end, and
+// a small ring lets more of them run side by side. Large layers are made by eight warps, four of which multiply together
+// from the ring, in products of 64 x 128, where the GPU can. Weights are read before the previous kernel has ended. The shapes are few at batch 1, and the
 // kernels short: what counts is how soon the first product can begin, and the end.
 
 #include "common.cuh"
@@ -263,16 +265,17 @@ static __device__ __forceinline__ void convolve_on_tensor_cores(
 }
 #endif
 
-// kernels: network_tensor_64x64x1 <64, 64, 1, 65536>, network_tensor_64x64x2 <64, 64, 2, 65536>
-// kernels: network_tensor_64x64x4 <64, 64, 4, 65536>, network_tensor_64x64x8 <64, 64, 8, 65536>
-// kernels: network_tensor_64x32x1 <64, 32, 1, 65536>, network_tensor_64x32x2 <64, 32, 2, 65536>
-// kernels: network_tensor_64x32x4 <64, 32, 4, 65536>, network_tensor_128x64x1 <128, 64, 1, 65536>
-// kernels: network_tensor_128x64x2 <128, 64, 2, 65536>, network_tensor_128x32x1 <128, 32, 1, 65536>
-// kernels: network_tensor_128x128x1 <128, 128, 1, 98304>, network_tensor_128x128x2 <128, 128, 2, 98304>
-// kernels: network_tensor_128x128x4 <128, 128, 4, 98304>, network_tensor_128x128x8 <128, 128, 8, 98304>
+// kernels: network_tensor_64x64x1 <64, 64, 1, 65536, 1>, network_tensor_64x64x2 <64, 64, 2, 65536, 1>
+// kernels: network_tensor_64x64x4 <64, 64, 4, 65536, 1>, network_tensor_64x64x8 <64, 64, 8, 65536, 1>
+// kernels: network_tensor_64x32x1 <64, 32, 1, 65536, 1>, network_tensor_64x32x2 <64, 32, 2, 65536, 1>
+// kernels: network_tensor_64x32x4 <64, 32, 4, 65536, 1>, network_tensor_128x64x1 <128, 64, 1, 65536, 1>
+// kernels: network_tensor_128x64x2 <128, 64, 2, 65536, 1>, network_tensor_128x32x1 <128, 32, 1, 65536, 1>
+// kernels: network_tensor_128x128x1 <128, 128, 1, 98304, 1>, network_tensor_128x128x2 <128, 128, 2, 98304, 1>
+// kernels: network_tensor_128x128x4 <128, 128, 4, 98304, 1>, network_tensor_128x128x8 <128, 128, 8, 98304, 1>
+// kernels: network_tensor_64x64x1_small <64, 64, 1, 32768, 5>, network_tensor_64x32x1_small <64, 32, 1, 24576, 7>
 // launch: grid (row_blocks, column_blocks, parts), block 128, shared RING, waits
-template <int ROWS, int COLUMNS, int SPLIT, int RING>
-__global__ void __launch_bounds__(128) CLUSTER(SPLIT) network_tensor(
+template <int ROWS, int COLUMNS, int SPLIT, int RING, int BLOCKS>
+__global__ void __launch_bounds__(128, BLOCKS) CLUSTER(SPLIT) network_tensor(
     const Eight<half>* x_, int64_t x_image, int x_row, int x_column, const Eight<half>* weight_, const Eight<half>* bias_,
     const Eight<half>* residual_, int64_t residual_image, int residual_row, int residual_column, Eight<half>* y_, int64_t y_image,
     int y_row, int y_column, int depth_groups, int groups, int batch, int in_height, int in_width, int height, int width, int rows,

@@ -224,13 +224,15 @@ class CapturedBatch:
             frames: of each row.
             kept: the first row of each frame that stays on the GPU has it as it is kept.
         """
-        if self._version != self.model.version:  # nothing that it captured is in flight
+        if (grown := self.outputs.grow()) or self._version != self.model.version:  # nothing of it is in flight
             try:
                 with self._stream:
                     self._run()
                     self._capture()
             except Exception as error:  # the graphs that are there go on
-                _logger.warning("the faster kernels of the model cannot be captured: %s", error)
+                _logger.warning("what would be faster from now on cannot be captured: %s", error)
+                if grown:
+                    self.outputs.shrink()
         self._launched += 1
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()

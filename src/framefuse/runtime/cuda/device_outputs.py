@@ -34,6 +34,8 @@ from framefuse.preprocess import Placement
 from framefuse.runtime import memory
 from framefuse.runtime.program import FrameOutput, Selection, boxes_of, decode, heads_of
 
+GROWTH, GROWTHS = 4, 2
+"""Times the room for the runs of masks, where a frame has more, and how often."""
 FOUND = len(Found._fields)
 """Arrays of the results before those of `Merged`."""
 MERGED = slice(FOUND, FOUND + len(Merged._fields))
@@ -64,6 +66,15 @@ class DeviceOutputs(Protocol):
             frames: of each row.
             kept: the first row of each frame that stays on the GPU has it as it is kept.
         """
+        return None
+
+    def grow(self) -> bool:
+        """Whether there is more memory from now on, as the last results needed, so that `start` has to be captured
+        again. Nothing is in flight."""
+        return False
+
+    def shrink(self) -> None:
+        """Take back the last `grow`, for good: the capture has failed."""
         return None
 
     def read(self, count: int) -> list[FrameOutput]:
@@ -121,6 +132,7 @@ class BoxOutputs(DeviceOutputs):
             shapes += [((batch, selection.max_det), np.int32), ((batch, memory.PACKED), np.int32)]
             self._capacity, more = memory.run_room(placement.source[0])
             self._rest = device.cupy().empty((batch, more), np.int32)
+            self._short, self._growths = False, GROWTHS
             self._threads = ThreadPoolExecutor(available_cores(), "ff-masks")  # none starts before it is needed
         self._extras = FOUND + (len(Merged._fields) if merges else 0)
         self._device, self._device_bytes = device.packed_allocation(shapes, _device_bytes)
@@ -174,6 +186,24 @@ class BoxOutputs(DeviceOutputs):
                 counts=counts[row], workspace=self._masks,
             )  # fmt: skip
 
+    def grow(self) -> bool:
+        if self._card.task != "segment" or not self._short or not self._growths:
+            return False
+        self._before = self._capacity, self._rest, self._masks
+        self._short, self._growths = False, self._growths - 1
+        cp, (batch, more) = device.cupy(), self._rest.shape
+        try:
+            self._rest = cp.empty((batch, GROWTH * more), np.int32)
+        except cp.cuda.memory.OutOfMemoryError:
+            self._growths = 0
+            return False
+        self._capacity, self._masks = GROWTH * self._capacity, Workspace()
+        return True
+
+    def shrink(self) -> None:
+        self._capacity, self._rest, self._masks = self._before
+        self._growths = 0
+
     def _masks_of(self, row: int, found: Found, values: Any) -> Runs:
         """The masks of a row: the runs that have left the GPU, and those that have to be fetched."""
         *_, counts, packed = self._host
@@ -181,6 +211,7 @@ class BoxOutputs(DeviceOutputs):
         counts[row, : len(values)].cumsum(out=ends[1:])
         size, room = int(ends[-1]), packed.shape[1]
         if counts[row].max(initial=0) > self._capacity or size > room + self._rest.shape[1]:
+            self._short = True
             return self._found_here(row, values, found.boxes[row, : len(values)])
         lengths = packed[row, :size].copy()
         if size > room:
@@ -336,8 +367,8 @@ class ClassOutputs(DeviceOutputs):
 
     def read(self, count: int) -> list[FrameOutput]:
         names = self._card.names
-        classes = classify(self._host[:count], names, self._card.activation)
-        return [FrameOutput(Detections.none(names), None, one) for one in classes]
+        classes, no_objects = classify(self._host[:count], names, self._card.activation), Detections.none(names)
+        return [FrameOutput(no_objects, None, one) for one in classes]
 
 
 class UndecodedOutputs(DeviceOutputs):

@@ -352,7 +352,7 @@ def surface(path: Path, shape: Shape, made: dict[str, Side], rounds: int) -> dic
     theirs.prepare(stacked, reference.input)
     reference.call()
     theirs.conf = threshold(TASKS[path.stem], reference.outputs(), card.class_count)
-    found["confidence"] = theirs.conf
+    found |= {"confidence": theirs.conf, "calls": CALLS}
     layout = "yolov8" if card.layout == "yolov8" and card.task == "detect" else None
     calls, ends = dict[str, Callable[[], Any]](), dict[str, Callable[[], Any]]()
     for name, side in made.items():

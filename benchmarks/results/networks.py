@@ -66,7 +66,8 @@ def surfaces(records: Records) -> list[str]:
         if "surface" in row:
             sides, given = row["surface"], f"{row['network']} | {row['precision'].upper()} | {row['batch']}"
             objects = ", ".join(str(sides.get(name, {}).get("objects", "")) for name in ("framefuse", "PyTorch"))
-            for kind, calls in (("us", "in a row"), ("wait_us", "waited for")):
+            kinds = {"us": "in a row"} if "calls" in sides else {}  # before, calls came one by one
+            for kind, calls in (kinds | {"wait_us": "waited for"}).items():
                 rows.append(f"| {given} | {calls} | {_sides(sides, kind)} | {objects} |")
     return rows
 

@@ -29,7 +29,7 @@ def card_text(path: Path, size: int) -> str:
     facts: dict[str, dict[str, Any]] = {
         "rtdetr-r18": {"task": "detect", "layout": "detr", "outputs": ["boxes", "logits"], "fit": "stretch",
                        "activation": "sigmoid", "names": [str(number) for number in range(80)]},
-        "yolox-s": {"task": "detect", "layout": "yolox", "std": [255.0] * 3,  # as the first versions took images
+        "yolox-s": {"task": "detect", "layout": "yolox", "std": [255.0] * 3, "channel_order": "rgb",
                     "names": [str(number) for number in range(80)]},
         "deeplabv3plus": {"task": "semantic", "layout": "semantic", "fit": "stretch", **normal,
                           "names": [str(number) for number in range(21)]},

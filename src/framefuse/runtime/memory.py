@@ -17,6 +17,7 @@ from framefuse.config import Settings
 from framefuse.cuda import device as gpus
 from framefuse.engines import find_backend
 from framefuse.errors import CapabilityError
+from framefuse.kernels.preprocess.filters import LONG
 from framefuse.models import find_model
 from framefuse.models.card import Card
 from framefuse.models.onnx_file import load_onnx
@@ -30,6 +31,8 @@ CONTEXT = 571 * MB
 """CUDA's context, its libraries, and the kernels of a model."""
 RESULTS = 4.15 * MB / (640 * 384)
 """Of each row of a captured batch, for each pixel of the model input: candidates, and what suppresses them."""
+RESIZED = 12
+"""Bytes for each pixel of the model input, where frames are resized by long filters."""
 PACKED = 65_536
 """Runs of the masks of a frame that leave a GPU with its boxes."""
 MASK_RUNS, FRAME_RUNS = 6, 128
@@ -175,6 +178,8 @@ def predict(
         if known:
             parts.append(Part(f"activations, {named}", batches, known.activations))
         parts.append(Part(f"results, {named}", batches, RESULTS * width * height * count))
+        if plan.preprocess.interpolation in LONG:
+            parts.append(Part(f"resized images, {named}", batches, RESIZED * width * height * count))
         if plan.card.task == "segment":
             samples = width * height * PROTOTYPES**2
             parts.append(Part(f"masks, {named}", batches, masks(count, plan.settings.max_det, size[0], samples)))

@@ -26,7 +26,7 @@ from framefuse.cuda.launch_plan import keep, keep_cached
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, PixelFormat
 from framefuse.kernels.arrays import place
-from framefuse.kernels.preprocess.filters import LINEAR, Taps, axis_taps, corner
+from framefuse.kernels.preprocess.filters import LINEAR, LONG, Taps, axis_taps, corner
 from framefuse.kernels.preprocess.frame_row import (
     ADDRESS,
     BYTES,
@@ -315,7 +315,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> tuple[NDA
     fractions[COEFFICIENT : COEFFICIENT + 21] = coefficients(request)
     packed, semiplanar = (request.format.layout == name for name in ("packed", "semiplanar"))
     beside = len(request.format.channels) if packed else 1, 2 if semiplanar else 1  # samples to that of the next pixel
-    direct, picked = request.interpolation in ("nearest", *LINEAR), True
+    direct, picked = request.interpolation not in LONG, True
     turned = request.rotation in (90, 270)
     tile = 0 if direct or turned else TILES[0]
     x, y, roi_width, roi_height = request.roi

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Interpolation = Literal["nearest", "linear", "asymmetric", "area", "antialias"]
 LINEAR = "linear", "asymmetric"
 """Interpolations between two pixels, which kernels compute without tables."""
+LONG = "area", "antialias"
+"""Filters of any length, which come as tables."""
 
 
 @dataclass(frozen=True)

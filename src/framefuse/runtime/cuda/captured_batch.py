@@ -25,7 +25,7 @@ from framefuse.engines import DeviceExecution
 from framefuse.engines.requests import capture
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable, is_cuda
-from framefuse.kernels.preprocess.filters import LINEAR
+from framefuse.kernels.preprocess.filters import LONG
 from framefuse.models.card import Card
 from framefuse.postprocess import BoxCheck
 from framefuse.postprocess.decoders import DECODERS
@@ -82,7 +82,7 @@ class CapturedBatch:
         stream = self._stream
         with stream:
             self._staging = memory.Staging(batch, self._stream, ledger, mode)
-            filters = card.preprocess.interpolation not in ("nearest", *LINEAR)
+            filters = card.preprocess.interpolation in LONG
             self._table = PreprocessTable(
                 frame.format, model.input, memory_format=model.memory_format, allocate=device.pinned, filters=filters
             )

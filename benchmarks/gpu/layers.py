@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.layers --models FOLDER [--only NAME...] [--batches 1 8]
 
 FOLDER holds the files of benchmarks.gpu.networks. Each layer is timed as engine cudnn times its candidates: launched 20
-times in a CUDA graph, the fastest of four replays, over random float16. `cudnn`: the fastest of the first three that
+times in a CUDA graph, the fastest of four replays, over random float16. `cudnn`: the fastest of the first eight that
 cuDNN lists; `tiles`: our kernel with each of its tiles, in the order in which the engine tries them. `us` sums up
 a network: with cuDNN's kernels where there are any, with the faster of both as the engine finds it, and with that
 if it tried all tiles. Our kernel starts before the previous one has ended, and here that one is itself.
@@ -21,11 +21,10 @@ from benchmarks.network_graphs import SIZES
 from benchmarks.protocol import save
 from framefuse.cuda import kernel
 from framefuse.engines.cudnn.compiled import compile_network
-from framefuse.engines.cudnn.convolutions import TRIED, Builder, Layer, Plan
+from framefuse.engines.cudnn.convolutions import CANDIDATES, TRIED, Builder, Layer, Plan
 from framefuse.engines.cudnn.plans import Workers, fastest_plans
 
 RECORD, GROUPS = "layers_gpu", ("network kernel", "engine cudnn")
-CANDIDATES = 3
 
 
 class OnlyCudnn(Builder):

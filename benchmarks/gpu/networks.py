@@ -243,7 +243,7 @@ def onnxruntime(path: Path, shape: Shape, precision: str, stream: Any, transpose
                 raise
             return onnxruntime(path, shape, precision, stream, transposed=False)
     if not transposed:
-        side.about["note"] = "its transposed convolutions fail, so it convolves and moves channels to pixels instead"
+        side.about["note"] = "convolves and moves channels to pixels where transposed convolutions fail"
     return side
 
 
@@ -257,8 +257,9 @@ def shuffle_instead(model: Any) -> None:
             continue
         weight, bias = (numpy_helper.to_array(weights[name]) for name in node.input[1:3])
         inner, _, rows, columns = weight.shape
-        strides = next(helper.get_attribute_value(one) for one in node.attribute if one.name == "strides")
-        assert rows == columns == strides[0] == strides[1], f"{node.name} overlaps"
+        given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        plain = given.get("group", 1) == 1 and not any((*given.get("pads", ()), *given.get("output_padding", ())))
+        assert plain and given["strides"] == [rows, columns] and rows == columns, f"{node.name} overlaps or is padded"
         made = {"weight": weight.transpose(2, 3, 1, 0).reshape(-1, inner, 1, 1), "bias": np.tile(bias, rows * columns)}
         names = [f"{node.output[0]}/{name}" for name in made]
         model.graph.initializer.extend(map(numpy_helper.from_array, made.values(), names))

@@ -25,6 +25,7 @@ from framefuse.errors import ModelError
 from framefuse.kernels.network import call as kernels_network
 from framefuse.kernels.network.call import TILES
 from framefuse.models import find_model
+from framefuse.runtime.cuda.program import MATTE_KERNELS, USUAL_KERNELS
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,8 @@ def test_shipped_models(name: str) -> None:
     if compiled.network.head is not None:
         found = [reference.decode_levels(found, compiled.network.head, 64, 96)]
     assert (compiled.network.head is not None) == name.startswith("scout")
+    channels = compiled.view(compiled.network.input).shape[0]  # of what is compiled while the model is loaded
+    assert f"preprocess_semiplanar_u8_nhwc{channels}" in {*USUAL_KERNELS} & {*MATTE_KERNELS}
     (expected,) = onnx_runtime(path, x)
     np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=2e-3)
 

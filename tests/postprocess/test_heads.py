@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from framefuse.kernels.masks.instances import Runs, mask_runs
 from framefuse.lab.evaluation import validate
 from framefuse.lab.evaluation.scores import Row, Wanted, table
 from framefuse.models.card import read_card
+from framefuse.postprocess.heads import classify
 from framefuse.prediction import Classification, Detections, corners
 from framefuse.runtime.plan import RunPlan
 from framefuse.runtime.views import Viewer
@@ -159,6 +161,17 @@ def test_the_best_classes_of_scores_that_are_not_finite() -> None:
     found = Classification(scores, dict(enumerate("abcde")))
     for count in (1, 3, 5, 40):
         assert [name for name, _ in found.top(count)] == [found.names[number] for number in found.class_id[:count]]
+
+
+def test_the_classes_of_a_batch_are_ranked_together() -> None:
+    """One that is kept or sent elsewhere leaves the others behind."""
+    scores = (np.random.default_rng(0).integers(0, 60, (32, 1000)) / 60).astype(np.float32)
+    names = {number: f"class {number}" for number in range(0, 1000, 2)}
+    for row, found in zip(scores, classify(scores, names, "none"), strict=True):
+        alone, sent = Classification(row, names), pickle.loads(pickle.dumps(found))
+        for count in (1, 5, 6):
+            assert found.top(count) == alone.top(count) == sent.top(count)
+    assert len(pickle.dumps(found)) < 1.1 * len(pickle.dumps(alone))
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])

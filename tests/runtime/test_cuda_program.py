@@ -28,6 +28,7 @@ from framefuse.runtime.batcher import Batcher
 from framefuse.runtime.batching import FrameBatcher
 from framefuse.runtime.channel import Threaded
 from framefuse.runtime.cuda import device_outputs
+from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import plan_run
@@ -468,7 +469,7 @@ def test_instance_masks_are_those_of_the_host(
     monkeypatch.setattr(memory, "PACKED", 4096 if room in ("packed", "mask") else 10)
     kept, more = 3 if room == "mask" else 1024, 20 if room == "frame" else 4096
     monkeypatch.setattr(memory, "run_room", lambda width: (kept, more))
-    monkeypatch.setattr(device_outputs, "GROWTHS", 0)
+    monkeypatch.setattr(device_outputs.BoxOutputs, "grow", lambda self: False)
     monkeypatch.setattr(device_outputs, "available_cores", lambda: 3)
     card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="segment", layout=layout, extra=4,
                    outputs=("boxes", "prototypes"), output_indices=(0, 1))  # fmt: skip
@@ -501,9 +502,10 @@ def test_instance_masks_are_those_of_the_host(
 def test_masks_with_many_runs_get_more_room(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
-    """The first batch of noise is found on the host, the later ones on the GPU if it has the memory."""
+    """The first batch of noise is found on the host, the later ones on the GPU if it has the memory, and if what is
+    larger can be captured."""
     monkeypatch.setattr(memory, "PACKED", 10)
-    monkeypatch.setattr(memory, "run_room", lambda width: (20, 16384) if short == "mask" else (1024, 120))
+    monkeypatch.setattr(memory, "run_room", lambda width: (60, 16384) if short == "mask" else (1024, 500))
     card = replace(read_card(write_squares(tmp_path / "squares.onnx")), task="segment", layout="yolov8", extra=4,
                    outputs=("boxes", "prototypes"), output_indices=(0, 1))  # fmt: skip
 
@@ -515,12 +517,15 @@ def test_masks_with_many_runs_get_more_room(
 
     asked, found_here = list[int](), device_outputs.BoxOutputs._found_here
 
+    def failing(self: Any) -> None:
+        raise RuntimeError("cannot be captured")
+
     def counted(self: Any, row: int, *given: Any) -> Any:
         asked.append(row)
         return found_here(self, row, *given)
 
     monkeypatch.setattr(device_outputs.BoxOutputs, "_found_here", counted)
-    for room in (None, 0):
+    for problem in ("", "memory", "capture"):
         host, program = on_both(answer, card, Preprocess(*SIZE), Selection(max_det=12))
         counts = [len(asked)]
         for _ in range(4):
@@ -528,9 +533,12 @@ def test_masks_with_many_runs_get_more_room(
                 assert here.mask is not None and there.mask is not None
                 assert (here.mask == there.mask).mean() > 0.999
             counts.append(len(asked))
-            gpu.room = room
+            if problem == "memory":
+                gpu.room = 0
+            elif problem:
+                monkeypatch.setattr(CapturedBatch, "_capture", failing)
         gpu.room = None
-        assert counts[1] > counts[0] and (counts[4] > counts[3]) == (room == 0)
+        assert counts[1] > counts[0] and (counts[4] > counts[3]) == bool(problem)
         program.close()
 
 

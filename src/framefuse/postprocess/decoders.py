@@ -41,10 +41,10 @@ def strides_of(anchors: int, size: tuple[int, int]) -> tuple[int, ...] | None:
 
 
 def strides_of_cells(anchors: int, size: tuple[int, int]) -> tuple[int, ...]:
-    """As `strides_of`.
+    """The strides of a head with so many anchors, one for each cell.
 
     Raises:
-        CardError: the head has others.
+        CardError: it has others.
     """
     if found := strides_of(anchors, size):
         return found

@@ -31,6 +31,8 @@ CONTEXT = 571 * MB
 """CUDA's context, its libraries, and the kernels of a model."""
 RESULTS = 4.15 * MB / (640 * 384)
 """Of each row of a captured batch, for each pixel of the model input: candidates, and what suppresses them."""
+ANCHORS = 1 / 8**2 + 1 / 16**2 + 1 / 32**2
+"""Of a head without anchor shapes, for each pixel of the model input."""
 RESIZED = 12
 """Bytes for each pixel of the model input, where frames are resized by long filters."""
 PACKED = 65_536
@@ -177,7 +179,10 @@ def predict(
             parts.append(Part(f"weights and activations: {plan.engine} tells when it loads", 1, 0.0))
         if known:
             parts.append(Part(f"activations, {named}", batches, known.activations))
-        parts.append(Part(f"results, {named}", batches, RESULTS * width * height * count))
+        results = RESULTS * width * height * count
+        if plan.card.layout == "yolox":
+            results += 4 * ANCHORS * width * height * (5 + plan.card.class_count) * count
+        parts.append(Part(f"results, {named}", batches, results))
         if plan.preprocess.interpolation in LONG:
             parts.append(Part(f"resized images, {named}", batches, RESIZED * width * height * count))
         if plan.card.task == "segment":

@@ -31,8 +31,6 @@ from framefuse.engines.requests import capture
 Array = NDArray[Any]
 MIN_AGREEMENT = 0.95
 """Lowest agreement with FP16 to accept."""
-LOW_PRECISION_CANDIDATES = 4
-"""Kernels to measure for an 8-bit layer: the fastest is seldom the one that cuDNN lists first."""
 ROUNDS = 4
 """Maximum rounds of measuring the layers of the fastest assignment."""
 FP16_SHARES = (0.0, 0.15, 0.3, 0.5, 0.75, 1.0)
@@ -295,13 +293,13 @@ class PrecisionTuner:
         """`fastest`, with all layers of its result measured."""
         for kind in ("fp16", *kinds):
             types = uniform(self.compiled, free, kind)
-            self.plans.measure(self.layers(types), LOW_PRECISION_CANDIDATES)
+            self.plans.measure(self.layers(types), CANDIDATES)
         for _ in range(ROUNDS):
             types = fastest(self.compiled, free, kinds, cache(self.cost))
             missing = [layer for layer in self.layers(types) if self.plans.microseconds(layer) is None]
             if not missing:
                 break
-            self.plans.measure(missing, LOW_PRECISION_CANDIDATES)
+            self.plans.measure(missing, CANDIDATES)
         return types
 
     def cost(self, layer: Layer) -> float:

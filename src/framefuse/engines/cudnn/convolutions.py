@@ -183,15 +183,15 @@ def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
         blocks = -(-batch * height * width // tile.rows) * -(-channels // tile.columns) * tile.parts
         together = -(-blocks // multiprocessors)
         adding = 350 * size * tile.parts if tile.parts > 1 else 0
-        step = {network.BROAD: 30 + 110 * size, network.SMALL: 600 + 170 * size}.get(tile.kind, 30 + 170 * size)
-        beside = {network.BROAD: 8 // size, network.SMALL: 5 / size}.get(tile.kind, 3 if size < 4 else 2)
+        step = {network.WIDE: 30 + 110 * size, network.SMALL: 600 + 170 * size}.get(tile.kind, 30 + 170 * size)
+        beside = {network.WIDE: 8 // size, network.SMALL: 5 if size == 1 else 7}.get(tile.kind, 3 if size < 4 else 2)
         alone = 4500 + 2000 * size + step * steps + adding
         reading = 128 * (tile.rows + tile.columns) * steps / 28
         return -(-together // beside) * alone + together * reading
 
     def possible(tile: Tile) -> bool:
         return (tile.parts == 1 or capability >= network.CLUSTERS) and (
-            tile.kind != network.BROAD or capability == network.WIDE
+            tile.kind != network.WIDE or capability == network.HOPPER
         )
 
     return sorted(filter(possible, network.TILES), key=clocks)

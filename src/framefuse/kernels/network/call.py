@@ -27,7 +27,7 @@ MAX_KEYS, MAX_VALUES = 64, 128
 MAX_BINS = 64
 """Logits of a side of a box, in `decode`."""
 
-TENSOR_CORES, CLUSTERS, WIDE = 80, 90, 90
+TENSOR_CORES, CLUSTERS, HOPPER = 80, 90, 90
 """Compute capabilities from which on `convolve` may use tensor cores, and several `parts` of a `Tile`; and the only one
 that has wide tiles."""
 
@@ -68,7 +68,7 @@ class Block(NamedTuple):
         return {"batch": self.batch, "pixels": self.height * self.width}
 
 
-BROAD, SMALL = 1, 2
+WIDE, SMALL = 1, 2
 """Kinds of tiles."""
 
 
@@ -82,7 +82,7 @@ class Tile(NamedTuple):
     parts: int
     """Blocks that share the sums, each a part of the channels under the filter."""
     kind: int = 0
-    """BROAD: four warps multiply together, which only compute capability WIDE can. SMALL: little is copied ahead, so
+    """WIDE: four warps multiply together, which only compute capability HOPPER can. SMALL: little is copied ahead, so
     that more blocks run side by side, which is faster where there is little to sum."""
 
     @property
@@ -97,7 +97,7 @@ TILES = tuple(
     for k in range(kinds)
 ) + tuple(
     Tile(rows, columns, 1 << k, kind)
-    for kind, sizes in {BROAD: {(128, 128): 4, (128, 256): 4, (256, 128): 2}, SMALL: {(64, 64): 1, (64, 32): 1}}.items()
+    for kind, sizes in {WIDE: {(128, 128): 4, (128, 256): 4, (256, 128): 2}, SMALL: {(64, 64): 1, (64, 32): 1}}.items()
     for (rows, columns), kinds in sizes.items()
     for k in range(kinds)
 )

@@ -95,7 +95,7 @@ class CapturedBatch:
             elif card.task == "classify":
                 self.outputs = ClassOutputs(outputs[0], card)
             elif card.layout == "yolox":
-                self.outputs = CellOutputs(outputs[0], card, selection, checked, placement, merges)
+                self.outputs = CellOutputs(outputs[0], card, selection, checked, placement)
             elif card.layout in DECODERS:
                 self.outputs = UndecodedOutputs(outputs, card, selection, checked)
             else:
@@ -224,15 +224,19 @@ class CapturedBatch:
             frames: of each row.
             kept: the first row of each frame that stays on the GPU has it as it is kept.
         """
-        if (grown := self.outputs.grow()) or self._version != self.model.version:  # nothing of it is in flight
+        with self._stream:
+            grown = self.outputs.grow()
+        if grown or self._version != self.model.version:  # nothing that it captured is in flight
+            fits = False
             try:
                 with self._stream:
                     self._run()
                     self._capture()
+                fits = True
             except Exception as error:  # the graphs that are there go on
                 _logger.warning("what would be faster from now on cannot be captured: %s", error)
-                if grown:
-                    self.outputs.shrink()
+            if grown:
+                self.outputs.grown(fits=fits)
         self._launched += 1
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
@@ -245,9 +249,10 @@ class CapturedBatch:
         """Wait for the results; False after `timeout` seconds.
 
         Args:
-            alone: nothing else is in flight, so that the GPU has nothing to do until the next batch.
+            alone: nothing else is in flight, so that the GPU has nothing to do until the next batch. Then this wakes up
+                at once, if it may wait as long as it takes.
         """
-        begun, spins = monotonic(), alone or self._spins
+        begun, spins = monotonic(), self._spins or (alone and timeout is None)
         while not driver.has_ended(self.ended):
             waited = monotonic() - begun
             if timeout is not None and waited >= timeout:

@@ -34,8 +34,8 @@ from framefuse.preprocess import Placement
 from framefuse.runtime import memory
 from framefuse.runtime.program import FrameOutput, Selection, boxes_of, decode, heads_of
 
-GROWTH, GROWTHS = 4, 2
-"""Times the room for the runs of masks, where a frame has more, and how often."""
+GROWTH = 4
+"""Times the room for the runs of a mask, or of all masks of a frame, once there are more; beside what was planned."""
 FOUND = len(Found._fields)
 """Arrays of the results before those of `Merged`."""
 MERGED = slice(FOUND, FOUND + len(Merged._fields))
@@ -73,8 +73,8 @@ class DeviceOutputs(Protocol):
         again. Nothing is in flight."""
         return False
 
-    def shrink(self) -> None:
-        """Take back the last `grow`, for good: the capture has failed."""
+    def grown(self, *, fits: bool) -> None:
+        """After `grow`, whether `start` was captured again; otherwise it is taken back for good."""
         return None
 
     def read(self, count: int) -> list[FrameOutput]:
@@ -111,6 +111,8 @@ class BoxOutputs(DeviceOutputs):
         self._workspace, self._merging = Workspace(), Workspace()  # tens of megabytes at large batches
         self._merges, self._heads, self._placed = merges, heads_of(card, checked), placement
         self._masks = Workspace()
+        self._before: tuple[Any, ...] = ()
+        """The room for runs before it has grown, until a capture has succeeded."""
         self._prototypes: Any = None
         self._rows: list[tuple[Placement, View | None, int]] = []
         """What the tables hold."""
@@ -132,7 +134,7 @@ class BoxOutputs(DeviceOutputs):
             shapes += [((batch, selection.max_det), np.int32), ((batch, memory.PACKED), np.int32)]
             self._capacity, more = memory.run_room(placement.source[0])
             self._rest = device.cupy().empty((batch, more), np.int32)
-            self._short, self._growths = False, GROWTHS
+            self._short, self._grown = set[str](), set[str]()
             self._threads = ThreadPoolExecutor(available_cores(), "ff-masks")  # none starts before it is needed
         self._extras = FOUND + (len(Merged._fields) if merges else 0)
         self._device, self._device_bytes = device.packed_allocation(shapes, _device_bytes)
@@ -187,22 +189,24 @@ class BoxOutputs(DeviceOutputs):
             )  # fmt: skip
 
     def grow(self) -> bool:
-        if self._card.task != "segment" or not self._short or not self._growths:
+        if self._card.task != "segment" or not (short := self._short - self._grown):
             return False
         self._before = self._capacity, self._rest, self._masks
-        self._short, self._growths = False, self._growths - 1
+        self._grown |= short
         cp, (batch, more) = device.cupy(), self._rest.shape
-        try:
-            self._rest = cp.empty((batch, GROWTH * more), np.int32)
-        except cp.cuda.memory.OutOfMemoryError:
-            self._growths = 0
-            return False
-        self._capacity, self._masks = GROWTH * self._capacity, Workspace()
+        if "frame" in short:
+            try:
+                self._rest = cp.empty((batch, GROWTH * more), np.int32)
+            except cp.cuda.memory.OutOfMemoryError:
+                return False
+        if "mask" in short:
+            self._capacity, self._masks = GROWTH * self._capacity, Workspace()
         return True
 
-    def shrink(self) -> None:
-        self._capacity, self._rest, self._masks = self._before
-        self._growths = 0
+    def grown(self, *, fits: bool) -> None:
+        if not fits:
+            self._capacity, self._rest, self._masks = self._before
+        self._before = ()
 
     def _masks_of(self, row: int, found: Found, values: Any) -> Runs:
         """The masks of a row: the runs that have left the GPU, and those that have to be fetched."""
@@ -211,7 +215,7 @@ class BoxOutputs(DeviceOutputs):
         counts[row, : len(values)].cumsum(out=ends[1:])
         size, room = int(ends[-1]), packed.shape[1]
         if counts[row].max(initial=0) > self._capacity or size > room + self._rest.shape[1]:
-            self._short = True
+            self._short.add("mask" if counts[row].max() > self._capacity else "frame")
             return self._found_here(row, values, found.boxes[row, : len(values)])
         lengths = packed[row, :size].copy()
         if size > room:
@@ -269,10 +273,8 @@ class CellOutputs(BoxOutputs):
         CardError: there is no anchor for each cell of the usual strides.
     """
 
-    def __init__(
-        self, output: Any, card: Card, selection: Selection, checked: BoxCheck, placement: Placement, merges: int
-    ) -> None:
-        super().__init__(len(output), "yolov5", False, card, selection, checked, placement, merges)
+    def __init__(self, output: Any, card: Card, selection: Selection, checked: BoxCheck, placement: Placement) -> None:
+        super().__init__(len(output), "yolov5", False, card, selection, checked, placement)
         self._size = placement.size[::-1]
         strides_of_cells(output.shape[1], self._size)
         self._boxes = device.cupy().empty(tuple(output.shape), np.float32)
@@ -367,8 +369,8 @@ class ClassOutputs(DeviceOutputs):
 
     def read(self, count: int) -> list[FrameOutput]:
         names = self._card.names
-        classes, no_objects = classify(self._host[:count], names, self._card.activation), Detections.none(names)
-        return [FrameOutput(no_objects, None, one) for one in classes]
+        classes = classify(self._host[:count], names, self._card.activation)
+        return [FrameOutput(Detections.none(names), None, one) for one in classes]
 
 
 class UndecodedOutputs(DeviceOutputs):

@@ -29,10 +29,10 @@ from framefuse.runtime.program import CLOSE_SECONDS, Batch, FrameOutput, FrameRe
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
-USUAL_KERNELS = ("preprocess_semiplanar_u8_nhwc8", "filter_head_f16", "rank", "suppress")
+USUAL_KERNELS = ("preprocess_semiplanar_u8_nhwc4", "filter_head_f16", "rank", "suppress")
 """Those for videos that the GPU decodes, and boxes; they are compiled while the model is loaded."""
 MATTE_KERNELS = (
-    *("preprocess_semiplanar_u8_nhwc8", "matte_share", "matte_shrink_u8", "matte_change", "matte_steady", "matte_fit"),
+    *("preprocess_semiplanar_u8_nhwc4", "matte_share", "matte_shrink_u8", "matte_change", "matte_steady", "matte_fit"),
     "matte_frame_u8",
 )
 """Those for mattes, without what is off by default."""

@@ -44,8 +44,8 @@ def on_gpu(records: Records) -> list[str]:
             f"| {row['network']} | {row['precision']} | {row['batch']} | {_sides(row['sides'], 'us')} | {apart} |"
         )
     said = [
-        f"{row['network']} in {row['precision']}, batch {row['batch']}, {part}: {name} "
-        + (f"fails ({side['failed']})." if "failed" in side else f"{side['note']}.")
+        f"{row['network']} in {row['precision']}, batch {row['batch']}, {part}: {name}"
+        + (f" fails ({side['failed']})." if "failed" in side else f": {side['note']}.")
         for row in found
         for part, sides in (("network", row["sides"]), ("surface", row.get("surface", {})))
         for name, side in sides.items()

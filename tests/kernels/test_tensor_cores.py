@@ -14,7 +14,7 @@ from cuda_on_cpu import on_device
 from cudnn_on_cpu import NumpyPlan
 from framefuse.cuda import cubins
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, TRIED, WEIGHT, Layer, Plan, TensorPlan, X, Y, tiles
-from framefuse.kernels.network.call import TILES, Tile
+from framefuse.kernels.network.call import TILES, WIDE, Tile
 
 Arrays = dict[int, NDArray[np.float16]]
 AROUND = 8
@@ -101,10 +101,14 @@ def move(request: pytest.FixtureRequest) -> Callable[[NDArray[Any]], Any]:
     return lambda array: module.array(array)
 
 
+LARGE = Tile(128, 128, 1), Tile(128, 128, 2, WIDE)
+"""Large tiles that the quick tests take, too."""
+
+
 @pytest.mark.parametrize(
     "tile",
     [
-        pytest.param(tile, marks=pytest.mark.slow if "128x128x" in tile.symbol and tile.parts > 1 else ())
+        pytest.param(tile, marks=pytest.mark.slow if tile.rows * tile.columns > 8192 and tile not in LARGE else ())
         for tile in TILES
     ],
     ids=lambda tile: tile.symbol,

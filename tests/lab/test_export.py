@@ -120,10 +120,14 @@ def test_what_can_be_wrong(program: str, tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
 def test_a_segmenter_of_torchvision(tmp_path: Path) -> None:
     script = """
-import torch
-library = torch.library.Library("torchvision", "DEF")
-for name in ("nms", "qnms"):  # a build for CUDA cannot load its own beside a CPU build of PyTorch
-    library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import importlib.util, pathlib, torch
+folder = pathlib.Path(importlib.util.find_spec("torchvision").origin).parent
+try:
+    torch.ops.load_library(next(folder.glob("_C*.so")))
+except OSError:  # a build for CUDA cannot load its own beside a CPU build of PyTorch
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 from framefuse.lab.building import export_model
 path, card = export_model("torchvision:lraspp_mobilenet_v3_large", weights="none", imgsz=(96, 128))
 print(card.task, card.class_count, card.preprocess.mean[0], card.names[15])

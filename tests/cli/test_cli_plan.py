@@ -13,7 +13,7 @@ import pytest
     [
         ([], ""),
         (["--streams", "16"], ""),
-        (["--adaptive", "--max-memory", "300"], "a run is refused, as the run needs 268 MB"),
+        (["--adaptive", "--max-memory", "300"], "a run is refused, as the run needs 266 MB"),
         (["--adaptive", "--max-memory", "2000"], ""),
         (["--streams", "16", "--batch", "32", "--max-memory", "3000"], "a run takes fewer or smaller batches: batch 8"),
     ],

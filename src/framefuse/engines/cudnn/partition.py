@@ -12,7 +12,7 @@ from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Plan
-from framefuse.engines.cudnn.network import ComputeOp, Conv, General
+from framefuse.engines.cudnn.network import ComputeOp, Conv, General, Pairs
 from framefuse.engines.requests import capture
 
 REPEATS, ROUNDS = 20, 5
@@ -113,6 +113,8 @@ def _counted(kinds: Iterable[str]) -> str:
 
 
 def _shape(compiled: Compiled, name: str) -> str:
+    pairs = (op.x for op in compiled.network.operations if isinstance(op, Pairs) and op.y == name)
+    name = next(pairs, name)  # the image, of which two pixels are read at a time
     channels, height, width = compiled.view(name).shape
     if name in compiled.network.shapes:  # not a copy
         channels = compiled.network.channels(name)

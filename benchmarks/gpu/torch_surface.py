@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from framefuse.models.card import Card
+from framefuse.postprocess.decoders import grid
 
 TASKS = {
     "yolo26n": "detect", "yolo11s": "detect", "yolov8n-seg": "segment", "yolov8n-pose": "detect", "yolox-s": "cells",
@@ -127,12 +128,8 @@ class TorchSurface:
     def _placed(self, table: Any) -> Any:
         """As YOLOX's decode_outputs."""
         if self.cells is None:
-            grids = []
-            for stride in (8, 16, 32):
-                y, x = torch.meshgrid(*(torch.arange(side // stride, device=table.device) for side in
-                                        (self.spec.height, self.spec.width)), indexing="ij")  # fmt: skip
-                grids.append(torch.stack((x, y, torch.full_like(x, stride)), 2).view(-1, 3))
-            self.cells = torch.cat(grids).float()
+            cells = grid((self.spec.height, self.spec.width), (8, 16, 32))
+            self.cells = torch.as_tensor(cells, device=table.device)
         corner, stride = self.cells[:, :2], self.cells[:, 2:]
         return torch.cat(((table[..., :2] + corner) * stride, table[..., 2:4].exp() * stride, table[..., 4:]), -1)
 

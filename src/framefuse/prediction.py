@@ -494,11 +494,6 @@ class Result:
     classification: Classification | None = None
     """Only from a classifier."""
 
-    @classmethod
-    def quick(cls, **facts: Any) -> Self:
-        """As the constructor, whose `timings` must be given."""
-        return unchecked(cls, **facts)
-
     def crop(self, number: int, frame: Frame | None = None) -> np.ndarray[Any, Any]:
         """Every pixel that the box of an object touches: (height, width, 3) uint8 RGB.
 

@@ -22,6 +22,7 @@ from framefuse.cuda.cubins import Description, describe, machine_code
 from framefuse.cuda.cubins import add as add  # kernels of users
 from framefuse.cuda.cubins import add_program as add_program
 from framefuse.cuda.driver import check
+from framefuse.cuda.nvrtc import HOPPER
 from framefuse.errors import FramefuseError, UsageError
 
 FORMATS = dict(pointer="Q", int64="q", uint64="Q", float64="d") | dict(
@@ -35,7 +36,6 @@ CONFIGURATION = struct.Struct("<7I4xQQI4x")
 SERIALIZATION = struct.pack("<I4xi60x", 6, 1)
 """CUlaunchAttribute of programmatic stream serialization: a kernel may start before the previous one on its stream has
 ended. Only kernels that begin with a wait (`Description.waits`) use it, on compute capability HOPPER and later."""
-HOPPER = 90
 
 COMPILERS = 8
 """Kernels that are compiled at the same time at most."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from framefuse.cuda import device, kernel
 from framefuse.cuda.device import StreamPool, new_stream
+from framefuse.cuda.nvrtc import HOPPER
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.errors import CapabilityError, EngineError
@@ -191,7 +192,7 @@ def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
 
     def possible(tile: Tile) -> bool:
         return (tile.parts == 1 or capability >= network.CLUSTERS) and (
-            tile.kind != network.WIDE or capability == network.HOPPER
+            tile.kind != network.WIDE or capability == HOPPER
         )
 
     return sorted(filter(possible, network.TILES), key=clocks)

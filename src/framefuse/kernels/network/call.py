@@ -27,9 +27,8 @@ MAX_KEYS, MAX_VALUES = 64, 128
 MAX_BINS = 64
 """Logits of a side of a box, in `decode`."""
 
-TENSOR_CORES, CLUSTERS, HOPPER = 80, 90, 90
-"""Compute capabilities from which on `convolve` may use tensor cores, and several `parts` of a `Tile`; and the only one
-that has wide tiles."""
+TENSOR_CORES, CLUSTERS = 80, 90
+"""Compute capabilities from which on `convolve` may use tensor cores, and several `parts` of a `Tile`."""
 
 Activation = Literal["none", "silu", "relu"]
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}

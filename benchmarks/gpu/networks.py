@@ -51,6 +51,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._inductor import select_algorithm
+from torch._inductor.async_compile import AsyncCompile
 
 from benchmarks import protocol
 from benchmarks.gpu.torch_surface import CANDIDATES, IOU, TASKS, TorchSurface, card_text, threshold
@@ -305,6 +306,7 @@ def eager(path: Path, shape: Shape, precision: str, stream: Any, place: str = "c
 
 def compiled(path: Path, shape: Shape, precision: str, stream: Any, place: str = "cuda", mode: str = MODES[0]) -> Side:
     module, image = module_of(path, shape, precision != "fp32", place)
+    AsyncCompile.wait_pool_ready()  # else it compiles the kernels of convolutions in this process
     torch._dynamo.mark_static_address(image)  # it is in place, so it is not copied, either
     made = of_module(torch.compile(module, mode=mode, dynamic=False), image)
     if mode != MODES[0]:

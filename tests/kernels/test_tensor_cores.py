@@ -14,7 +14,7 @@ from cuda_on_cpu import on_device
 from cudnn_on_cpu import NumpyPlan
 from framefuse.cuda import cubins
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, TRIED, WEIGHT, Layer, Plan, TensorPlan, X, Y, tiles
-from framefuse.kernels.network.call import TILES, WIDE, Tile
+from framefuse.kernels.network.call import PATCH, TILES, WIDE, Tile
 
 Arrays = dict[int, NDArray[np.float16]]
 AROUND = 8
@@ -64,6 +64,8 @@ CASES = (
     Case((1, 72, 24, 8), 40, (3, 3), pads=(9, 9), dilation=(9, 9)),  # blocks see padding under rows of the filter
     Case((2, 16, 17, 9), 24, (5, 3), pads=(12, 6), dilation=(6, 6), activation="relu", residual=True),
     Case((1, 8, 2, 130), 16, pads=(3, 0), activation="silu"),  # and some see nothing else
+    Case((2, 8, 30, 37), 64, (7, 4), (2, 1), (3, 2), activation="relu"),
+    Case((1, 8, 21, 18), 24, (3, 3), (2, 2), (1, 1), activation="silu"),
 )
 
 
@@ -115,8 +117,10 @@ LARGE = Tile(128, 128, 1), Tile(128, 128, 2, WIDE)
 )
 def test_convolutions_of_many_shapes(tile: Tile, move: Callable[[Any], Any]) -> None:
     for case in CASES:
+        if tile.kind == PATCH and tile not in tiles(case.layer, 90, 132):
+            continue
         given = arrays(case.layer)
-        found = run(TensorPlan(case.layer, tile), given, move)
+        found = run(TensorPlan(case.layer, tile, 1), given, move)
         expected = run(NumpyPlan(case.layer), given, lambda array: on_device(array.copy()))
         np.testing.assert_allclose(found.astype(np.float32), expected, rtol=2e-3, atol=2e-3, err_msg=str(case))
         for beside in (slice(AROUND), slice(-AROUND, None)):
@@ -131,7 +135,10 @@ def test_there_is_a_kernel_for_every_tile() -> None:
 
 def test_tiles_that_a_layer_may_take() -> None:
     small, large = Case((1, 512, 7, 7), 512, (3, 3), pads=(1, 1)).layer, Case((8, 64, 160, 160), 64).layer
-    assert sorted(tiles(small, 90, 132)) == sorted(TILES)
+    assert sorted(tiles(small, 90, 132)) == sorted(tile for tile in TILES if tile.kind != PATCH)
+    first = Case((1, 8, 224, 112), 64, (7, 4), (2, 1), (3, 2)).layer
+    assert tiles(first, 90, 132)[0].kind == PATCH
+    assert PATCH not in {tile.kind for tile in tiles(replace(first, dilation=(2, 2)), 90, 132)}
     assert tiles(small, 90, 132)[0].parts > 1  # eight blocks alone would sum 4,608 numbers each
     assert tiles(large, 90, 132)[0].parts == 1
     deep = Case((1, 2048, 32, 32), 256, (3, 3), pads=(12, 12), dilation=(12, 12)).layer

@@ -98,6 +98,10 @@ class Layer:
         return self.x[1] != self.weight[1]
 
     @property
+    def window(self) -> network.Window:
+        return network.Window(self.weight[2:], self.stride, self.pads[:2], self.dilation)
+
+    @property
     def low_precision(self) -> bool:
         """Whether it reads or writes 8-bit numbers."""
         return not {self.x_type, self.y_type, self.residual_type}.isdisjoint(LOW_PRECISIONS)
@@ -132,9 +136,9 @@ class Plan:
 class TensorPlan(Plan):
     """Our kernel on tensor cores for a layer."""
 
-    def __init__(self, layer: Layer, tile: Tile) -> None:
+    def __init__(self, layer: Layer, tile: Tile, multiprocessors: int = 1) -> None:
         super().__init__(None, 0, TENSOR, tile._asdict())
-        self.layer, self.tile = layer, tile
+        self.layer, self.tile, self.multiprocessors = layer, tile, multiprocessors
 
     def run(self, handle: Any, pointers: dict[int, int], workspace: int, stream: int) -> None:
         layer = self.layer
@@ -147,9 +151,8 @@ class TensorPlan(Plan):
         residual = None if layer.residual_strides is None else block(RESIDUAL, layer.y, layer.residual_strides)
         network.convolve(
             block(X, layer.x, layer.x_strides), pointers[WEIGHT], pointers[BIAS], block(Y, layer.y, layer.y_strides),
-            network.Window(layer.weight[2:], layer.stride, layer.pads[:2], layer.dilation),
-            activation=_OURS[layer.activation], residual=residual, last=_OURS[layer.last], tile=self.tile,
-            stream=stream,
+            layer.window, activation=_OURS[layer.activation], residual=residual, last=_OURS[layer.last], tile=self.tile,
+            multiprocessors=self.multiprocessors, stream=stream,
         )  # fmt: skip
 
 
@@ -180,6 +183,8 @@ def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
     (batch, channels, height, width), (_, inner, rows, columns) = layer.y, layer.weight
 
     def clocks(tile: Tile) -> float:
+        if tile.kind == network.PATCH:
+            return 0.0  # always measured
         size, steps = tile.rows * tile.columns / 64**2, rows * columns * inner / 64 / tile.parts
         blocks = -(-batch * height * width // tile.rows) * -(-channels // tile.columns) * tile.parts
         together = -(-blocks // multiprocessors)
@@ -191,6 +196,9 @@ def tiles(layer: Layer, capability: int, multiprocessors: int) -> list[Tile]:
         return -(-together // beside) * alone + together * reading
 
     def possible(tile: Tile) -> bool:
+        if tile.kind == network.PATCH:
+            narrow = tile.columns == 64 or 2 * tile.columns > channels
+            return layer.residual_strides is None and narrow and network.fits_patch(tile, inner, layer.window)
         return (tile.parts == 1 or capability >= network.CLUSTERS) and (
             tile.kind != network.WIDE or capability == HOPPER
         )
@@ -349,7 +357,8 @@ class Builder:
 
     def on_tensor_cores(self, layer: Layer, count: int | None = TRIED) -> list[TensorPlan]:
         """Plans of our kernel, those that should be fastest first, as many as `count`; None: all that can run here."""
-        return [TensorPlan(layer, tile) for tile in tiles(layer, *multiprocessors(device.current_gpu()))[:count]]
+        gpu = multiprocessors(device.current_gpu())
+        return [TensorPlan(layer, tile, gpu[1]) for tile in tiles(layer, *gpu)[:count]]
 
     def first(self, layer: Layer) -> Plan:
         """What runs a layer without groups and without 8-bit numbers at once, without a measurement."""

@@ -67,7 +67,7 @@ class Block(NamedTuple):
         return {"batch": self.batch, "pixels": self.height * self.width}
 
 
-WIDE, SMALL = 1, 2
+WIDE, SMALL, PATCH = 1, 2, 3
 """Kinds of tiles."""
 
 
@@ -82,12 +82,13 @@ class Tile(NamedTuple):
     """Blocks that share the sums, each a part of the channels under the filter."""
     kind: int = 0
     """WIDE: four warps multiply together, which only compute capability HOPPER can. SMALL: little is copied ahead, so
-    that more blocks run side by side, which is faster where there is little to sum."""
+    that more blocks run side by side, which is faster where there is little to sum. PATCH: for images of
+    eight channels: what windows share is copied once."""
 
     @property
     def symbol(self) -> str:
         """The kernel's."""
-        return f"network_tensor_{self.rows}x{self.columns}x{self.parts}{('', '_wide', '_small')[self.kind]}"
+        return f"network_tensor_{self.rows}x{self.columns}x{self.parts}{('', '_wide', '_small', '_patch')[self.kind]}"
 
 
 TILES = tuple(
@@ -96,11 +97,32 @@ TILES = tuple(
     for k in range(kinds)
 ) + tuple(
     Tile(rows, columns, 1 << k, kind)
-    for kind, sizes in {WIDE: {(128, 128): 4, (128, 256): 4, (256, 128): 2}, SMALL: {(64, 64): 1, (64, 32): 1}}.items()
+    for kind, sizes in {
+        WIDE: {(128, 128): 4, (128, 256): 4, (256, 128): 2},
+        SMALL: {(64, 64): 1, (64, 32): 1},
+        PATCH: {(128, 64): 1, (128, 32): 1, (128, 16): 1},
+    }.items()
     for (rows, columns), kinds in sizes.items()
     for k in range(kinds)
 )
 """Those that there are kernels for."""
+
+
+PATCH_HEIGHT, PATCH_WIDTH = 8, 16
+"""Pixels of a tile of kind PATCH."""
+PATCHES_AT_ONCE = 3
+"""Blocks that make such tiles on a multiprocessor."""
+PATCH_MEMORY = 65536
+"""Bytes of shared memory of such a block."""
+
+
+def fits_patch(tile: Tile, x: int, window: Window) -> bool:
+    """Whether a tile of kind PATCH can be made of images of x channels under that window."""
+    rows, columns = window.size
+    height = (PATCH_HEIGHT - 1) * window.stride[0] + rows
+    width = (PATCH_WIDTH - 1) * window.stride[1] + columns
+    chunks = tile.columns * (rows * columns + 2) + tile.rows * tile.columns // 8 + 2 * height * width
+    return x == 8 and window.dilation == (1, 1) and 16 * chunks <= PATCH_MEMORY
 
 
 def prepare(kind: Literal["f16", "f32"] = "f16", tiles: Iterable[Tile] = ()) -> None:
@@ -234,7 +256,8 @@ def depthwise(
 
 def convolve(
     x: Block, weight: int, bias: int, y: Block, window: Window, *, activation: Activation = "none",
-    residual: Block | None = None, last: Activation = "none", tile: Tile | None = None, stream: int,
+    residual: Block | None = None, last: Activation = "none", tile: Tile | None = None, multiprocessors: int = 1,
+    stream: int,
 ) -> None:  # fmt: skip
     """As `depthwise`, but y[..., k] sums over all channels of x: weight[k, m, n, c] x[..., c]; then comes another
     activation, `last`, after the residual.
@@ -243,15 +266,20 @@ def convolve(
         weight: address of (channels of y, rows, columns, channels of x).
         bias: address of (channels of y,).
         tile: how tensor cores do it, one of TILES, for float16 on a GPU that has them; None: without.
+        multiprocessors: of the GPU. As many blocks as these run at once make the tiles of kind PATCH.
     """
     given = window.arguments(x, weight, bias, y, residual) | {"depth_groups": x.channels // 8}
     given |= {"activation": _ACTIVATIONS[activation], "last": _ACTIVATIONS[last]}
     if tile is None:
         kernel.launch(f"network_convolve_{x.kind}", stream=stream, **given)
     else:
-        across = {"row_blocks": -(-y.batch * y.height * y.width // tile.rows), "parts": tile.parts}
-        across["column_blocks"] = -(-y.channels // tile.columns)
-        kernel.launch(tile.symbol, stream=stream, **given, **across)
+        blocks = {"column_blocks": -(-y.channels // tile.columns)}
+        if tile.kind == PATCH:
+            tiles = y.batch * -(-y.height // PATCH_HEIGHT) * -(-y.width // PATCH_WIDTH)
+            blocks["blocks"] = min(tiles, PATCHES_AT_ONCE * multiprocessors)
+        else:
+            blocks |= {"row_blocks": -(-y.batch * y.height * y.width // tile.rows), "parts": tile.parts}
+        kernel.launch(tile.symbol, stream=stream, **given, **blocks)
 
 
 def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: float, stream: int) -> None:

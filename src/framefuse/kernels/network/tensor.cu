@@ -16,18 +16,6 @@
 constexpr int PITCH_MORE = 8;  // floats after each row of sums, so that rows begin in other banks
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-// As `activated`, with one branch for all, and a division that is exact enough for float16.
-template <int count>
-static __device__ __forceinline__ void activate(float (&values)[count], int activation) {
-  if (activation == 1) {
-#pragma unroll
-    for (float& value : values) value = __fdividef(value, 1 + expf(-value));
-  } else if (activation == 2) {
-#pragma unroll
-    for (float& value : values) value = activated(value, 2);
-  }
-}
-
 template <int ROWS, int COLUMNS, int SPLIT, int RING, int LANES>
 static __device__ __forceinline__ void convolve_on_tensor_cores(
     unsigned char* memory, const Eight<half>* x_, int64_t x_image, int x_row, int x_column, const Eight<half>* weight_,

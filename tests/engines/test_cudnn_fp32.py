@@ -60,7 +60,7 @@ def opened(compiled: Compiled, wide: Type, plans: Callable[[Layer], Any], builde
 
 def with_any_tile(layer: Layer) -> Plan:
     possible = tiles(layer, 90, 132)
-    return TensorPlan(layer, possible[layer.weight[0] % len(possible)], 1)
+    return TensorPlan(layer, possible[layer.weight[0] % len(possible)])
 
 
 @pytest.mark.parametrize("name", NETWORKS)

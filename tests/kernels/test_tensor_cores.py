@@ -14,7 +14,17 @@ from cuda_on_cpu import on_device
 from cudnn_on_cpu import NumpyPlan
 from framefuse.cuda import cubins
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, TRIED, WEIGHT, Layer, Plan, TensorPlan, X, Y, tiles
-from framefuse.kernels.network.call import PATCH, TILES, WIDE, Tile
+from framefuse.engines.cudnn.plans import kernel_text
+from framefuse.kernels.network.call import (
+    PATCH,
+    PATCH_HEIGHT,
+    PATCH_MEMORY,
+    PATCH_WIDTH,
+    PATCHES_AT_ONCE,
+    TILES,
+    WIDE,
+    Tile,
+)
 
 Arrays = dict[int, NDArray[np.float16]]
 AROUND = 8
@@ -120,7 +130,7 @@ def test_convolutions_of_many_shapes(tile: Tile, move: Callable[[Any], Any]) -> 
         if tile.kind == PATCH and tile not in tiles(case.layer, 90, 132):
             continue
         given = arrays(case.layer)
-        found = run(TensorPlan(case.layer, tile, 1), given, move)
+        found = run(TensorPlan(case.layer, tile), given, move)
         expected = run(NumpyPlan(case.layer), given, lambda array: on_device(array.copy()))
         np.testing.assert_allclose(found.astype(np.float32), expected, rtol=2e-3, atol=2e-3, err_msg=str(case))
         for beside in (slice(AROUND), slice(-AROUND, None)):
@@ -131,6 +141,22 @@ def test_there_is_a_kernel_for_every_tile() -> None:
     assert {tile.symbol for tile in TILES} == {name for name in cubins.descriptions() if "_tensor_" in name}
     assert cubins.describe(Tile(64, 64, 1).symbol).shared == 64 << 10
     assert cubins.describe(Tile(128, 128, 8).symbol).shared == 96 << 10  # consumer GPUs give a block 99
+
+
+def test_what_is_known_of_patches_is_what_their_kernels_say() -> None:
+    """call.py decides with its own numbers which layers fit, and how many blocks there are."""
+    patches = [tile for tile in TILES if tile.kind == PATCH]
+    assert {tile.rows for tile in patches} == {PATCH_HEIGHT * PATCH_WIDTH}
+    assert {cubins.describe(tile.symbol).shared for tile in patches} == {PATCH_MEMORY}
+    assert f"__launch_bounds__(128, {PATCHES_AT_ONCE})" in cubins.describe(patches[0].symbol).source
+
+
+def test_the_hash_of_choices_covers_every_kernel() -> None:
+    """A choice is kept as long as the text is the same, so what decides its time has to be in there."""
+    files = {cubins.describe(tile.symbol).file for tile in TILES}
+    assert {file.name for file in files} == {"tensor.cu", "patch.cu"}
+    for file in files:
+        assert file.read_text(encoding="utf-8").splitlines()[0] in kernel_text()
 
 
 def test_tiles_that_a_layer_may_take() -> None:

@@ -152,6 +152,70 @@ def test_a_value_that_is_joined_with_itself(tmp_path: Path) -> None:
         assert relative(reference.run(compiled, x, order=order)[0], onnx_runtime(path, x)[0]) < 1e-5
 
 
+def summed(net: Net, what: str) -> str:
+    """Two convolutions, or three, and their sum, with an activation."""
+    x = net.conv("images", 13, 3, 2)
+    deep = net.conv(net.conv(x, 10, 1), 11, 3, 2)
+    ends = {
+        "of one input": lambda: [net.conv(x, 24, act="none"), net.conv(x, 24, 1, act="none")],
+        "of one input, the other way round": lambda: [net.conv(x, 24, 1, act="none"), net.conv(x, 24, 5, act="none")],
+        "of one input, every second": lambda: [net.conv(x, 24, n, 2, act="none") for n in (3, 1)],
+        "of three": lambda: [net.conv(x, 24, n, act="none") for n in (1, 3, 5)],
+        "of two inputs": lambda: [net.conv(net.conv(x, 11), 24, 1, act="none"), net.conv(x, 24, 1, act="none")],
+        "that begins a stage": lambda: [net.conv(deep, 24, 1, act="none"), net.conv(x, 24, 1, 2, act="none")],
+        "of what two join": lambda: [net.conv(net.concat(x, x), 24, 1, act="none"), net.conv(x, 24, 1, act="none")],
+        "of few": lambda: [net.conv(deep, 8, 1, act="none"), net.conv(x, 8, 1, 2, act="none")],
+        "of two windows": lambda: [net.conv(deep, 24, 3, act="none"), net.conv(x, 24, 1, 2, act="none")],
+        "of an activation": lambda: [net.conv(x, 24, 3, act="none"), net.conv(x, 24, 1, act="relu")],
+        "of groups": lambda: [net.conv(net.conv(x, 24), 24, n, act="none", groups=24) for n in (3, 1)],
+    }[what]()  # fmt: skip
+    total = ends[0]
+    for end in ends[1:]:
+        total = net.node("Add", total, end)
+    return net.node("Relu", total)
+
+
+SUMS = {
+    "of one input": ["3x3"],
+    "of one input, the other way round": ["5x5"],
+    "of one input, every second": ["3x3"],
+    "of three": ["5x5"],
+    "of two inputs": ["1x1"],
+    "that begins a stage": ["1x1"],
+    "of what two join": ["1x1"],
+    "of few": ["1x1", "1x1"],
+    "of two windows": ["3x3", "1x1"],
+    "of an activation": ["3x3", "1x1"],
+    "of groups": ["3x3", "1x1"],
+}
+
+
+@pytest.mark.parametrize("what", SUMS)
+@pytest.mark.parametrize(("height", "width"), [(32, 48), (34, 22)])
+def test_sums_of_convolutions(tmp_path: Path, what: str, height: int, width: int) -> None:
+    net = Net()
+    x = summed(net, what)
+    path, given = net.save(tmp_path / "net.onnx", net.conv(x, 8), x), images(2, height, width)
+    compiled = compile_network(path, 2, height, width)
+    made = [op for op in compiled.placement.steps if isinstance(op, Conv) and len(op.weight) in (8, 24)]
+    ends = [op for op in made[:-1] if op.activation != "silu"]
+    assert sorted("x".join(map(str, op.weight.shape[2:])) for op in ends) == sorted(SUMS[what])
+    for order in (None, any_order(compiled, 1), any_order(compiled, 2)):
+        for found, expected in zip(reference.run(compiled, given, order=order), onnx_runtime(path, given), strict=True):
+            assert relative(found, expected) < 1e-5
+
+
+def test_a_sum_of_what_is_read_twice_stays(tmp_path: Path) -> None:
+    net = Net()
+    x = net.conv("images", 16)
+    one = net.conv(x, 16, 1, act="none")
+    path = net.save(tmp_path / "net.onnx", net.node("Add", one, net.conv(x, 16, act="none")), net.conv(one, 8))
+    compiled, given = compile_network(path, 1, 16, 24), images(1, 16, 24)
+    assert sum(isinstance(op, Conv) for op in compiled.placement.steps) == 4
+    for found, expected in zip(reference.run(compiled, given), onnx_runtime(path, given), strict=True):
+        assert relative(found, expected) < 1e-5
+
+
 def test_odd_channels_are_padded(tmp_path: Path) -> None:
     net = Net()
     x = net.conv("images", 13)
@@ -367,6 +431,16 @@ def test_nodes_between_convolutions_on_the_pretended_gpu(
     *expected, best = onnx_runtime(path, x)
     assert all(relative(ours, theirs) < 0.01 for ours, theirs in zip(found, expected, strict=True))
     assert np.array_equal(places, best)
+
+
+@pytest.mark.parametrize("what", ["of one input", "that begins a stage"])
+def test_sums_on_the_pretended_gpu(fibres: Fibres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    plans, net = convolve_by_reference(monkeypatch), Net()
+    path, x = net.save(tmp_path / "net.onnx", net.conv(summed(net, what), 8)), images(2, 34, 22)
+    runs = execution.Execution(compile_network(path, 2, 34, 22), None, None, plans)  # type: ignore[arg-type]
+    for _ in range(2):
+        (found,) = ran(runs, x)
+    assert relative(found, onnx_runtime(path, x)[0]) < 0.01
 
 
 @pytest.mark.parametrize("ours", [True, False])

@@ -1,7 +1,7 @@
 """The compiler: ONNX file -> scheduled steps over planned memory. Plain Python, needs no GPU.
 
-Rewrites that keep what a network computes come first: convolutions merged, channels padded, no split before a concat,
-an image of few channels read two pixels at a time.
+Rewrites that keep what a network computes come first: convolutions merged that are added up or read the same, channels
+padded, no split before a concat, an image of few channels read two pixels at a time.
 
 Values are placed in buffers: concatenation inputs are written to slices, and splits are views, without copies. A buffer
 is a dense NHWC feature map, a value a view of one, whose channels may be part of a wider buffer. Rows and images are
@@ -13,7 +13,7 @@ step that touches the one before every step that touches the other.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -48,7 +48,74 @@ ALIGNMENT = 128
 
 def rewrite(network: Network) -> Network:
     """Apply all rewrites in order."""
-    return remove_split_concat(pad_channels(pair_pixels(merge_siblings(network))))
+    return remove_split_concat(pad_channels(pair_pixels(merge_siblings(merge_sums(network)))))
+
+
+def merge_sums(network: Network) -> Network:
+    """Merge convolutions whose results are added up, which saves writing one result and reading it again.
+
+    Those of one input become one whose filters are the sums, as in RepVGG. Those of 1x1 become one of the concatenation
+    of their inputs, as where a stage of a ResNet begins.
+    """
+    uses = Counter(name for op in network.operations for name in op.reads) + Counter(network.outputs)
+    operations, shapes, made = list[ir.Operation](), dict(network.shapes), dict[str, Conv]()
+    for op in network.operations:
+        steps: list[ir.Operation] = [op]
+        if isinstance(op, Conv):
+            other = made.get(op.residual or "")
+            plain = other is not None and other.residual is None and other.activation == op.activation == "none"
+            if other is not None and plain and uses[other.y] == 1 and op.groups == other.groups == 1:
+                merged = replace(op, name=f"{other.name} + {op.name}", bias=other.bias + op.bias,
+                                 activation=op.last, residual=None, last="none")  # fmt: skip
+                if changed := _sum_of_one_input(merged, other) or _sum_of_two_inputs(merged, other, shapes):
+                    operations.remove(other)
+                    steps = changed
+            made[op.y] = next(step for step in steps if isinstance(step, Conv))
+        operations += steps
+    return replace(network, operations=operations, shapes=shapes)
+
+
+def _sum_of_one_input(op: Conv, other: Conv) -> list[ir.Operation]:
+    """A convolution like `op`, with the sum of the filters of both; empty if their windows do not fit."""
+    if (op.x, op.stride) != (other.x, other.stride):
+        return []
+    for inner, outer in ((other, op), (op, other)):
+        rows, columns = (_places(inner, outer, axis) for axis in (0, 1))
+        if rows and columns:
+            weight = outer.weight.copy()
+            weight[np.ix_(range(len(weight)), range(weight.shape[1]), rows, columns)] += inner.weight
+            return [replace(op, weight=weight, pads=outer.pads, dilation=outer.dilation)]
+    return []
+
+
+def _places(inner: Conv, outer: Conv, axis: int) -> list[int]:
+    """Where the filters of `inner` lie in those of `outer` along an axis; empty if they do not."""
+    size, step = outer.weight.shape[2 + axis], outer.dilation[axis]
+    start = outer.pads[axis] - inner.pads[axis]
+    found = [divmod(start + at * inner.dilation[axis], step) for at in range(inner.weight.shape[2 + axis])]
+    return [at for at, _ in found] if all(0 <= at < size and not rest for at, rest in found) else []
+
+
+def _sum_of_two_inputs(op: Conv, other: Conv, shapes: dict[str, Shape]) -> list[ir.Operation]:
+    """Operations that end in a convolution like `op`, of the inputs of both; empty if that is not of 1x1, or not worth
+    it. `shapes` receives those of its inputs."""
+    xs, steps = list[str](), list[ir.Operation]()
+    for conv in (other, op):
+        if conv.weight.shape[2:] != (1, 1) or any(conv.pads):
+            return []
+        if conv.stride == (1, 1):
+            xs.append(conv.x)
+            continue
+        if shapes[conv.x][0] > len(op.weight):
+            return []  # it is copied, which takes longer than to write and to read the sum
+        read = f"{conv.x} of {conv.name}"
+        shapes[read] = (shapes[conv.x][0], *shapes[op.y][1:])
+        xs.append(read)
+        steps.append(ir.Subsample(read, conv.x, read, conv.stride))
+    both = f"{op.y}/inputs"
+    shapes[both] = (sum(shapes[x][0] for x in xs), *shapes[op.y][1:])
+    weight = np.concatenate([other.weight, op.weight], 1)
+    return [*steps, Concat(both, (*xs,), both, "channels"), replace(op, x=both, weight=weight, stride=(1, 1))]
 
 
 def merge_siblings(network: Network) -> Network:
@@ -137,7 +204,7 @@ def pad_channels(network: Network) -> Network:
             maps[op.y] = list(range(2 * PAIRED))  # the weights that read it are 0 for what pads a pixel
         elif isinstance(op, ir.General):
             maps |= {y: _padded_map(network.shapes[y][0]) for y in op.ys}
-        elif isinstance(op, (ir.Pool, Upsample, Flatten)):
+        elif isinstance(op, (ir.Pool, Upsample, Flatten, ir.Subsample)):
             maps |= dict.fromkeys(op.writes, maps[op.reads[0]])
         elif isinstance(op, Concat) and op.along == "channels":
             maps[op.y] = [
@@ -244,12 +311,12 @@ def place(network: Network) -> Placement:
         views[name] = View(len(sizes), 0, network.shapes[name], width * channels, channels)
         sizes.append(channels * height * width)
 
-    parts = {y for op in network.operations if isinstance(op, Split) for y in op.ys}
+    parts = {y for op in network.operations if isinstance(op, Split | ir.Subsample) for y in op.writes}
     # In reverse order, so that the consumer that decides where a value lies comes before its producer.
     for index in range(len(network.operations) - 1, -1, -1):
         op = network.operations[index]
         assert not isinstance(op, Flatten)
-        if isinstance(op, Split | ir.Pairs):
+        if isinstance(op, Split | ir.Pairs | ir.Subsample):
             continue  # its outputs are views of its input
         for name in op.writes:
             if name not in views:
@@ -282,6 +349,10 @@ def place(network: Network) -> Placement:
         elif isinstance(op, ir.Pairs):
             whole = views[op.x]
             views[op.y] = replace(whole, shape=network.shapes[op.y], column=2 * whole.column)
+            producers[op.y] = producers[op.x]
+        elif isinstance(op, ir.Subsample):
+            whole, (down, across) = views[op.x], op.stride
+            views[op.y] = replace(whole, shape=network.shapes[op.y], row=down * whole.row, column=across * whole.column)
             producers[op.y] = producers[op.x]
         elif not isinstance(op, Flatten):
             producers |= dict.fromkeys(op.writes, frozenset({len(placement.steps)}))

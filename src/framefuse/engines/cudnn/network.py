@@ -142,6 +142,16 @@ class Pairs(_Operation):
     y: str
 
 
+@dataclass(frozen=True)
+class Subsample(_Operation):
+    """The pixels of x in every `stride`-th row and column, from the first on."""
+
+    name: str
+    x: str
+    y: str
+    stride: tuple[int, int]
+
+
 @dataclass(frozen=True, eq=False)
 class General(_Operation):
     """Nodes of the ONNX file that have no kernel of their own, on arrays (batch, channels, height, width)."""
@@ -155,7 +165,7 @@ class General(_Operation):
 
 
 ComputeOp: TypeAlias = Conv | Pool | Upsample | Attention | General
-LayoutOp: TypeAlias = Concat | Split | Flatten | Pairs
+LayoutOp: TypeAlias = Concat | Split | Flatten | Pairs | Subsample
 Operation: TypeAlias = ComputeOp | LayoutOp
 """Flatten, and Concat along the rows, occur only before a head; recognising it removes them."""
 

@@ -12,7 +12,7 @@ from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Plan
-from framefuse.engines.cudnn.network import ComputeOp, Conv, General, Pairs
+from framefuse.engines.cudnn.network import ComputeOp, Conv, General, Pairs, Upsample
 from framefuse.engines.requests import capture
 
 REPEATS, ROUNDS = 20, 5
@@ -105,7 +105,9 @@ def _described(step: ComputeOp, plan: Plan | None) -> tuple[str, str]:
         nodes = ["Conv", *ACTIVATIONS[step.activation], *sums, *ACTIVATIONS[step.last]]
         ours = step.depthwise or (plan is not None and plan.graph is None)
         return "kernel" if ours else "cuDNN" if plan else "cuDNN or kernel", ", ".join(nodes)
-    return "kernel", {"Pool": "MaxPool", "Upsample": "Resize"}.get(type(step).__name__, type(step).__name__)
+    if isinstance(step, Upsample):
+        return "kernel", "Resize" if step.scale > 1 else "a copy"
+    return "kernel", {"Pool": "MaxPool"}.get(type(step).__name__, type(step).__name__)
 
 
 def _counted(kinds: Iterable[str]) -> str:

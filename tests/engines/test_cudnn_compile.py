@@ -156,6 +156,8 @@ def summed(net: Net, what: str) -> str:
     """Two convolutions, or three, and their sum, with an activation."""
     x = net.conv("images", 13, 3, 2)
     deep = net.conv(net.conv(x, 10, 1), 11, 3, 2)
+    if what == "of what is pooled":
+        x = net.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     ends = {
         "of one input": lambda: [net.conv(x, 24, act="none"), net.conv(x, 24, 1, act="none")],
         "of one input, the other way round": lambda: [net.conv(x, 24, 1, act="none"), net.conv(x, 24, 5, act="none")],
@@ -163,6 +165,7 @@ def summed(net: Net, what: str) -> str:
         "of three": lambda: [net.conv(x, 24, n, act="none") for n in (1, 3, 5)],
         "of two inputs": lambda: [net.conv(net.conv(x, 11), 24, 1, act="none"), net.conv(x, 24, 1, act="none")],
         "that begins a stage": lambda: [net.conv(deep, 24, 1, act="none"), net.conv(x, 24, 1, 2, act="none")],
+        "of what is pooled": lambda: [net.conv(net.conv(x, 11), 24, 1, act="none"), net.conv(x, 24, 1, act="none")],
         "of what two join": lambda: [net.conv(net.concat(x, x), 24, 1, act="none"), net.conv(x, 24, 1, act="none")],
         "of few": lambda: [net.conv(deep, 8, 1, act="none"), net.conv(x, 8, 1, 2, act="none")],
         "of two windows": lambda: [net.conv(deep, 24, 3, act="none"), net.conv(x, 24, 1, 2, act="none")],
@@ -182,6 +185,7 @@ SUMS = {
     "of three": ["5x5"],
     "of two inputs": ["1x1"],
     "that begins a stage": ["1x1"],
+    "of what is pooled": ["1x1"],
     "of what two join": ["1x1"],
     "of few": ["1x1", "1x1"],
     "of two windows": ["3x3", "1x1"],
@@ -433,7 +437,7 @@ def test_nodes_between_convolutions_on_the_pretended_gpu(
     assert np.array_equal(places, best)
 
 
-@pytest.mark.parametrize("what", ["of one input", "that begins a stage"])
+@pytest.mark.parametrize("what", ["of one input", "that begins a stage", "of what is pooled"])
 def test_sums_on_the_pretended_gpu(fibres: Fibres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     plans, net = convolve_by_reference(monkeypatch), Net()
     path, x = net.save(tmp_path / "net.onnx", net.conv(summed(net, what), 8)), images(2, 34, 22)

@@ -209,6 +209,15 @@ def test_sums_of_convolutions(tmp_path: Path, what: str, height: int, width: int
             assert relative(found, expected) < 1e-5
 
 
+def test_the_longest_chain_keeps_its_stream(tmp_path: Path) -> None:
+    """What waits for a copy and for convolutions follows these, so that it may begin as soon as they let it."""
+    net = Net()
+    path = net.save(tmp_path / "net.onnx", summed(net, "that begins a stage"))
+    compiled = compile_network(path, 1, 32, 48)
+    streams = dict(zip(map(type, compiled.placement.steps), compiled.schedule.streams, strict=True))
+    assert streams[Conv] == compiled.schedule.streams[0] != streams[Upsample]
+
+
 def test_a_sum_of_what_is_read_twice_stays(tmp_path: Path) -> None:
     net = Net()
     x = net.conv("images", 16)

@@ -393,7 +393,8 @@ def schedule(placement: Placement, streams: int) -> Schedule:
     """Assign steps to at most `streams` streams, so that independent steps run concurrently.
 
     A step takes the stream of a dependency if that is the stream's last step, else a stream whose last step has
-    finished by then, else a new stream, else the stream that was used least recently.
+    finished by then, else a new stream, else the stream that was used least recently. Of several dependencies it takes
+    the one before which most steps have to run, which probably ends last.
     """
     needs = [
         sorted({producer for name in step.reads for producer in placement.producers[name]}) for step in placement.steps
@@ -410,7 +411,7 @@ def schedule(placement: Placement, streams: int) -> Schedule:
         here = [stream for stream, end in enumerate(last) if end in needed]
         free = [stream for stream, end in enumerate(last) if ended >> end & 1]
         if here:
-            stream = max(here, key=last.__getitem__)
+            stream = max(here, key=lambda stream: (before[last[stream]].bit_count(), last[stream]))
         elif free:
             stream = free[0]
         elif len(last) < streams:

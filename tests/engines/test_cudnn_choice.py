@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sys
 import textwrap
@@ -163,6 +164,12 @@ def test_choices_that_come_with_the_package_are_readable() -> None:
         environment = json.loads(file.read_text())["environment"]
         for number, knobs in choices.choices_for(environment).values():
             assert isinstance(number, int) and all(isinstance(value, int) for value in knobs.values())
+
+
+def test_choices_that_come_with_the_package_are_of_its_kernels() -> None:
+    """Where this fails, kernels have changed, and every user measures again: python -m benchmarks.gpu.choices."""
+    ours = hashlib.sha256(plans.kernel_text().encode()).hexdigest()[:16]
+    assert {json.loads(file.read_text())["environment"]["ours"] for file in choices.FOLDER.glob("*.json")} == {ours}
 
 
 def test_what_is_provisional_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,9 @@ def summed(net: Net, what: str) -> str:
         "of what is pooled": lambda: [net.conv(net.conv(x, 11), 24, 1, act="none"), net.conv(x, 24, 1, act="none")],
         "of what two join": lambda: [net.conv(net.concat(x, x), 24, 1, act="none"), net.conv(x, 24, 1, act="none")],
         "of few": lambda: [net.conv(deep, 8, 1, act="none"), net.conv(x, 8, 1, 2, act="none")],
+        "of what has its place": lambda: [
+            net.conv(net.conv(net.concat(x, net.conv(x, 11)), 11), 8, 1, act="none"), net.conv(x, 8, 1, act="none")
+        ],
         "of two windows": lambda: [net.conv(deep, 24, 3, act="none"), net.conv(x, 24, 1, 2, act="none")],
         "of an activation": lambda: [net.conv(x, 24, 3, act="none"), net.conv(x, 24, 1, act="relu")],
         "of groups": lambda: [net.conv(net.conv(x, 24), 24, n, act="none", groups=24) for n in (3, 1)],
@@ -188,6 +191,7 @@ SUMS = {
     "of what is pooled": ["1x1"],
     "of what two join": ["1x1"],
     "of few": ["1x1", "1x1"],
+    "of what has its place": ["1x1", "1x1"],
     "of two windows": ["3x3", "1x1"],
     "of an activation": ["3x3", "1x1"],
     "of groups": ["3x3", "1x1"],

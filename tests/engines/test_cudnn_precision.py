@@ -21,7 +21,7 @@ from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult, agree
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import OWN, Layer
 from framefuse.engines.cudnn.execution import Execution, Weights, encode, rounded
-from framefuse.engines.cudnn.network import Conv, Head, Type
+from framefuse.engines.cudnn.network import Conv, Head, Type, Upsample
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.errors import CapabilityError
 
@@ -153,6 +153,26 @@ def tuner(tmp_path: Path, cost: Any, batch: int = 2) -> PrecisionTuner:
     compiled = compile_network(wide(tmp_path), batch, 16, 24)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     return PrecisionTuner(compiled, NumpyPlans(cost), weights, images(3, 16, 24), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_what_is_copied_has_the_range_of_what_it_copies(gpu: None, tmp_path: Path, stated: bool) -> None:
+    """Both inputs of a sum of convolutions are copied, and the file names neither copy."""
+    net = Net()
+    x = net.conv("images", 32)
+    deep = net.conv(x, 32)
+    ends = [net.conv(value, 80, 1, 2, act="none") for value in (deep, x)]
+    path = net.save(tmp_path / "net.onnx", net.conv(net.node("Relu", net.node("Add", *ends)), 16, 1, act="none"))
+    compiled, given = compile_network(path, 1, 16, 24), images(1, 16, 24)
+    copies = [step for step in compiled.placement.steps if isinstance(step, Upsample)]
+    assert len(copies) == 2
+    peaks = {name: peak for name, peak in ranges(compiled, given).items() if name not in {step.y for step in copies}}
+    if not stated:
+        del peaks[x], peaks[deep]
+    weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+    made = PrecisionTuner(compiled, NumpyPlans(cheap("int8")), weights, given, peaks)  # type: ignore[arg-type]
+    inputs = next(step.x for step in compiled.placement.steps if isinstance(step, Conv) and len(step.weight) == 80)
+    assert any(compiled.view(inputs).buffer in group for group in made.free) == stated
 
 
 def test_the_fastest_is_chosen(gpu: None, tmp_path: Path) -> None:

@@ -391,8 +391,11 @@ class PrecisionTuner:
     def _exclude_unknown_ranges(self, peaks: dict[str, float]) -> None:
         """Keep buffers that convolutions read in FP16 where the file states no range for them."""
         convs = convolutions(self.compiled)
-        unknown = {self.compiled.view(name).buffer for conv in convs for name in conv.reads}
-        unknown -= {view.buffer for name, view in self.compiled.placement.views.items() if name in peaks}
+        known = {view.buffer for name, view in self.compiled.placement.views.items() if name in peaks}
+        for step in self.compiled.placement.steps:
+            if isinstance(step, Upsample) and self.compiled.view(step.x).buffer in known:
+                known.add(self.compiled.view(step.y).buffer)
+        unknown = {self.compiled.view(name).buffer for conv in convs for name in conv.reads} - known
         for group in [group for group in self.free if group & unknown]:
             self.free.remove(group)
             self.excluded[group] = "the file does not quantise it"

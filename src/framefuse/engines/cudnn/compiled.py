@@ -59,6 +59,9 @@ def merge_sums(network: Network) -> Network:
     """
     uses = Counter(name for op in network.operations for name in op.reads) + Counter(network.outputs)
     operations, shapes, made = list[ir.Operation](), dict(network.shapes), dict[str, Conv]()
+    elsewhere = {network.input}  # values whose place is that of others: a concatenation copies them
+    for op in network.operations:
+        elsewhere.update(op.xs if isinstance(op, Concat) else op.ys if isinstance(op, Split) else ())
     for op in network.operations:
         steps: list[ir.Operation] = [op]
         if isinstance(op, Conv):
@@ -67,7 +70,7 @@ def merge_sums(network: Network) -> Network:
             if other is not None and plain and uses[other.y] == 1 and op.groups == other.groups == 1:
                 merged = replace(op, name=f"{other.name} + {op.name}", bias=other.bias + op.bias,
                                  activation=op.last, residual=None, last="none")  # fmt: skip
-                if changed := _sum_of_one_input(merged, other) or _sum_of_two_inputs(merged, other, shapes):
+                if changed := _sum_of_one_input(merged, other) or _sum_of_two_inputs(merged, other, shapes, elsewhere):
                     operations.remove(other)
                     steps = changed
             made[op.y] = next(step for step in steps if isinstance(step, Conv))
@@ -96,26 +99,28 @@ def _places(inner: Conv, outer: Conv, axis: int) -> list[int]:
     return [at for at, _ in found] if all(0 <= at < size and not rest for at, rest in found) else []
 
 
-def _sum_of_two_inputs(op: Conv, other: Conv, shapes: dict[str, Shape]) -> list[ir.Operation]:
-    """Operations that end in a convolution like `op`, of the inputs of both; empty if that is not of 1x1, or not worth
-    it. `shapes` receives those of its inputs."""
-    xs, steps = list[str](), list[ir.Operation]()
-    for conv in (other, op):
-        if conv.weight.shape[2:] != (1, 1) or any(conv.pads):
-            return []
-        if conv.stride == (1, 1):
-            xs.append(conv.x)
-            continue
-        if shapes[conv.x][0] > len(op.weight):
-            return []  # it is copied, which takes longer than to write and to read the sum
-        read = f"{conv.x} of {conv.name}"
-        shapes[read] = (shapes[conv.x][0], *shapes[op.y][1:])
-        xs.append(read)
-        steps.append(ir.Subsample(read, conv.x, read, conv.stride))
+def _sum_of_two_inputs(op: Conv, other: Conv, shapes: dict[str, Shape], elsewhere: set[str]) -> list[ir.Operation]:
+    """Operations that end in a convolution like `op`, of the inputs of both; empty if that is not of 1x1, or takes
+    longer.
+
+    Args:
+        shapes: receives those of new values.
+        elsewhere: values that a concatenation copies; receives the inputs.
+    """
+    pair, far = (other, op), [conv for conv in (other, op) if conv.stride != (1, 1)]
+    copied = sum(shapes[conv.x][0] for conv in pair if conv in far or conv.x in elsewhere)
+    if any(conv.weight.shape[2:] != (1, 1) or any(conv.pads) for conv in pair) or copied >= len(op.weight):
+        return []  # instead of what is copied, a result is written and read
+    names = [f"{conv.x} of {conv.name}" if conv in far else conv.x for conv in pair]
+    shapes |= {name: (shapes[conv.x][0], *shapes[op.y][1:]) for name, conv in zip(names, pair, strict=True)}
     both = f"{op.y}/inputs"
-    shapes[both] = (sum(shapes[x][0] for x in xs), *shapes[op.y][1:])
-    weight = np.concatenate([other.weight, op.weight], 1)
-    return [*steps, Concat(both, (*xs,), both, "channels"), replace(op, x=both, weight=weight, stride=(1, 1))]
+    shapes[both] = (sum(shapes[name][0] for name in names), *shapes[op.y][1:])
+    elsewhere.update(names)
+    steps = [
+        ir.Subsample(name, conv.x, name, conv.stride) for name, conv in zip(names, pair, strict=True) if conv in far
+    ]
+    weight = np.concatenate([conv.weight for conv in pair], 1)
+    return [*steps, Concat(both, (*names,), both, "channels"), replace(op, x=both, weight=weight, stride=(1, 1))]
 
 
 def merge_siblings(network: Network) -> Network:

@@ -24,12 +24,13 @@ import numpy as np
 
 from benchmarks.protocol import save
 from framefuse.cuda import device
-from framefuse.engines.cudnn.compiled import plan, rewrite
+from framefuse.engines.cudnn.compiled import plan
 from framefuse.engines.cudnn.convolutions import Builder
 from framefuse.engines.cudnn.execution import Execution, Weights
 from framefuse.engines.cudnn.importer import import_network
 from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.plans import Plans
+from framefuse.engines.cudnn.rewrites import rewrite
 from framefuse.engines.requests import capture
 
 LAUNCHES = 50

@@ -279,12 +279,13 @@ def whole(made: Any, stream: Any) -> None:
 
 def cudnn_engine(model: Path, images: Any, streams: int, candidates: int | None) -> tuple[Callable[[Any], None], Any]:
     """Engine cudnn from packing to decoding, convolutions of one input merged; what starts it, and its results."""
-    from framefuse.engines.cudnn.compiled import plan, rewrite
+    from framefuse.engines.cudnn.compiled import plan
     from framefuse.engines.cudnn.convolutions import Builder
     from framefuse.engines.cudnn.execution import Execution, Weights
     from framefuse.engines.cudnn.importer import import_network
     from framefuse.engines.cudnn.network import Conv
     from framefuse.engines.cudnn.plans import Plans
+    from framefuse.engines.cudnn.rewrites import rewrite
 
     plans = Plans(Builder(candidates=candidates))
     compiled = plan(rewrite(import_network(model, SIZE, SIZE)), 1, SIZE, SIZE, streams)

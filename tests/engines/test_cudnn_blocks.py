@@ -11,7 +11,7 @@ import pytest
 import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cudnn_nets import ANCHORS, Net, anchored, any_order, images, onnx_runtime, relative, with_attention
-from cudnn_on_cpu import NumpyPlans, complete, convolve_by_reference, ran
+from cudnn_on_cpu import NumpyPlans, complete, on_pretended_gpu, ran
 from framefuse.engines.cudnn import execution
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import BIAS, OWN, WEIGHT
@@ -139,14 +139,6 @@ def test_what_is_nearly_attention_is_not_taken(tmp_path: Path, wrong: str) -> No
     compiled = compile_network(path, 1, 16, 16)
     assert not any(isinstance(step, Attention) for step in compiled.placement.steps)
     assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
-
-
-def on_pretended_gpu(monkeypatch: pytest.MonkeyPatch, compiled: Any, x: Any) -> list[Any]:
-    """The results of a whole execution whose convolutions are NumPy's."""
-    plans = convolve_by_reference(monkeypatch)
-    weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-    runs = execution.Execution(compiled, None, weights, plans, fold=True)  # type: ignore[arg-type]
-    return ran(runs, x)
 
 
 @pytest.mark.parametrize("classes", [1, 80, 11])

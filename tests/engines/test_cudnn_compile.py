@@ -14,7 +14,7 @@ import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import HostArray
 from cudnn_nets import Net, any_order, backbone, detector, images, mixed, onnx_runtime, random_net, relative
-from cudnn_on_cpu import convolve_by_reference, ran
+from cudnn_on_cpu import convolve_by_reference, on_pretended_gpu, ran
 from framefuse.engines import selftest
 from framefuse.engines.backend import Doubt
 from framefuse.engines.cudnn import execution
@@ -440,11 +440,9 @@ def test_execution_on_the_pretended_gpu(
 def test_nodes_between_convolutions_on_the_pretended_gpu(
     fibres: Fibres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans, net = convolve_by_reference(monkeypatch), Net()
+    net = Net()
     path, x = net.save(tmp_path / "net.onnx", *mixed(net, 18, 14)), images(2, 18, 14)
-    runs = execution.Execution(compile_network(path, 2, 18, 14), None, None, plans)  # type: ignore[arg-type]
-    for _ in range(2):
-        *found, places = ran(runs, x)
+    *found, places = on_pretended_gpu(monkeypatch, compile_network(path, 2, 18, 14), x)
     *expected, best = onnx_runtime(path, x)
     assert all(relative(ours, theirs) < 0.01 for ours, theirs in zip(found, expected, strict=True))
     assert np.array_equal(places, best)
@@ -452,11 +450,9 @@ def test_nodes_between_convolutions_on_the_pretended_gpu(
 
 @pytest.mark.parametrize("what", ["of one input", "that begins a stage", "of what is pooled"])
 def test_sums_on_the_pretended_gpu(fibres: Fibres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    plans, net = convolve_by_reference(monkeypatch), Net()
+    net = Net()
     path, x = net.save(tmp_path / "net.onnx", net.conv(summed(net, what), 8)), images(2, 34, 22)
-    runs = execution.Execution(compile_network(path, 2, 34, 22), None, None, plans)  # type: ignore[arg-type]
-    for _ in range(2):
-        (found,) = ran(runs, x)
+    (found,) = on_pretended_gpu(monkeypatch, compile_network(path, 2, 34, 22), x)
     assert relative(found, onnx_runtime(path, x)[0]) < 0.01
 
 

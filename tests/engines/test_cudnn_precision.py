@@ -150,9 +150,13 @@ def cheap(*kinds: Type) -> Any:
 
 
 def tuner(tmp_path: Path, cost: Any, batch: int = 2) -> PrecisionTuner:
-    compiled = compile_network(wide(tmp_path), batch, 16, 24)
+    return tuner_of(compile_network(wide(tmp_path), batch, 16, 24), cost, {})
+
+
+def tuner_of(compiled: Compiled, cost: Any, peaks: dict[str, float]) -> PrecisionTuner:
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-    return PrecisionTuner(compiled, NumpyPlans(cost), weights, images(3, 16, 24), {})  # type: ignore[arg-type]
+    plans: Any = NumpyPlans(cost)
+    return PrecisionTuner(compiled, plans, weights, images(3, 16, 24), peaks)
 
 
 @pytest.mark.parametrize("stated", [True, False])
@@ -163,14 +167,17 @@ def test_what_is_copied_has_the_range_of_what_it_copies(gpu: None, tmp_path: Pat
     deep = net.conv(x, 32)
     ends = [net.conv(value, 80, 1, 2, act="none") for value in (deep, x)]
     path = net.save(tmp_path / "net.onnx", net.conv(net.node("Relu", net.node("Add", *ends)), 16, 1, act="none"))
-    compiled, given = compile_network(path, 1, 16, 24), images(1, 16, 24)
+    compiled = compile_network(path, 1, 16, 24)
     copies = [step for step in compiled.placement.steps if isinstance(step, Upsample)]
     assert len(copies) == 2
-    peaks = {name: peak for name, peak in ranges(compiled, given).items() if name not in {step.y for step in copies}}
+    peaks = {
+        name: peak
+        for name, peak in ranges(compiled, images(1, 16, 24)).items()
+        if name not in {step.y for step in copies}
+    }
     if not stated:
         del peaks[x], peaks[deep]
-    weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-    made = PrecisionTuner(compiled, NumpyPlans(cheap("int8")), weights, given, peaks)  # type: ignore[arg-type]
+    made = tuner_of(compiled, cheap("int8"), peaks)
     inputs = next(step.x for step in compiled.placement.steps if isinstance(step, Conv) and len(step.weight) == 80)
     assert any(compiled.view(inputs).buffer in group for group in made.free) == stated
 

@@ -1,8 +1,8 @@
 """Engine cudnn: ONNX -> fused network -> one CUDA graph, from packages that pip installs.
 
-The compiler needs no GPU: `importer` reads a file as a `network`, with what `import_state` recognises in it, and
-`compiled` plans its memory and streams. Then `execution` runs it with the `plans` of its `convolutions`, and `autotune`
-chooses what is 8-bit. `engine` offers all of that.
+The compiler needs no GPU: `importer` reads a file as a `network`, with what `import_state` recognises in it, `rewrites`
+merge and pad its operations, and `compiled` plans its memory and streams. Then `execution` runs it with the `plans` of
+its `convolutions`, and `autotune` chooses what is 8-bit. `engine` offers all of that.
 """
 
 from framefuse.engines.backend import CUPY, Backend, Needs, Package

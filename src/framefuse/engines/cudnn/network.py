@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,8 @@ class Flatten(_Operation):
 class Pairs(_Operation):
     """(channels, height, width) -> (2 * channels, height, width / 2): the channels of two neighbouring pixels."""
 
+    stride: ClassVar = (1, 2)
+    """Rows and columns from one pixel of y to the next."""
     name: str
     x: str
     y: str

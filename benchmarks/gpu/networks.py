@@ -18,7 +18,8 @@ module's is not. Peers multiply in FP16 where ours does in INT8: they have no IN
 Sides take turns in every round. `us`: microseconds of a call among CALLS in a row; `wait_us`: of one that is waited
 for; both by the wall clock between synchronisations, medians of the rounds. `apart`: the distance of framefuse's
 outputs from those of PyTorch, as a share of their spread; `not finite`: sides whose outputs are not. `built_s` includes
-everything that is compiled or measured before the first call. A side that fails, or is not built in time, has `failed`
+everything that is compiled or measured before the first call; `ahead_s` is what compile_ahead.py took, where it filled
+the caches that torch.compile then read. A side that fails, or is not built in time, has `failed`
 instead.
 
 --surface: a call begins with NV12 surfaces of 1080p on the GPU and ends with objects, masks or labels. framefuse's are
@@ -36,6 +37,8 @@ from __future__ import annotations
 import argparse
 import fcntl
 import gc
+import json
+import os
 import random
 import signal
 import tempfile
@@ -76,6 +79,7 @@ TRANSPOSED = "ConvTranspose"
 CALLS = 10
 CALIBRATION = 8
 """Images."""
+AHEAD = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir())
 Shape = tuple[int, int, int, int]
 
 
@@ -108,9 +112,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=540, help="seconds in which the last row must have ended")
     args = parser.parse_args()
     begun, slowest = time.monotonic(), 0.0
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False
-    select_algorithm.PRINT_AUTOTUNE = False
+    prepare_torch()
     stream = device.cupy().cuda.Stream(non_blocking=True)
     torch.cuda.set_stream(torch.cuda.ExternalStream(stream.ptr))
     for name in args.only:
@@ -133,6 +135,17 @@ def main() -> None:
                 made.clear()
                 release()
                 slowest = max(slowest, time.monotonic() - started)
+
+
+def prepare_torch() -> None:
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
+    select_algorithm.PRINT_AUTOTUNE = False
+
+
+def ahead(name: str, precision: str, batch: int) -> Path:
+    """Where compile_ahead.py leaves how long it took."""
+    return AHEAD / f"{name}-{precision}-{batch}.json"
 
 
 def named(side: str) -> str:
@@ -309,8 +322,11 @@ def compiled(path: Path, shape: Shape, precision: str, stream: Any, place: str =
     AsyncCompile.wait_pool_ready()  # else it compiles the kernels of convolutions in this process
     torch._dynamo.mark_static_address(image)  # it is in place, so it is not copied, either
     made = of_module(torch.compile(module, mode=mode, dynamic=False), image)
+    found = ahead(path.stem, precision, shape[0])
     if mode != MODES[0]:
         made.about["note"] = f"in mode {mode}"
+    elif found.exists():
+        made.about["ahead_s"] = json.loads(found.read_text())
     return made
 
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from framefuse.cuda import cubins, device, nvrtc
-from framefuse.engines.cudnn import fused, kernel_text, traced
+from framefuse.engines.cudnn import fused, image_operators, kernel_text, traced
 from framefuse.engines.cudnn.array_program import ArrayProgram
 from framefuse.engines.cudnn.arrays import COMMON, ArrayStep
-from framefuse.engines.cudnn.image_operators import grid_sample
 from framefuse.engines.cudnn.network import General
 from framefuse.engines.cudnn.operators import layer_norm, sigmoid, softmax
 from framefuse.errors import CapabilityError, ModelError
@@ -180,6 +179,18 @@ def test_channels_side_by_side(
     assert not channels_last or not whole.get()[..., expected.shape[1] :].any()
 
 
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_thread_enlarges_four_channels_at_once(images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 21, which end within the four of the last thread: in every image, and in a batch as in one image."""
+    monkeypatch.setattr(kernel_text, "ENOUGH", 1)
+    resize = {"opset": 13, "mode": "linear"}
+    larger = np.array([images, 21, 36, 40])
+    plan = same(lambda x: image_operators.resize(resize, x.transpose(0, 3, 1, 2)[:, :21], None, None, larger),
+                made(images, 9, 10, 24))  # fmt: skip
+    (launch,) = (step for step in plan.steps if isinstance(step, kernel_text.Launch))
+    assert "const Pack<float, 4> " in launch.text
+
+
 @pytest.mark.parametrize(
     ("count", "rows", "near"), [(33, 1, 1), (300, 7, 8), (1100, 130, 8), (40, 4099, 16), (40, 8195, 32)]
 )
@@ -218,7 +229,9 @@ def test_deformable_attention_takes_one_kernel() -> None:
 
     def function(values: Any, grid: Any, weights: Any) -> Any:
         levels = [values[:, :12].swapaxes(1, 2).reshape(2, 8, 3, 4), values[:, 12:].swapaxes(1, 2).reshape(2, 8, 2, 2)]
-        samples = [grid_sample({}, x, 2 * grid[:, :, at] - 1)[..., None, :] for at, x in enumerate(levels)]
+        samples = [
+            image_operators.grid_sample({}, x, 2 * grid[:, :, at] - 1)[..., None, :] for at, x in enumerate(levels)
+        ]
         share = softmax({"opset": 17}, weights.reshape(2, 1, 7, 6)).reshape(2, 1, 7, 2, 3)
         return (np.concatenate(samples, -2) * share).sum((3, 4)).swapaxes(1, 2)
 

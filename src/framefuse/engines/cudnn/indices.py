@@ -60,6 +60,8 @@ class Indices:
     """One more than a variable is at most."""
     _digits: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     """By the name of a remainder: the quotient, what was divided, and by what."""
+    _excess: list[tuple[Index, int]] = field(default_factory=list)
+    """By how much a sum exceeds the largest value of it that matters."""
 
     def variable(self, name: str, size: int) -> Index:
         self.sizes[name] = size
@@ -72,8 +74,18 @@ class Indices:
         """What a variable is the lowest digits of."""
         return self.number_of(self._digits[name][1]) if name in self._digits else name
 
+    def below(self, part: Index, size: int) -> Index:
+        """The same sum, of which only what is less than a size matters."""
+        self._excess.append((part, max(0, self.most(part) - size + 1)))
+        return part
+
     def most(self, at: Index) -> int:
-        return at.constant + sum(weight * (self.sizes[name] - 1) for name, weight in at.terms)
+        found, weights = at.constant + sum(weight * (self.sizes[name] - 1) for name, weight in at.terms), dict(at.terms)
+        for part, excess in self._excess:
+            times = {weights.get(name, 0) / weight for name, weight in part.terms}
+            if len(times) == 1:
+                found -= int(times.pop()) * excess
+        return found
 
     def divided(self, at: Index, by: int) -> tuple[Index, Index]:
         """The quotient and the remainder."""

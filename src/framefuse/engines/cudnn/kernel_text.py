@@ -183,7 +183,7 @@ class Kernel:
             rest, inside = self._indices.divided(at, self._inner)
             outer, group = self._indices.divided(rest, -(-self._side // self._width))
             with self._each() as e:
-                part = group * self._width + e
+                part = self._indices.below(group * self._width + e, self._side)
                 self._store(
                     (outer * self._side + part) * self._inner + inside,
                     f"if ({part} < {self._side}u) " if self._side % self._width else "",

@@ -14,11 +14,11 @@ import argparse
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from itertools import product
 from pathlib import Path
@@ -29,15 +29,12 @@ from benchmarks.gpu import networks
 ITERATIONS, WARM_UP = 25, 10
 THREADS = 4
 """Compilers of a network at a time."""
-ORDER = ("rtdetr-r18", "yolo26n", "yolo11s", "deeplabv3plus", "yolox-s", "yolov8n-seg", "yolov8n-pose", "resnet50",
-         "resnet18")  # fmt: skip
-"""What takes longest first."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--only", choices=ORDER, nargs="*", default=ORDER)
+    parser.add_argument("--only", choices=networks.NAMES, nargs="*", default=networks.NAMES)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--precision", choices=("fp16", "fp32"), default="fp16")
     parser.add_argument("--lanes", type=int, default=6)
@@ -47,20 +44,20 @@ def main() -> None:
     if args.here:
         build(args.models / f"{args.only[0]}.onnx", args.batches[0], args.precision)
         return
-    begun, left = time.monotonic(), [pair for pair in product(ORDER, args.batches) if pair[0] in args.only]
-    running: list[subprocess.Popen[bytes]] = []
+    deadline = time.monotonic() + args.seconds
     environment = {"TORCHINDUCTOR_COMPILE_THREADS": str(THREADS), **os.environ}
-    while (left or running) and time.monotonic() - begun < args.seconds:
-        running = [one for one in running if one.poll() is None]
-        while left and len(running) < args.lanes:
-            name, batch = left.pop(0)
-            command = [sys.executable, "-m", "benchmarks.gpu.compile_ahead", "--models", str(args.models), "--here"]
-            command += ["--only", name, "--batches", str(batch), "--precision", args.precision]
-            running.append(subprocess.Popen(command, env=environment, start_new_session=True))
-        time.sleep(0.2)
-    for one in running:
-        os.killpg(one.pid, signal.SIGKILL)
-    print(f"{len(left)} not begun, {len(running)} given up, {time.monotonic() - begun:.0f} s", flush=True)
+
+    def apart(name: str, batch: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.gpu.compile_ahead", "--models", str(args.models), "--here"]
+        command += ["--only", name, "--batches", str(batch), "--precision", args.precision]
+        try:
+            subprocess.run(command, env=environment, check=False, timeout=max(0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            print(f"{name}, batch {batch}: given up", flush=True)
+
+    with ThreadPoolExecutor(args.lanes) as lanes:
+        for pair in product(args.only, args.batches):
+            lanes.submit(apart, *pair)
 
 
 def build(path: Path, batch: int, precision: str) -> None:
